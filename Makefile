@@ -1,0 +1,32 @@
+# Two commands: `make demo` shows Ingot on the pocket model, `make test` runs everything that needs no GPU.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint gpu-test clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Ingot needs Python 3.11 or newer, this is %s; set PYTHON=python3.11" % sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(VENV)/bin/python examples/demo.py
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+test: lint
+	$(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile
+
+gpu-test: $(STAMP)
+	$(VENV)/bin/python -m pytest -m gpu
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,80 @@
+"""Frozen dataclasses that travel as JSON.
+
+Owns the round trip between a config and its JSON form, and the refusal of unknown keys. Knows no config in
+particular.
+
+    SamplingParams.from_json(params.to_json()) == params
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Self
+
+from ingot.errors import ConfigError
+
+
+class JsonConfig:
+    """Mixin for frozen dataclasses: ``to_json`` and ``from_json``; nested configs and tuples included."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dict of JSON types, every field included."""
+        return {f.name: _plain(getattr(self, f.name)) for f in _fields(type(self)).values()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """Rebuild from ``to_json`` output.
+
+        Raises:
+            ConfigError: a key is unknown, or a field without default is missing.
+        """
+        fields = _fields(cls)
+        unknown = sorted(set(data) - set(fields))
+        if unknown:
+            raise ConfigError(f"{cls.__name__} has no such field", seen=unknown, allowed=sorted(fields))
+        hints = typing.get_type_hints(cls)
+        required = dataclasses.MISSING
+        missing = [
+            n
+            for n, f in fields.items()
+            if n not in data and f.default is required and f.default_factory is required
+        ]
+        if missing:
+            raise ConfigError(f"{cls.__name__} lacks fields", seen=sorted(data), fix=f"add {missing}")
+        return cls(**{name: _typed(hints[name], value) for name, value in data.items()})
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; checked like a new one."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(cls)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, JsonConfig):
+        return value.to_json()
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """Give ``value``, read from JSON, the type that the field declares."""
+    if value is None:
+        return None
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [a for a in typing.get_args(hint) if a is not type(None)]
+        return _typed(inner[0], value) if len(inner) == 1 else value
+    if origin is tuple:
+        item = typing.get_args(hint)[0]
+        return tuple(_typed(item, v) for v in value)
+    if isinstance(hint, type) and issubclass(hint, JsonConfig) and isinstance(value, dict):
+        return hint.from_json(value)
+    return value

@@ -1,0 +1,103 @@
+"""The shape of a decoder, in Ingot's own words.
+
+Owns the numbers that fix a model's mathematics. Knows no checkpoint layout: each file in ``models/`` turns
+the Hugging Face config of its architecture into one of these.
+
+    DecoderConfig(architecture="llama", vocab_size=32000, hidden_size=4096, ...)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.config.base import JsonConfig
+from ingot.errors import ConfigError
+
+RopeScaling = Literal["none", "linear", "llama3", "yarn", "qwen_ntk"]
+
+
+@dataclass(frozen=True)
+class RopeConfig(JsonConfig):
+    """Rotary position embedding over the first ``dim`` channels of a head, half-split (NeoX) order.
+
+    ``scaling`` names how long positions are reached: ``linear`` divides positions by ``factor``; ``llama3``
+    and ``yarn`` bend the frequencies; ``qwen_ntk`` grows the base per request once a prompt passes
+    ``original_max``.
+    """
+
+    dim: int
+    theta: float = 10000.0
+    scaling: RopeScaling = "none"
+    factor: float = 1.0
+    original_max: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dim <= 0 or self.dim % 2:
+            raise ConfigError("rotary dimension must be even and positive", seen=self.dim)
+        if self.scaling in ("llama3", "yarn", "qwen_ntk") and self.original_max <= 0:
+            raise ConfigError(f"rope scaling {self.scaling} needs original_max", seen=self.original_max)
+
+
+@dataclass(frozen=True)
+class DecoderConfig(JsonConfig):
+    """A decoder-only transformer.
+
+    ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
+    ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
+    ``sliding_window`` > 0 lets a token see only that many last tokens, itself included.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    norm_eps: float = 1e-6
+    mlp: Literal["silu_gated", "gelu", "gelu_tanh", "relu"] = "silu_gated"
+    rope: RopeConfig | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False
+    tie_word_embeddings: bool = False
+    logn_length: int = 0
+    sliding_window: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
+        "num_kv_heads",
+                     "head_dim", "max_positions"):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive", seen=getattr(self, name), fix="config.json")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                "num_heads must be a multiple of num_kv_heads", seen=(self.num_heads, self.num_kv_heads)
+            )
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on query·key: 1/sqrt(head_dim)."""
+        return 1.0 / math.sqrt(self.head_dim)

@@ -1,0 +1,133 @@
+"""How the next token is chosen and when a request ends.
+
+Owns the sampling values and their ranges. Knows nothing of logits or tensors.
+
+    SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9, seed=1)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ingot.config.base import JsonConfig
+from ingot.errors import RequestError
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class SamplingParams(JsonConfig):
+    """Values of one request. ``temperature=0`` is greedy.
+
+    ``max_new_tokens=None`` runs to the end token or the engine's maximum length. ``top_k=0`` keeps all
+    tokens. ``logprobs=k`` returns the log-probability of each chosen token and of the k likeliest (0: only
+    the chosen). ``stop`` are strings, ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos``
+    turns the model's own end tokens off, not ``stop``. ``repetition_penalty`` covers prompt and output;
+    presence and frequency penalties the output alone. ``num_beams > 1`` is beam search: it excludes
+    sampling, penalties excepted.
+
+    Raises:
+        RequestError: a value is of the wrong type or out of range; the message names it.
+    """
+
+    max_new_tokens: int | None = 128
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            try:
+                object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+            except TypeError:
+                raise RequestError(f"{name} must be a list", seen=getattr(self, name), fix=name) from None
+        self._check_integers()
+        self._check_numbers()
+        self._check_stops()
+        self._check_beams()
+
+    def _check_integers(self) -> None:
+        self._integer("max_new_tokens", 1, optional=True)
+        self._integer("min_new_tokens", 0)
+        self._integer("top_k", 0)
+        self._integer("seed", -(2**63), 2**63 - 1, optional=True)
+        self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self._integer("n", 1, 128)
+        self._integer("num_beams", 1, 64)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise RequestError(
+                "min_new_tokens exceeds max_new_tokens",
+                seen=self.min_new_tokens,
+                allowed=f"<= {self.max_new_tokens}",
+                fix="min_new_tokens",
+            )
+
+    def _check_numbers(self) -> None:
+        self._number("temperature", 0.0, 100.0)
+        self._number("top_p", 0.0, 1.0, open_low=True)
+        self._number("min_p", 0.0, 1.0)
+        self._number("repetition_penalty", 0.0, 100.0, open_low=True)
+        self._number("presence_penalty", -2.0, 2.0)
+        self._number("frequency_penalty", -2.0, 2.0)
+        self._number("length_penalty", -100.0, 100.0)
+
+    def _check_stops(self) -> None:
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise RequestError("a stop string must be non-empty text", seen=text, fix="stop")
+        for token in self.stop_token_ids:
+            if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                raise RequestError(
+                    "a stop token id must be an integer >= 0", seen=token, fix="stop_token_ids"
+                )
+
+    def _check_beams(self) -> None:
+        if self.num_beams == 1:
+            return
+        if self.temperature != 0:
+            raise RequestError(
+                "beam search does not sample",
+                seen=self.temperature,
+                allowed="temperature=0",
+                fix="temperature",
+            )
+        if self.n > self.num_beams:
+            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", fix="n")
+
+    def _integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or value < low
+            or (high is not None and value > high)
+        ):
+            raise RequestError(f"{name} is out of range", seen=value, allowed=allowed, fix=name)
+
+    def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not ok or value > high or value < low or (open_low and value == low):
+            raise RequestError(f"{name} is out of range", seen=value, allowed=allowed, fix=name)
+        object.__setattr__(self, name, float(value))

@@ -1,0 +1,78 @@
+"""What a user can get wrong, and what the machine can refuse.
+
+Owns the exception types that reach users. Every one says what happened, what was seen, what is allowed, and
+what to change. Knows nothing of the code that raises them.
+
+    raise RequestError("temperature is out of range", seen=-1, fix="temperature")
+"""
+
+from __future__ import annotations
+
+
+class IngotError(Exception):
+    """Base of every error meant for users.
+
+    Args:
+        what: what happened, one sentence without a full stop.
+        seen: the value that was found, if there is one.
+        allowed: the values that would have been accepted.
+        fix: the flag, field or action that changes it.
+    """
+
+    def __init__(
+        self, what: str, *, seen: object = None, allowed: object = None, fix: str | None = None
+    ) -> None:
+        self.what = what
+        self.seen = seen
+        self.allowed = allowed
+        self.fix = fix
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        if self.seen is not None:
+            parts.append(f"seen: {self.seen}")
+        if self.allowed is not None:
+            parts.append(f"allowed: {self.allowed}")
+        if self.fix is not None:
+            parts.append(f"to fix: {self.fix}")
+        return "; ".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix)
+
+
+def _rebuild(kind: type[IngotError], what: str, seen: object, allowed: object, fix: str | None) -> IngotError:
+    return kind(what, seen=seen, allowed=allowed, fix=fix)
+
+
+class ConfigError(IngotError):
+    """A configuration value is unknown, missing or out of range."""
+
+
+class CheckpointError(IngotError):
+    """A checkpoint cannot be read: missing, truncated, unsafe or of an unknown kind."""
+
+
+class TokenizerError(IngotError):
+    """Tokenizer files or a chat template cannot be read or used."""
+
+
+class BuildError(IngotError):
+    """An engine could not be built; nothing was written."""
+
+
+class EngineError(IngotError):
+    """An engine folder cannot be loaded: missing, damaged or of another format version."""
+
+
+class RequestError(IngotError, ValueError):
+    """A prompt or a sampling value cannot be served."""
+
+
+class DeviceError(IngotError):
+    """The machine lacks what was asked for."""
+
+
+class OutOfMemoryError(DeviceError):
+    """The device has too little memory for what was asked."""

@@ -1,0 +1,59 @@
+"""The one thing every layer is told about a step.
+
+Owns the layout of a step's tensors: which token belongs to which request, where its keys and values go, and
+what it may attend to. Knows no model and no request.
+
+    batch = ForwardBatch(...)     # the runner makes one a step; layers only read it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class ForwardBatch:
+    """``T`` tokens of ``B`` requests, laid end to end without padding.
+
+    Request b owns tokens ``query_start[b] : query_start[b + 1]``; they are the last ones of its
+    ``seq_lens[b]`` tokens, so token j of a request with q new tokens sits at position ``seq_lens - q + j``.
+
+    Attributes:
+        input_ids: [T] int64.
+        positions: [T] int64, 0-based position in the request.
+        rope_rows: [T] int64, row of the rotary table: the position plus the request's table offset.
+        slot_mapping: [T] int64, cache slot that receives the token's key and value
+            (``block * block_size + offset``); -1 writes nothing (padding of a graph).
+        block_tables: [B, max_blocks] int32, blocks of each request in order; entries past its length are
+        ignored. query_start: [B + 1] int32, cumulative token counts.
+        seq_lens: [B] int32, tokens in the cache after this step; 0 marks a padding row of a graph.
+        logits_indices: [L] int64, tokens whose logits are wanted.
+        max_query_len: longest run of new tokens; 1 means that every request decodes.
+        max_seq_len: an upper bound on ``seq_lens``.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    rope_rows: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    query_start: torch.Tensor
+    seq_lens: torch.Tensor
+    logits_indices: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+@dataclass
+class LayerCache:
+    """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.keys.shape[2]
