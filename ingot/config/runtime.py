@@ -1,0 +1,45 @@
+"""How an engine runs on one machine.
+
+Owns the values that change speed and memory, never output. Knows nothing of what is run.
+
+    RuntimeConfig(memory_fraction=0.8)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.config.base import JsonConfig
+from ingot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(JsonConfig):
+    """Sizes of the paged KV cache and of a step.
+
+    Attributes:
+        memory_fraction: share of a GPU's memory that weights, activations and cache may take together.
+        block_size: tokens in a cache block.
+        token_budget: most tokens that one step computes; longer prompts are prefilled in chunks.
+        cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a CPU holds
+            a full batch up to 1 GiB.
+        prefix_reuse: share the blocks of equal prompt beginnings.
+        cuda_graphs: replay decode steps as CUDA graphs.
+    """
+
+    memory_fraction: float = 0.9
+    block_size: int = 64
+    token_budget: int = 2048
+    cache_tokens: int | None = None
+    prefix_reuse: bool = True
+    cuda_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise ConfigError("memory_fraction is out of range", seen=self.memory_fraction, allowed="(0, 1]")
+        if self.block_size < 1 or self.block_size & (self.block_size - 1):
+            raise ConfigError("block_size must be a power of two", seen=self.block_size)
+        if self.token_budget < 1:
+            raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
+        if self.cache_tokens is not None and self.cache_tokens < 1:
+            raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)

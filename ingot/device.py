@@ -1,0 +1,65 @@
+"""What the machine can do: devices, dtypes and their names.
+
+Owns the translation between the words of a user (``auto``, ``cuda``, ``fp16``) and torch's objects. Knows no model.
+
+    device = resolve_device("auto")
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.errors import ConfigError, DeviceError
+
+DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
+
+
+def resolve_device(name: str | torch.device) -> torch.device:
+    """The device behind ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; ``auto`` is the first GPU, else the CPU.
+
+    Raises:
+        DeviceError: the name is unknown, or CUDA was asked for and there is none.
+    """
+    if isinstance(name, torch.device):
+        name = str(name)
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", fix="--device")
+    if not torch.cuda.is_available():
+        raise DeviceError("there is no CUDA device that PyTorch can use", seen=name, fix="--device cpu")
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise DeviceError(
+            "no such GPU", seen=name, allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}", fix="--device"
+        )
+    return torch.device("cuda", number)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The torch dtype of ``fp16``, ``bf16`` or ``fp32`` (torch's own names work too).
+
+    Raises:
+        ConfigError: the name is none of these.
+    """
+    dtype = DTYPES.get(_LONG_NAMES.get(name, name))
+    if dtype is None:
+        raise ConfigError("unknown dtype", seen=name, allowed="fp16, bf16, fp32", fix="--dtype")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype: ``fp16``, ``bf16``, ``fp32``; torch's name for others."""
+    for name, value in DTYPES.items():
+        if value == dtype:
+            return name
+    return str(dtype).removeprefix("torch.")
+
+
+def device_label(device: torch.device) -> str:
+    """The GPU's name, or ``cpu``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,139 @@
+"""From a checkpoint's tensors to an engine's.
+
+Owns the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one tensor at a
+time, so that memory stays near one shard. Knows nothing of the engine folder: the builder writes what comes out, and
+``LLM(checkpoint)`` loads it as it comes.
+
+    assembly = Assembly.of(checkpoint, build_config)
+    for name, tensor in assembly.tensors(checkpoint): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ingot.checkpoint.reader import Checkpoint
+from ingot.checkpoint.weight_map import MappedTensor, resolve
+from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.device import dtype_name, parse_dtype
+from ingot.errors import BuildError, ConfigError
+from ingot.layers.context import BuildContext
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
+from ingot.models.base import Architecture
+from ingot.models.registry import find_architecture
+from ingot.quant.schemes import make_scheme
+
+
+@dataclass
+class Assembly:
+    """What an engine will hold: its configs, an empty model of the right shape, and where each tensor comes from."""
+
+    architecture: Architecture
+    model_config: DecoderConfig
+    build: BuildConfig
+    quant: QuantConfig
+    model: Decoder
+    mapped: dict[str, MappedTensor]
+    source_dtype: str
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, build: BuildConfig, quant: QuantConfig) -> Assembly:
+        """Plan the assembly; reads no weights.
+
+        Raises:
+            CheckpointError: unknown architecture, or tensors that do not fit it (all listed).
+            ConfigError: ``layers`` or ``max_seq_len`` do not fit the model.
+        """
+        architecture = find_architecture(checkpoint.config.get("architectures") or ())
+        whole = architecture.config_from_hf(checkpoint.config)
+        config = _cut(whole, build)
+        model = empty_model(architecture, config, build, quant, KernelPlan())
+        weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
+        mapped = resolve(weight_map, checkpoint.tensors, logical_shapes(model))
+        dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
+        return cls(
+            architecture, config, build, quant, model, {m.target: m for m in mapped}, "+".join(sorted(dtypes))
+        )
+
+    def layout(self) -> dict[str, torch.Tensor]:
+        """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
+        return stored_tensors(self.model)
+
+    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every stored tensor, read, cast and packed, in the order of ``layout``."""
+        stored = self.layout()
+        for path, module in self.model.named_modules():
+            prefix = f"{path}." if path else ""
+            names = [name for name in module._parameters if f"{prefix}{name}" in stored]
+            if not names:
+                continue
+            if isinstance(module, Linear):
+                weight = self._load(f"{prefix}weight", checkpoint)
+                bias = self._load(f"{prefix}bias", checkpoint) if module.has_bias else None
+                for name, tensor in module.scheme.pack(weight, bias).items():
+                    yield f"{prefix}{name}", tensor
+            else:
+                for name in names:
+                    yield f"{prefix}{name}", self._load(f"{prefix}{name}", checkpoint)
+
+    def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+        tensor = self.mapped[target].load(checkpoint)
+        dtype = parse_dtype(self.build.dtype)
+        cast = tensor.to(dtype)
+        if dtype == torch.float16 and tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
+            raise BuildError(
+                "weights do not fit fp16", seen=f"{target}: largest {tensor.abs().max():.4g}", fix="--dtype bf16"
+            )
+        return cast
+
+
+def empty_model(
+    architecture: Architecture, config: DecoderConfig, build: BuildConfig, quant: QuantConfig, plan: KernelPlan
+) -> Decoder:
+    """The modules on the meta device: shapes without memory."""
+    ctx = BuildContext(make_scheme(quant), plan, parse_dtype(build.dtype))
+    with torch.device("meta"):
+        return architecture.build(config, ctx, build.max_seq_len)
+
+
+def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:
+    """Parameters in module order; a tied head is left out."""
+    return dict(model.named_parameters())
+
+
+def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """What a weight map must deliver: shapes before packing, tied weights included."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, Linear):
+            shapes |= {f"{prefix}{name}": shape for name, shape in module.logical_shapes().items()}
+        else:
+            shapes |= {f"{prefix}{name}": tuple(p.shape) for name, p in module._parameters.items() if p is not None}
+    return shapes
+
+
+def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
+    """The config of the kept layers; checks the build's limits against the model's."""
+    if config.rope is None and build.max_seq_len > config.max_positions:
+        raise ConfigError(
+            "max_seq_len exceeds the model's learned positions",
+            seen=build.max_seq_len,
+            allowed=f"<= {config.max_positions}",
+            fix="--max-seq-len",
+        )
+    if build.layers is None:
+        return config
+    start, end = build.layers
+    if end > config.num_layers:
+        raise ConfigError(
+            "the model has fewer layers", seen=f"{start}:{end}", allowed=f"0:{config.num_layers}", fix="--layers"
+        )
+    return config.replace(num_layers=end - start)

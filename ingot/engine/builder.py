@@ -1,0 +1,183 @@
+"""Checkpoint → engine folder, whole or not at all.
+
+Owns the build: read, map, cast, pack, write beside the target, rename. Knows no architecture and no kernel.
+
+    build("checkpoint", "engine", dtype="fp16")
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.device import dtype_name, resolve_device
+from ingot.engine.assemble import Assembly
+from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
+from ingot.engine.staging import staged_folder
+from ingot.engine.text import TextParts, read_text_parts
+from ingot.engine.weights_file import WeightsWriter
+from ingot.errors import BuildError
+from ingot.models.registry import find_architecture
+from ingot.version import VERSION
+
+Progress = Callable[[str, int, int], None]
+
+
+def build(
+    checkpoint: str | Path,
+    engine: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    layers: str | tuple[int, int] | None = None,
+    chat_template: str | None = None,
+    plan: str | Path | None = None,
+    revision: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
+
+    The same checkpoint, arguments and version give the same bytes in every file but plan.json. A build that fails or
+    is interrupted leaves nothing behind, and an engine that was there stays as it was.
+
+    Args:
+        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
+        device: where weights are packed: ``auto``, ``cpu``, ``cuda``.
+        max_batch_size: most requests in one step.
+        max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most 8192.
+        layers: ``"0:1"`` keeps only these decoder layers.
+        chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
+        plan: a plan.json to take as it is.
+        revision: branch, tag or commit of a hub id.
+        force: replace an engine that is already there.
+        progress: called as (tensor name, bytes done, bytes in all).
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read or does not fit its architecture.
+        BuildError: the target cannot be written.
+        ConfigError: an argument is out of range.
+    """
+    target = Path(engine)
+    resolve_device(device)
+    with open_checkpoint(resolve_checkpoint(checkpoint, revision=revision)) as source:
+        config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
+        assembly = Assembly.of(source, config, QuantConfig())
+        text = read_text_parts(source, chat_template)
+        kernel_plan = read_plan(Path(plan)) if plan is not None else KernelPlan()
+        with staged_folder(target, force=force, size=_size(assembly, text)) as folder:
+            _write(folder, source, assembly, text, kernel_plan, progress)
+    return target
+
+
+def build_config(
+    source: Checkpoint,
+    dtype: str,
+    max_batch_size: int,
+    max_seq_len: int | None,
+    layers: str | tuple[int, int] | None,
+) -> BuildConfig:
+    """A build's values with every ``auto`` replaced by what the checkpoint says."""
+    if dtype == "auto":
+        dtype = _source_dtype(source)
+    if max_seq_len is None:
+        architecture = find_architecture(source.config.get("architectures") or ())
+        max_seq_len = min(architecture.config_from_hf(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
+    kept = parse_layers(layers) if isinstance(layers, str) else layers
+    return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
+
+
+def read_plan(path: Path) -> KernelPlan:
+    """The kernel plan in a plan.json.
+
+    Raises:
+        BuildError: there is no such file, or it is no plan.
+    """
+    try:
+        return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BuildError("the kernel plan cannot be read", seen=f"{path}: {error}", fix="--plan") from None
+
+
+def _source_dtype(source: Checkpoint) -> str:
+    """The dtype that most of the checkpoint's weights have, as fp16, bf16 or fp32 (fp64 becomes fp32)."""
+    counts: dict[str, int] = {}
+    for info in source.tensors.values():
+        name = dtype_name(info.dtype)
+        size = 1
+        for dim in info.shape:
+            size *= dim
+        counts[name] = counts.get(name, 0) + size
+    best = max(counts, key=lambda name: counts[name], default="fp32")
+    return best if best in ("fp16", "bf16") else "fp32"
+
+
+def _size(assembly: Assembly, text: TextParts) -> int:
+    weights = sum(t.numel() * t.element_size() for t in assembly.layout().values())
+    return weights + sum(file.stat().st_size for file in text.files) + (1 << 20)
+
+
+def _write(
+    folder: Path,
+    source: Checkpoint,
+    assembly: Assembly,
+    text: TextParts,
+    plan: KernelPlan,
+    progress: Progress | None,
+) -> None:
+    try:
+        layout = assembly.layout()
+        total = sum(t.numel() * t.element_size() for t in layout.values())
+        done = 0
+        with WeightsWriter(folder / WEIGHTS_FILE, layout) as writer:
+            for name, tensor in assembly.tensors(source):
+                writer.add(name, tensor)
+                done += tensor.numel() * tensor.element_size()
+                if progress is not None:
+                    progress(name, done, total)
+        files = _copy_text(folder / TOKENIZER_FOLDER, text)
+        manifest = make_manifest(assembly, source, text).replace(tensors=writer.entries, files=files)
+        (folder / PLAN_FILE).write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+        (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else "the engine cannot be written"
+        raise BuildError(what, seen=f"{error}", fix="nothing was kept; free space or choose another -o") from error
+
+
+def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:
+    """The manifest of an assembly, without the hashes that only writing gives."""
+    return Manifest(
+        ingot_version=VERSION,
+        model=assembly.model_config,
+        build=assembly.build,
+        quant=assembly.quant,
+        generation=source.generation_config,
+        stop_ids=text.stop_ids,
+        chat_template=text.chat_template,
+        source_dtype=assembly.source_dtype,
+    )
+
+
+def _copy_text(folder: Path, text: TextParts) -> dict[str, str]:
+    """Copy tokenizer and template files; returns their hashes by name."""
+    if not text.files:
+        return {}
+    folder.mkdir()
+    hashes = {}
+    for file in sorted(text.files, key=lambda f: text.name_of(f)):
+        name = text.name_of(file)
+        shutil.copyfile(file, folder / name)
+        hashes[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    return hashes

@@ -1,0 +1,131 @@
+"""Engine folder or checkpoint → a model on a device.
+
+Owns the filling of empty modules with weights. Knows nothing of requests.
+
+    engine = load_engine(Path("engine"), torch.device("cuda"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.device import parse_dtype
+from ingot.engine.assemble import Assembly, empty_model, stored_tensors
+from ingot.engine.builder import build_config, make_manifest, read_plan
+from ingot.engine.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
+from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.errors import EngineError, OutOfMemoryError
+from ingot.layers.decoder import Decoder
+from ingot.models.registry import architecture_named
+
+
+@dataclass
+class Engine:
+    """A model ready to run and what belongs to it. ``dtype`` is the dtype of its arithmetic."""
+
+    manifest: Manifest
+    model: Decoder
+    text: TextParts
+    plan: KernelPlan
+    device: torch.device
+    dtype: torch.dtype
+
+
+def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") -> torch.dtype:
+    """The dtype of arithmetic: ``auto`` is the engine's own on a GPU, and fp32 on a CPU.
+
+    A CPU widens 16-bit weights exactly; its 16-bit arithmetic is slower than fp32 and rounds more.
+    """
+    if name != "auto":
+        return parse_dtype(name)
+    return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)
+
+
+def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engine:
+    """Load an engine folder.
+
+    Raises:
+        EngineError: the folder is no engine, or its weights do not match its manifest.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    manifest = Manifest.read(folder)
+    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).is_file() else KernelPlan()
+    text = read_engine_text(folder, manifest)
+    model = empty_model(architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan)
+    compute = compute_dtype(manifest, device, dtype)
+    path = folder / WEIGHTS_FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            _check_names(path, set(file.keys()), manifest, model)
+            fill(model, ((name, file.get_tensor(name)) for name in stored_tensors(model)), device, compute)
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again") from None
+    return Engine(manifest, model, text, plan, device, compute)
+
+
+def engine_in_memory(
+    folder: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    layers: str | None = None,
+    chat_template: str | None = None,
+) -> Engine:
+    """Assemble a checkpoint folder straight onto a device; nothing is written.
+
+    Raises:
+        CheckpointError: as ``build`` does.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    with open_checkpoint(folder) as source:
+        config = build_config(source, "auto", max_batch_size, max_seq_len, layers)
+        assembly = Assembly.of(source, config, QuantConfig())
+        text = read_text_parts(source, chat_template)
+        manifest = make_manifest(assembly, source, text)
+        compute = compute_dtype(manifest, device, dtype)
+        fill(assembly.model, assembly.tensors(source), device, compute)
+    return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
+
+
+def fill(
+    model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
+) -> None:
+    """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``."""
+    tied = model.config.tie_word_embeddings
+    try:
+        for name, tensor in tensors:
+            path, _, leaf = name.rpartition(".")
+            wanted = dtype if tensor.is_floating_point() else tensor.dtype
+            module = model.get_submodule(path)
+            own = tensor.to(device=device, dtype=wanted, copy=True)
+            setattr(module, leaf, nn.Parameter(own, requires_grad=False))
+        if tied:
+            model.lm_head.weight = model.embed_tokens.weight
+        if model.rotary is not None:
+            model.rotary.to(device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "the weights do not fit the device", seen=str(error).split(".")[0], fix="--dtype fp16, --layers, or a larger GPU"
+        ) from None
+    model.eval()
+
+
+def _check_names(path: Path, found: set[str], manifest: Manifest, model: Decoder) -> None:
+    """The file, the manifest and the modules must name the same tensors with the same shapes."""
+    expected = {name: tuple(t.shape) for name, t in stored_tensors(model).items()}
+    listed = {name: entry.shape for name, entry in manifest.tensors.items()}
+    if expected != listed or set(expected) != found:
+        odd = sorted(set(expected.items()) ^ set(listed.items())) or sorted(set(expected) ^ found)
+        raise EngineError("the weights do not match the manifest", seen=f"{path}: {odd[:5]}", fix="build the engine again")

@@ -1,0 +1,98 @@
+"""manifest.json: what an engine is.
+
+Owns the description that an engine carries: configs, the hash of every tensor and file, how text ends. Knows nothing
+of how it was built or how it is run.
+
+    manifest = Manifest.read(folder)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingot.config.base import JsonConfig
+from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.quant import QuantConfig
+from ingot.errors import ConfigError, EngineError
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "weights.safetensors"
+PLAN_FILE = "plan.json"
+TOKENIZER_FOLDER = "tokenizer"
+
+
+@dataclass(frozen=True)
+class TensorEntry(JsonConfig):
+    """One stored tensor: safetensors dtype name, shape, sha256 of its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest(JsonConfig):
+    """Everything about an engine but its bytes.
+
+    Attributes:
+        model: the decoder as built (fewer layers than the checkpoint's after ``--layers``).
+        tensors: by module name, in file order.
+        files: sha256 of every file under ``tokenizer/``.
+        generation: the checkpoint's generation_config.json.
+        stop_ids: ids that end a text.
+        chat_template: name of a built-in chat template, when the user chose one.
+        source_dtype: dtype of the checkpoint's weights.
+    """
+
+    ingot_version: str
+    model: DecoderConfig
+    build: BuildConfig
+    quant: QuantConfig
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+    stop_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+    source_dtype: str = ""
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """The manifest of an engine folder.
+
+        Raises:
+            EngineError: there is none, it is damaged, or another format version wrote it.
+        """
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            raise EngineError("not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`")
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            version = data.get("format_version")
+            if version != FORMAT_VERSION:
+                raise EngineError(
+                    "the engine has another format version",
+                    seen=version,
+                    allowed=FORMAT_VERSION,
+                    fix="build it again with this version of Ingot",
+                )
+            entries = {k: TensorEntry.from_json(v) for k, v in data.pop("tensors").items()}
+            return cls.from_json(data).replace(tensors=entries)
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            if isinstance(error, EngineError):
+                raise
+            raise EngineError("manifest.json is damaged", seen=f"{path}: {error}", fix="build the engine again") from None
+
+    def dump(self) -> str:
+        """The text of manifest.json; the same manifest gives the same text."""
+        return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def is_engine(folder: Path) -> bool:
+    """Whether a folder looks like an engine."""
+    return (folder / MANIFEST_FILE).is_file()

@@ -1,0 +1,94 @@
+"""A folder that appears whole or not at all.
+
+Owns the temporary folder beside a build's target, the space check and the final rename. Knows nothing of engines but
+how to recognise one.
+
+    with staged_folder(target, force=False, size=bytes_needed) as folder: ...
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ingot.engine.manifest import is_engine
+from ingot.errors import BuildError
+
+_MARK = ".ingot-build-"
+
+
+@contextmanager
+def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
+    """Yield an empty folder; on success it becomes ``target``, on any error or interrupt it is removed.
+
+    Args:
+        force: replace an engine at ``target``; anything that is no engine is never replaced.
+        size: bytes that will be written, checked against the free space first.
+
+    Raises:
+        BuildError: the target is taken, cannot be written, or the disk lacks the space.
+    """
+    parent = target.absolute().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(parent, target.name)
+        _check_target(target, force)
+        free = shutil.disk_usage(parent).free
+        if free < size:
+            raise BuildError(
+                "the disk is too full for the engine",
+                seen=f"{free / 1e9:.2f} GB free in {parent}",
+                allowed=f"at least {size / 1e9:.2f} GB",
+                fix="free space or choose another -o",
+            )
+        folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
+        folder.mkdir()
+    except OSError as error:
+        raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from None
+    try:
+        yield folder
+        _swap_in(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_target(target: Path, force: bool) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    empty = target.is_dir() and not any(target.iterdir())
+    if empty:
+        return
+    if not is_engine(target):
+        raise BuildError("the target exists and is no engine", seen=target, fix="choose another -o; --force keeps it too")
+    if not force:
+        raise BuildError("the engine exists", seen=target, fix="--force replaces it, or choose another -o")
+
+
+def _swap_in(folder: Path, target: Path) -> None:
+    """Rename the finished folder to the target; an engine there is moved aside first and put back on failure."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = folder.with_name(folder.name + "-old")
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_orphans(parent: Path, name: str) -> None:
+    """Clean up after builds of the same target that were killed: put a moved engine back, remove the rest."""
+    for folder in parent.glob(f"{_MARK}{name}-*"):
+        pid = folder.name.removeprefix(f"{_MARK}{name}-").partition("-")[0]
+        if not pid.isdigit() or Path("/proc", pid).exists():
+            continue
+        if folder.name.endswith("-old") and not (parent / name).exists():
+            folder.rename(parent / name)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)

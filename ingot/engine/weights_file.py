@@ -1,0 +1,81 @@
+"""weights.safetensors, written one tensor at a time.
+
+Owns the writing of a safetensors file whose tensors never lie in memory together; the library's own writer wants them
+all at once. Knows nothing of models.
+
+    with WeightsWriter(path, layout) as writer:
+        writer.add("norm.weight", tensor)
+Format: 8 bytes little-endian header length, JSON header, then the tensors' bytes in header order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import torch
+
+from ingot.engine.manifest import TensorEntry
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+
+
+class WeightsWriter:
+    """Writes tensors in the order of ``layout``, whose entries (any device, ``meta`` included) give shape and dtype."""
+
+    def __init__(self, path: Path, layout: Mapping[str, torch.Tensor]) -> None:
+        self._layout = layout
+        self._pending = list(layout)
+        self._file: BinaryIO = path.open("wb")
+        self.entries: dict[str, TensorEntry] = {}
+        header, offset = {}, 0
+        for name, tensor in layout.items():
+            end = offset + tensor.numel() * tensor.element_size()
+            header[name] = {
+                "dtype": _NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._file.write(len(text).to_bytes(8, "little") + text)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Write the next tensor; it must be the next of the layout, with its shape and dtype."""
+        expected = self._layout[name]
+        assert name == self._pending.pop(0), f"{name} out of order"
+        assert tensor.shape == expected.shape and tensor.dtype == expected.dtype, name
+        raw = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        self._file.write(raw)
+        digest = hashlib.sha256(raw).hexdigest()
+        self.entries[name] = TensorEntry(_NAMES[tensor.dtype], tuple(tensor.shape), digest)
+
+    def __enter__(self) -> WeightsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                assert not self._pending, f"not written: {self._pending[:3]}"
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        finally:
+            self._file.close()

@@ -1,0 +1,97 @@
+"""A pre-norm decoder from its config.
+
+Owns the stack that every text model of Ingot is: embedding, layers of attention and MLP, final norm, head. What sets
+architectures apart is in ``DecoderConfig`` and in their weight maps; a model that needs more wraps this one.
+Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
+
+    hidden = decoder(decoder.embed(batch.input_ids, batch.positions), batch, caches)
+    logits = decoder.logits(hidden[batch.logits_indices])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ingot.config.model import DecoderConfig
+from ingot.layers.attention import Attention
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.context import BuildContext
+from ingot.layers.embedding import Embedding
+from ingot.layers.linear import Linear
+from ingot.layers.mlp import make_mlp
+from ingot.layers.norm import make_norm
+from ingot.layers.rotary import RotaryTable
+
+
+class DecoderLayer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Takes and returns the stream as (branch output, residual): their sum is the layer's hidden states, and the next
+    norm adds them.
+    """
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config, ctx)
+        self.self_attn = Attention(config, ctx)
+        self.post_attention_layernorm = make_norm(config, ctx)
+        self.mlp = make_mlp(config, ctx)
+
+    def forward(
+        self,
+        delta: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[T, hidden_size] twice → the same."""
+        hidden, residual = self.input_layernorm(delta, residual)
+        delta = self.self_attn(hidden, batch, cache, rope)
+        hidden, residual = self.post_attention_layernorm(delta, residual)
+        return self.mlp(hidden), residual
+
+
+class Decoder(nn.Module):
+    """A decoder-only language model; weights are uninitialised until an engine is loaded into it."""
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.embed_positions = (
+            Embedding(config.max_positions, config.hidden_size, ctx) if config.rope is None else None
+        )
+        self.layers = nn.ModuleList(DecoderLayer(config, ctx) for _ in range(config.num_layers))
+        self.norm = make_norm(config, ctx)
+        self.lm_head = Linear(
+            config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=ctx, dense=True
+        )
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.embed_tokens.weight
+        self.rotary = RotaryTable(config.rope, max_seq_len) if config.rope else None
+
+    def rope_offset(self, prompt_len: int) -> int:
+        """Rows to add to positions for a request with this many prompt tokens."""
+        return self.rotary.offset(prompt_len) if self.rotary is not None else 0
+
+    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[T] ids and [T] positions → hidden states [T, hidden_size]."""
+        hidden = self.embed_tokens(input_ids)
+        return hidden if self.embed_positions is None else hidden + self.embed_positions(positions)
+
+    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+        """Hidden states [T, hidden_size] → hidden states after the final norm."""
+        rope = None if self.rotary is None else self.rotary.table
+        residual: torch.Tensor | None = None
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden, residual = layer(hidden, residual, batch, cache, rope)
+        hidden, _ = self.norm(hidden, residual)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[L, hidden_size] → [L, vocab_size], in the model's dtype."""
+        return self.lm_head(hidden)

@@ -1,0 +1,54 @@
+"""The two feed-forward shapes.
+
+Owns gated and plain MLPs. Knows no model: which projection of a checkpoint is the gate is its weight map's business.
+
+    GatedMLP(config, ctx)(x)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ingot.config.model import DecoderConfig
+from ingot.kernels.gated_mlp import silu_mul
+from ingot.layers.context import BuildContext
+from ingot.layers.linear import Linear
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)); gate and up are one product, gate first."""
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        size, inner = config.hidden_size, config.intermediate_size
+        self.tiles = ctx.plan.for_op("silu_mul")
+        self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=ctx)
+        self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=ctx)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        return self.down_proj(silu_mul(self.gate_up_proj(x), tiles=self.tiles))
+
+
+class MLP(nn.Module):
+    """down(act(up(x))) with GELU (exact or tanh) or ReLU."""
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        self.kind = config.mlp
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, ctx=ctx)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias, ctx=ctx)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        inner = self.up_proj(x)  # [T, intermediate_size]
+        if self.kind == "relu":
+            return self.down_proj(F.relu(inner))
+        return self.down_proj(F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none"))
+
+
+def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:
+    """The feed-forward that the config names."""
+    return GatedMLP(config, ctx) if config.mlp == "silu_gated" else MLP(config, ctx)

@@ -1,0 +1,52 @@
+"""Normalisation with the residual add inside.
+
+Owns the two norm modules. Both take what the last branch added and the residual so far, and hand back the normalised
+sum and the sum. Knows no model.
+
+    hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ingot.config.model import DecoderConfig
+from ingot.kernels.layer_norm import layer_norm
+from ingot.kernels.rms_norm import rms_norm
+from ingot.layers.context import BuildContext, empty_weight
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight, over the last dimension."""
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__()
+        self.eps = eps
+        self.tiles = ctx.plan.for_op("rms_norm")
+        self.weight = empty_weight(size, dtype=ctx.dtype)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), both [T, size]."""
+        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / std · weight + bias, over the last dimension."""
+
+    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+        super().__init__()
+        self.eps = eps
+        self.tiles = ctx.plan.for_op("layer_norm")
+        self.weight = empty_weight(size, dtype=ctx.dtype)
+        self.bias = empty_weight(size, dtype=ctx.dtype)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), both [T, size]."""
+        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles=self.tiles)
+
+
+def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:
+    """The norm that the config names, over the hidden size."""
+    kind = {"rms_norm": RMSNorm, "layer_norm": LayerNorm}[config.norm]
+    return kind(config.hidden_size, config.norm_eps, ctx)

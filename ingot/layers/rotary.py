@@ -1,0 +1,93 @@
+"""Rotary position tables.
+
+Owns the frequencies of every rope scaling and the table of cosines and sines that the kernel reads. Knows no request:
+a request whose prompt needs another base gets an offset into the same table.
+
+    rope = RotaryTable(RopeConfig(dim=128), max_positions=4096)
+    row = rope.offset(prompt_len) + position
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from ingot.config.model import RopeConfig
+
+
+class RotaryTable(nn.Module):
+    """cos and sin for every position, one section of ``max_positions`` rows for each base that can occur.
+
+    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is computed, never
+    stored in an engine.
+    """
+
+    table: torch.Tensor
+
+    def __init__(self, config: RopeConfig, max_positions: int) -> None:
+        super().__init__()
+        self.config = config
+        self.max_positions = max_positions
+        sections = [rotary_rows(config, max_positions, alpha) for alpha in self._alphas()]
+        self.register_buffer("table", torch.cat(sections), persistent=False)
+
+    def offset(self, prompt_len: int) -> int:
+        """First row of the section that a request with this many prompt tokens uses, for its whole life."""
+        return self._section(prompt_len) * self.max_positions
+
+    def _section(self, prompt_len: int) -> int:
+        if self.config.scaling != "qwen_ntk" or prompt_len <= self.config.original_max:
+            return 0
+        return math.ceil(math.log2(prompt_len / self.config.original_max))
+
+    def _alphas(self) -> list[float]:
+        """1, 3, 7, 15 … : 2^(section + 1) - 1, the bases of Qwen v1's dynamic NTK; 1 alone elsewhere."""
+        return [float(2 ** (s + 1) - 1) for s in range(self._section(self.max_positions) + 1)]
+
+
+def rotary_rows(config: RopeConfig, num_positions: int, alpha: float = 1.0) -> torch.Tensor:
+    """cos | sin of position · frequency, [num_positions, dim] float32.
+
+    ``alpha`` stretches the base as NTK-aware scaling does: theta · alpha^(dim / (dim - 2)).
+    """
+    with torch.device("cpu"):
+        angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies(config, alpha))
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * config.attention_factor
+
+
+def frequencies(config: RopeConfig, alpha: float = 1.0) -> torch.Tensor:
+    """Angular frequency of each channel pair, [dim / 2] float32, scaling applied."""
+    base = config.theta * alpha ** (config.dim / (config.dim - 2)) if alpha != 1.0 else config.theta
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    plain = 1.0 / base**exponents
+    if config.scaling == "linear":
+        return plain / config.factor
+    if config.scaling == "llama3":
+        return _llama3(plain, config)
+    if config.scaling == "yarn":
+        return _yarn(plain, config)
+    return plain
+
+
+def _llama3(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """Llama 3.1: long waves divided by ``factor``, short ones kept, a linear ramp between."""
+    waves = 2 * math.pi / plain
+    low, high = config.low_freq_factor, config.high_freq_factor
+    keep = ((config.original_max / waves - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - keep) * plain / config.factor + keep * plain
+
+
+def _yarn(plain: torch.Tensor, config: RopeConfig) -> torch.Tensor:
+    """YaRN (arXiv 2309.00071): interpolate channels that turn slowly, keep those that turn fast."""
+
+    def channel(rotations: float) -> float:
+        turns = config.original_max / (rotations * 2 * math.pi)
+        return config.dim * math.log(turns) / (2 * math.log(config.theta))
+
+    low = max(math.floor(channel(config.beta_fast)), 0)
+    high = min(math.ceil(channel(config.beta_slow)), config.dim - 1)
+    span = max(high - low, 0.001)
+    ramp = ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    return plain / config.factor * ramp + plain * (1 - ramp)

@@ -1,0 +1,147 @@
+"""What a caller gets back, and how it is put together from the executor's updates.
+
+Owns the outputs' shapes, incremental text and stop strings. Knows nothing of scheduling or models.
+
+    assembler = AnswerAssembler(tokenizer, params)
+    piece = assembler.add(update)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ingot.config.sampling import SamplingParams
+from ingot.processors.detokenizer import IncrementalDetokenizer, StopStrings
+from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.executor import Update
+from ingot.runtime.request import FinishReason
+from ingot.runtime.selection import TokenLogprobs
+
+Reason = Literal["stop", "length", "abort"]
+
+
+@dataclass
+class Answer:
+    """One answer to a prompt.
+
+    ``text`` is None when the engine has no tokenizer. ``finish_reason`` is ``stop`` (an end token or stop string, in
+    ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token. ``score`` is a beam's.
+    """
+
+    text: str | None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: Reason | None = None
+    stopped_by: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    score: float | None = None
+
+
+@dataclass
+class Output:
+    """A prompt and its answers (``n`` of them); ``text``, ``token_ids`` … are those of the first."""
+
+    prompt_token_ids: list[int]
+    answers: list[Answer]
+
+    @property
+    def text(self) -> str | None:
+        """Text of the first answer."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Token ids of the first answer, without an end token."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> Reason | None:
+        """Why the first answer ended."""
+        return self.answers[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """Log-probabilities of the first answer's tokens, when they were asked for."""
+        return self.answers[0].logprobs
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a streamed answer: text that is certain by now, the tokens since the last piece, and, in the last
+    piece, why the answer ended. ``index`` counts the answers."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    index: int = 0
+    finish_reason: Reason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class AnswerAssembler:
+    """Builds one answer, and its pieces, from updates."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_ids: list[int], index: int = 0
+    ) -> None:
+        self.answer = Answer("" if tokenizer else None, logprobs=None if params.logprobs is None else [])
+        self._index = index
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids) if tokenizer else None
+        self._stops = StopStrings(params.stop)
+        self._params = params
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended."""
+        return self.answer.finish_reason is not None
+
+    def add(self, update: Update) -> Piece:
+        """Take an update in; returns what it adds. After a stop string ``done`` is true before the executor's end."""
+        answer = self.answer
+        text, kept = self._read(update.token_ids)
+        answer.token_ids += kept
+        answer.score = update.score
+        logprobs = update.logprobs[: len(kept)]
+        if answer.logprobs is not None:
+            answer.logprobs += logprobs
+        if not self.done and update.finish_reason is not None:
+            text += self._finish(update.finish_reason, update.stop_id)
+        if answer.text is not None:
+            answer.text += text
+        return Piece(text, tuple(kept), self._index, answer.finish_reason, tuple(logprobs))
+
+    def abort(self) -> Piece:
+        """End the answer where it is."""
+        text = self._finish(FinishReason.ABORT, None)
+        if self.answer.text is not None:
+            self.answer.text += text
+        return Piece(text, (), self._index, self.answer.finish_reason)
+
+    def _read(self, token_ids: tuple[int, ...]) -> tuple[str, list[int]]:
+        """Text that the tokens add, up to a stop string, and the tokens that were read until then."""
+        if self._detokenizer is None:
+            return "", list(token_ids)
+        text, kept = "", []
+        for token in token_ids:
+            kept.append(token)
+            safe, hit = self._stops.feed(self._detokenizer.add([token]))
+            text += safe
+            if hit is not None:
+                self._end("stop", hit)
+                break
+        return text, kept
+
+    def _finish(self, reason: FinishReason, stop_id: int | None) -> str:
+        """End the answer; returns text that was held back."""
+        text = ""
+        if self._detokenizer is not None:
+            text, hit = self._stops.feed(self._detokenizer.flush())
+            if hit is not None:
+                self._end("stop", hit)
+                return text
+            text += self._stops.flush()
+        self._end(reason.value, stop_id)
+        return text
+
+    def _end(self, reason: Reason, stopped_by: int | str | None) -> None:
+        self.answer.finish_reason = reason
+        self.answer.stopped_by = stopped_by

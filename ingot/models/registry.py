@@ -1,0 +1,47 @@
+"""Which architectures there are.
+
+Owns the list and the lookup by a checkpoint's or a manifest's name. Knows nothing of what an architecture is.
+
+    architecture = find_architecture(["LlamaForCausalLM"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.errors import CheckpointError, EngineError
+from ingot.models.base import Architecture
+from ingot.models.gpt2 import GPT2
+from ingot.models.llama import LLAMA
+from ingot.models.qwen import QWEN
+from ingot.models.qwen2 import QWEN2
+from ingot.models.qwen3 import QWEN3
+
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, LLAMA, QWEN, QWEN2, QWEN3)
+
+
+def find_architecture(hf_names: Sequence[str]) -> Architecture:
+    """The architecture of a checkpoint, by ``architectures`` of its config.json.
+
+    Raises:
+        CheckpointError: none of the names is supported; the error lists those that are.
+    """
+    for architecture in ARCHITECTURES:
+        if set(architecture.hf_names) & set(hf_names):
+            return architecture
+    supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
+    raise CheckpointError(
+        "unknown architecture", seen=list(hf_names) or "no architectures in config.json", allowed=supported
+    )
+
+
+def architecture_named(name: str) -> Architecture:
+    """The architecture of an engine, by Ingot's own name.
+
+    Raises:
+        EngineError: this version of Ingot does not have it.
+    """
+    for architecture in ARCHITECTURES:
+        if architecture.name == name:
+            return architecture
+    raise EngineError("the engine's architecture is unknown", seen=name, allowed=[a.name for a in ARCHITECTURES])

@@ -1,0 +1,79 @@
+"""What a user may give as a prompt.
+
+Owns the parts of a prompt and their encoding to token ids. Knows no model.
+
+    Prompt(["Describe:", [1, 2, 3]]).token_ids(tokenizer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.errors import RequestError
+from ingot.processors.tokenizer import Tokenizer
+
+Part = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text and token ids in order. A ``str`` or a list of ids is a prompt of one part.
+
+    Special tokens that the tokenizer puts at the start (BOS) come once, and only when the first part is text.
+    """
+
+    parts: tuple[Part, ...]
+
+    def __init__(self, parts: str | Sequence[Part] | Prompt) -> None:
+        if isinstance(parts, Prompt):
+            parts = parts.parts
+        if isinstance(parts, str):
+            parts = (parts,)
+        object.__setattr__(self, "parts", tuple(_checked(p) for p in parts))
+        if not self.parts:
+            raise RequestError("the prompt has no parts", fix="give text or token ids")
+
+    @classmethod
+    def of(cls, value: object) -> Prompt:
+        """The prompt that a ``str``, a list of ids or a ``Prompt`` means.
+
+        Raises:
+            RequestError: it is none of these.
+        """
+        if isinstance(value, (str, Prompt)):
+            return cls(value)
+        return cls([_checked(value)])
+
+    def token_ids(self, tokenizer: Tokenizer | None) -> list[int]:
+        """All parts as token ids.
+
+        Raises:
+            RequestError: a part is text and there is no tokenizer.
+        """
+        ids: list[int] = []
+        for index, part in enumerate(self.parts):
+            if not isinstance(part, str):
+                ids += part
+            elif tokenizer is None:
+                raise RequestError(
+                    "the engine has no tokenizer", seen="a text prompt", allowed="token ids", fix="the prompt"
+                )
+            else:
+                ids += tokenizer.encode(part, add_special_tokens=index == 0)
+        return ids
+
+
+def _checked(part: object) -> Part:
+    if isinstance(part, str):
+        return part
+    try:
+        ids = [int(i) for i in part if not isinstance(i, (str, bool, float))]  # type: ignore[attr-defined]
+        whole = len(ids) == len(part)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise RequestError(
+            "a prompt is text, a list of token ids, or a Prompt of these", seen=repr(part)[:80], fix="the prompt"
+        )
+    return ids

@@ -1,0 +1,68 @@
+"""Beams as requests.
+
+Owns the life of one beam search inside the executor: every live beam is a request; one that has run waits, held,
+until all of its step have, then all are replaced by the beams that continue. Knows no tensors and no ranking rule
+(``beam.py`` has it).
+
+    group = BeamGroup(request, stop_ids)
+    group.offer(beam_request, candidates); if group.complete: group.advance(scheduler)
+"""
+
+from __future__ import annotations
+
+from ingot.runtime.beam import BeamResult, BeamSearch
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import Scheduler
+
+
+class BeamGroup:
+    """The beams of one request; ``beams`` follow the order of the search's live beams."""
+
+    def __init__(self, root: Request, stop_ids: frozenset[int]) -> None:
+        self.root = root
+        self.search = BeamSearch(root.params, len(root.prompt_ids), stop_ids, root.max_total_tokens)
+        self.beams: list[Request] = [root]
+        self._candidates: dict[str, list[tuple[int, float]]] = {}
+        self._made = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every live beam has run its step."""
+        return len(self._candidates) == len(self.beams)
+
+    def offer(self, beam: Request, candidates: list[tuple[int, float]]) -> None:
+        """A beam has run; it is held until the others have."""
+        self._candidates[beam.request_id] = candidates
+        beam.held = True
+
+    def advance(self, scheduler: Scheduler) -> list[Request]:
+        """Replace the beams by those that continue; returns the requests that ended.
+
+        Children fork before parents end, so that shared blocks stay.
+        """
+        parents = self.beams
+        steps = self.search.advance([self._candidates[b.request_id] for b in parents])
+        self.beams = [self._child(parents[s.parent], s.token) for s in steps]
+        self._candidates.clear()
+        for step, child in zip(steps, self.beams, strict=True):
+            scheduler.fork(parents[step.parent], child)
+        for parent in parents:
+            scheduler.finish(parent)
+        return parents
+
+    def results(self) -> list[BeamResult]:
+        """The best ``n`` hypotheses, once the search is done."""
+        return self.search.results(self.root.params.n)
+
+    def _child(self, parent: Request, token: int) -> Request:
+        self._made += 1
+        root = self.root
+        return Request(
+            f"{root.request_id}/{self._made}",
+            root.prompt_ids,
+            root.params,
+            root.max_total_tokens,
+            rope_offset=root.rope_offset,
+            cache_key=root.cache_key,
+            output_ids=[*parent.output_ids, token],
+        )

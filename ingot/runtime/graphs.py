@@ -1,0 +1,92 @@
+"""Decode steps as CUDA graphs, one a batch bucket.
+
+Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it is
+needed, or by ``warm_up``. Knows nothing of requests beyond a step's rows.
+
+    graphs = DecodeGraphs(model, caches, device, max_batch_size=64, max_seq_len=4096)
+    logits = graphs.run(step, block_size)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ingot.layers.batch import LayerCache
+from ingot.layers.decoder import Decoder
+from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.step_buffer import StepBuffer
+
+
+def batch_buckets(max_batch_size: int) -> list[int]:
+    """1, 2, 4, then multiples of 8 up to the first that holds the largest batch."""
+    buckets = [1, 2, 4]
+    while buckets[-1] < max_batch_size:
+        buckets.append(8 if buckets[-1] == 4 else buckets[-1] + 8)
+    return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
+
+
+@dataclass
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    buffer: StepBuffer
+    logits: torch.Tensor
+
+
+class DecodeGraphs:
+    """Captured decode steps; a batch runs in the smallest bucket that holds it, the rest of the rows padding."""
+
+    def __init__(
+        self, model: Decoder, caches: list[LayerCache], device: torch.device, max_batch_size: int, max_seq_len: int
+    ) -> None:
+        self.model = model
+        self.caches = caches
+        self.device = device
+        self.max_seq_len = max_seq_len
+        self.buckets = batch_buckets(max_batch_size)
+        self._captured: dict[int, _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def fits(self, num_requests: int) -> bool:
+        """Whether a bucket holds this many requests."""
+        return num_requests <= self.buckets[-1]
+
+    def warm_up(self) -> None:
+        """Capture every bucket now, largest first, so that smaller ones reuse its memory."""
+        for bucket in reversed(self.buckets):
+            self._capture(bucket)
+
+    def run(self, step: ScheduledBatch, block_size: int) -> torch.Tensor:
+        """Logits [requests, vocab_size]; valid until the bucket runs again."""
+        count = len(step.requests)
+        bucket = next(b for b in self.buckets if b >= count)
+        captured = self._capture(bucket)
+        captured.buffer.fill(step, block_size)
+        captured.buffer.upload()
+        captured.graph.replay()
+        return captured.logits[:count]
+
+    @torch.inference_mode()
+    def _capture(self, bucket: int) -> _Captured:
+        if bucket in self._captured:
+            return self._captured[bucket]
+        width = -(-self.max_seq_len // self.caches[0].block_size)
+        buffer = StepBuffer(bucket, bucket, width, bucket, self.device)
+        buffer.fill(ScheduledBatch(), self.caches[0].block_size)
+        buffer.host["query_start"][:] = range(bucket + 1)
+        buffer.host["logits_indices"][:] = range(bucket)
+        buffer.upload()
+        self._forward(buffer)  # compiles kernels and fills workspaces outside of the capture
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            logits = self._forward(buffer)
+        self._captured[bucket] = _Captured(graph, buffer, logits)
+        return self._captured[bucket]
+
+    def _forward(self, buffer: StepBuffer) -> torch.Tensor:
+        batch = buffer.batch(1, self.max_seq_len)
+        hidden = self.model.embed(batch.input_ids, batch.positions)
+        hidden = self.model(hidden, batch, self.caches)
+        return self.model.logits(hidden[batch.logits_indices])

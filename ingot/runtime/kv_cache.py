@@ -1,0 +1,132 @@
+"""Blocks of the paged KV cache: who has which, and which hold a known prefix.
+
+Owns the accounting of blocks: reference counts, the free list, the prefix cache by block hash, forks. Touches no
+tensor: the runner owns the memory, and block numbers are all that crosses.
+
+    cache = BlockManager(num_blocks=1024, block_size=64)
+    cache.reuse_prefix(request)
+    if cache.grow(request, num_tokens): ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+
+from ingot.runtime.request import Request
+
+
+class BlockManager:
+    """Hands out cache blocks.
+
+    A block that holds a full run of tokens is known by its hash: of its tokens, the hash of the block before and the
+    request's cache key. A freed block keeps its content until it is taken for something else, oldest first, so that
+    later requests (or the same one after a preemption) find it.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.prefix_reuse = prefix_reuse
+        self._references = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._by_hash: dict[bytes, int] = {}
+        self._hash_of: dict[int, bytes] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return len(self._free)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """How many blocks that many tokens take."""
+        return -(-num_tokens // self.block_size)
+
+    def reuse_prefix(self, request: Request) -> int:
+        """Give a request that holds nothing the blocks of its known prefix; returns the tokens gained.
+
+        The last token is never taken from the cache: its logits are wanted.
+        """
+        assert not request.blocks and request.num_computed == 0
+        if not self.prefix_reuse or request.all_logits:
+            return 0
+        for index in range((request.num_tokens - 1) // self.block_size):
+            block = self._by_hash.get(self._block_hash(request, index))
+            if block is None:
+                break
+            self._take(block)
+            request.blocks.append(block)
+        request.num_computed = len(request.blocks) * self.block_size
+        return request.num_computed
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make the request's blocks hold ``num_tokens``; False, and nothing changes, when too few are free."""
+        wanted = self.blocks_for(num_tokens) - len(request.blocks)
+        if wanted > len(self._free):
+            return False
+        for _ in range(wanted):
+            block = next(iter(self._free))
+            self._forget(block)
+            self._take(block)
+            request.blocks.append(block)
+        return True
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back; the request starts from nothing if it is scheduled again."""
+        for block in reversed(request.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+        request.blocks.clear()
+        request.num_computed = 0
+
+    def publish(self, request: Request) -> None:
+        """Make the request's full, computed blocks findable."""
+        if not self.prefix_reuse:
+            return
+        for index in range(request.num_computed // self.block_size):
+            block = request.blocks[index]
+            if block in self._hash_of:
+                continue
+            digest = self._block_hash(request, index)
+            if digest not in self._by_hash:
+                self._by_hash[digest] = block
+                self._hash_of[block] = digest
+
+    def fork(self, parent: Request, child: Request) -> tuple[int, int] | None:
+        """Let ``child`` continue from what ``parent`` has computed.
+
+        Full blocks are shared. A last block that is not full gets a copy of its own: the pair (from, to) that the
+        runner must copy is returned. When no block is free for it, the child starts before that block.
+        """
+        full = parent.num_computed // self.block_size
+        for block in parent.blocks[:full]:
+            self._take(block)
+        child.blocks = parent.blocks[:full]
+        child.num_computed = full * self.block_size
+        child.block_hashes = parent.block_hashes[:full]
+        if parent.num_computed % self.block_size == 0 or not self.grow(child, parent.num_computed):
+            return None
+        child.num_computed = parent.num_computed
+        return parent.blocks[full], child.blocks[full]
+
+    def _take(self, block: int) -> None:
+        if self._references[block] == 0:
+            del self._free[block]
+        self._references[block] += 1
+
+    def _forget(self, block: int) -> None:
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._by_hash[digest]
+
+    def _block_hash(self, request: Request, index: int) -> bytes:
+        """Hash of full block ``index``, chained to the blocks before; kept on the request."""
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            start = len(hashes) * self.block_size
+            digest = hashlib.blake2b(hashes[-1] if hashes else request.cache_key, digest_size=16)
+            digest.update(array("q", request.tokens(start, start + self.block_size)).tobytes())
+            hashes.append(digest.digest())
+        return hashes[index]

@@ -1,0 +1,76 @@
+"""One sequence on its way through the executor.
+
+Owns the state of a request: its tokens, how many are in the KV cache, the blocks that hold them. Knows no tensors, no
+text and no policy.
+
+    request = Request("r0", prompt_ids, params, rope_offset=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ingot.config.sampling import SamplingParams
+
+
+class FinishReason(str, Enum):
+    """Why a request ended: an end token or stop string, its length limit, or an abort."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and what has been generated for it.
+
+    Attributes:
+        max_total_tokens: prompt and output may reach this many tokens.
+        rope_offset: rows added to positions, fixed by the prompt's length for the request's whole life.
+        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks only under
+            equal keys.
+        all_logits: wants the logits of every prompt position; such a request reuses no prefix.
+        sample_index: which of the ``n`` answers to its prompt this is.
+        width: places in the batch it will come to take (the root of a beam search counts for all its beams).
+        num_computed: tokens whose keys and values are in the cache.
+        blocks: cache blocks in order.
+        block_hashes: hashes of the full blocks of ``tokens``, as far as they have been needed.
+        held: not scheduled until its beam group moves on.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    max_total_tokens: int
+    rope_offset: int = 0
+    cache_key: bytes = b""
+    all_logits: bool = False
+    sample_index: int = 0
+    width: int = 1
+    output_ids: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    held: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Known tokens that are not in the cache yet."""
+        return self.num_tokens - self.num_computed
+
+    def tokens(self, start: int, end: int) -> Sequence[int]:
+        """Tokens [start, end) of prompt and output together."""
+        split = len(self.prompt_ids)
+        if start >= split:
+            return self.output_ids[start - split : end - split]
+        if end <= split:
+            return self.prompt_ids[start:end]
+        return self.prompt_ids[start:] + self.output_ids[: end - split]

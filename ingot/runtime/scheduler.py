@@ -1,0 +1,152 @@
+"""Which tokens the next step computes.
+
+Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill, preemption by
+recompute. There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and a step
+computes some of the difference. Touches no tensors and decides nothing about sampling.
+
+    step = scheduler.schedule()      # plain data for the runner
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.request import Request
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """A request's share of a step: its tokens [start, start + count), placed in ``blocks``."""
+
+    request: Request
+    start: int
+    count: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step reaches the request's last known token, so that a next one can be chosen."""
+        return self.start + self.count == self.request.num_tokens
+
+
+@dataclass
+class ScheduledBatch:
+    """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for it."""
+
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return sum(r.count for r in self.requests)
+
+
+class Scheduler:
+    """First come, first served; the newest running request gives way when blocks run out."""
+
+    def __init__(self, cache: BlockManager, max_batch_size: int, token_budget: int) -> None:
+        self.cache = cache
+        self.max_batch_size = max_batch_size
+        self.token_budget = token_budget
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self._copies: list[tuple[int, int]] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Add a running request that continues from ``parent`` (beam search)."""
+        copy = self.cache.fork(parent, child)
+        if copy is not None:
+            self._copies.append(copy)
+        self.running.append(child)
+
+    def finish(self, request: Request) -> None:
+        """Forget a request and take its blocks back."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self.cache.release(request)
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step; its requests' blocks are reserved on return.
+
+        Decodes come before chunks of prompts, so that a long prompt does not stall answers under way.
+        """
+        step = ScheduledBatch(copies=self._copies)
+        self._copies = []
+        budget = self.token_budget
+        ready = [r for r in self.running if not r.held]
+        for request in sorted(ready, key=lambda r: r.num_uncomputed > 1):
+            if budget == 0:
+                break
+            if request in step.preempted:
+                continue
+            count = min(request.num_uncomputed, budget)
+            if self._reserve(request, count, step):
+                step.requests.append(ScheduledRequest(request, request.num_computed, count))
+                budget -= count
+        if not step.preempted:
+            self._admit(step, budget)
+        return step
+
+    def computed(self, step: ScheduledBatch) -> None:
+        """Record that the runner has done a step."""
+        for item in step.requests:
+            item.request.num_computed = item.start + item.count
+            self.cache.publish(item.request)
+
+    def _admit(self, step: ScheduledBatch, budget: int) -> None:
+        """Move waiting requests into the step while batch, budget and blocks allow.
+
+        A request enters only when its whole known length fits, so that two half-prefilled prompts do not fight.
+        """
+        while self.waiting and budget > 0:
+            request = self.waiting[0]
+            if len(self.running) + request.width > self.max_batch_size:
+                return
+            self.cache.reuse_prefix(request)
+            needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
+            if needed > self.cache.num_free:
+                self.cache.release(request)
+                return
+            count = min(request.num_uncomputed, budget)
+            grown = self.cache.grow(request, request.num_computed + count)
+            assert grown
+            self.waiting.popleft()
+            self.running.append(request)
+            step.requests.append(ScheduledRequest(request, request.num_computed, count))
+            budget -= count
+
+    def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
+        """Get blocks for ``count`` more tokens, preempting the newest requests for it; False: preempted itself."""
+        while not self.cache.grow(request, request.num_computed + count):
+            victim = self._victim(request, step)
+            self._preempt(victim, step)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self, asking: Request, step: ScheduledBatch) -> Request:
+        """The newest running request that holds blocks and is not part of this step, else the one that asks."""
+        taken = {id(item.request) for item in step.requests}
+        return next((r for r in reversed(self.running) if r.blocks and id(r) not in taken), asking)
+
+    def _preempt(self, victim: Request, step: ScheduledBatch) -> None:
+        """Take a request's blocks. A held one stays in place: its beam group decides what follows from it."""
+        self.cache.release(victim)
+        if not victim.held:
+            self.running.remove(victim)
+            self.waiting.appendleft(victim)
+            step.preempted.append(victim)

@@ -1,0 +1,117 @@
+"""From a step's logits to each request's next token.
+
+Owns the order of things between logits and token: logits processors, sampling or beam candidates, log-probabilities.
+Knows nothing of scheduling.
+
+    choices = TokenSelector(stop_ids, vocab_size, device).select(requests, logits)
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.runtime.beam import top_candidates
+from ingot.runtime.logits import LogitsProcessor, processors_for
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import RowSampling, SamplingTensors, logprobs_of, sample
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a chosen token under the model itself, and the likeliest tokens as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Choice:
+    """What a step gives a request: a token, or candidates for its beam search."""
+
+    request: Request
+    token_id: int = -1
+    logprobs: TokenLogprobs | None = None
+    candidates: list[tuple[int, float]] = field(default_factory=list)
+
+
+class TokenSelector:
+    """Keeps each request's logits processors and turns rows of logits into choices."""
+
+    def __init__(self, stop_ids: frozenset[int], vocab_size: int, device: torch.device) -> None:
+        self._stop_ids = stop_ids
+        self._vocab_size = vocab_size
+        self._device = device
+        self._processors: dict[str, list[LogitsProcessor]] = {}
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a request."""
+        self._processors.pop(request.request_id, None)
+
+    @torch.inference_mode()
+    def select(self, requests: Sequence[Request], logits: torch.Tensor, num_candidates: int = 0) -> list[Choice]:
+        """One choice a row of ``logits`` [B, vocab_size]; rows of beam requests get ``num_candidates`` tokens."""
+        rows = logits.float()
+        if rows is logits:
+            rows = logits.clone()
+        choices = [Choice(request) for request in requests]
+        beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
+        if beams:
+            rows[beams] = torch.log_softmax(rows[beams], dim=-1)
+        raw = self._raw_rows(requests, rows)
+        for row, request in zip(rows, requests, strict=True):
+            for processor in self._processors_of(request):
+                processor(row, request.output_ids)
+        if beams:
+            for i, found in zip(beams, top_candidates(rows[beams], num_candidates), strict=True):
+                choices[i].candidates = found
+        if len(beams) < len(requests):
+            self._sample(choices, rows, raw)
+        return choices
+
+    def _raw_rows(self, requests: Sequence[Request], rows: torch.Tensor) -> torch.Tensor | None:
+        """The rows before processors change them, when some request wants log-probabilities."""
+        if all(r.params.logprobs is None for r in requests):
+            return None
+        changed = any(self._processors_of(r) for r in requests)
+        return rows.clone() if changed else rows
+
+    def _sample(self, choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor | None) -> None:
+        drawn = sample(rows, SamplingTensors.from_rows([_row(c.request) for c in choices], self._device)).token_ids
+        if raw is not None:
+            count = max(c.request.params.logprobs or 0 for c in choices)
+            chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, drawn, count))
+        for i, (choice, token) in enumerate(zip(choices, drawn.tolist(), strict=True)):
+            choice.token_id = token
+            wanted = choice.request.params.logprobs
+            if raw is not None and wanted is not None:
+                pairs = tuple(zip(top_ids[i][:wanted], top[i][:wanted], strict=True))
+                choice.logprobs = TokenLogprobs(token, chosen[i], pairs)
+
+    def _processors_of(self, request: Request) -> list[LogitsProcessor]:
+        found = self._processors.get(request.request_id)
+        if found is None:
+            found = processors_for(
+                request.params, request.prompt_ids, self._stop_ids, self._vocab_size, self._device
+            )
+            self._processors[request.request_id] = found
+        return found
+
+
+def _row(request: Request) -> RowSampling:
+    """How the request draws its next token: a pure function of its seed, answer index and output length."""
+    params = request.params
+    temperature = params.temperature if params.num_beams == 1 else 0.0
+    seed = params.seed if params.seed is not None else 0
+    return RowSampling(
+        temperature=temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=seed ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
+        step=len(request.output_ids),
+    )

@@ -1,0 +1,99 @@
+"""Looking inside a model while it runs.
+
+Owns forward hooks on modules chosen by name, and what they saw. Changes no output: while a tap is open the runner
+skips CUDA graphs, which replay without calling modules.
+
+    with tap(model, runner, "layers.*") as seen: ...; seen["layers.0"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from ingot.errors import RequestError
+from ingot.runtime.runner import Runner
+
+
+class Seen(Mapping[str, torch.Tensor]):
+    """Module name → its output for every token that ran, in the order in which they ran, on the CPU.
+
+    A decoder layer's output is its hidden states [tokens, hidden_size] (branch output and residual added).
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, name: str, output: torch.Tensor) -> None:
+        """Keep one more output of a module."""
+        self._pieces.setdefault(name, []).append(output.detach().to("cpu", copy=True))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        pieces = self._pieces[name]
+        if len(pieces) > 1:
+            self._pieces[name] = pieces = [torch.cat(pieces)]
+        return pieces[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __repr__(self) -> str:
+        return f"Seen({ {name: tuple(self[name].shape) for name in self} })"
+
+
+@contextmanager
+def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
+    """Collect the outputs of the modules that the patterns name.
+
+    ``*`` stands for one part of a dotted name (``layers.*``, ``layers.*.mlp``), ``**`` for any number of parts.
+
+    Raises:
+        RequestError: a pattern matches no module.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    wanted: dict[str, None] = {}
+    for pattern in patterns:
+        matcher = _compile(pattern)
+        found = [name for name in names if matcher.fullmatch(name)]
+        if not found:
+            raise RequestError("no module has that name", seen=pattern, allowed=_examples(names), fix="the tap's pattern")
+        wanted |= dict.fromkeys(found)
+    seen = Seen()
+    handles = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in wanted]
+    before, runner.eager = runner.eager, True
+    try:
+        yield seen
+    finally:
+        runner.eager = before
+        for handle in handles:
+            handle.remove()
+
+
+def _recorder(seen: Seen, name: str):  # type: ignore[no-untyped-def]
+    def record(module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, tuple):
+            first, second = output
+            is_norm = not any(True for _ in module.children())
+            output = first if is_norm or second is None else first + second
+        if isinstance(output, torch.Tensor):
+            seen.add(name, output)
+
+    return record
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    parts = []
+    for part in pattern.split("."):
+        parts.append(r".+" if part == "**" else re.escape(part).replace(r"\*", r"[^.]*"))
+    return re.compile(r"\.".join(parts))
+
+
+def _examples(names: list[str]) -> list[str]:
+    return [n for n in names if "." not in n] + [n for n in names if n.startswith("layers.0")]
