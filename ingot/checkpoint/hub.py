@@ -148,7 +148,8 @@ def _offline(repo: str, revision: str | None, cached: Path | None) -> Path:
 
 def _download(repo: str, revision: str | None, cache_dir: Path | None) -> Path:
     try:
-        names = HfApi().list_repo_files(repo, revision=revision)
+        siblings = HfApi().model_info(repo, revision=revision).siblings or []
+        names = [file.rfilename for file in siblings]
         small = small_files(names)
         if CONFIG not in small:
             raise CheckpointError(
