@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -58,16 +59,23 @@ def resolve_checkpoint(
             incomplete while offline; no such model or revision; no access; the network failed.
     """
     path = Path(name_or_path).expanduser()
-    if path.exists():
+    if name_or_path != "" and path.exists():
         list_files(path)
         return path
     repo = _repo_id(name_or_path)
     cached = _cached(repo, revision, cache_dir)
-    if cached is not None and _incomplete(cached) is None and _has_tokenizer(list_files(cached)):
-        return cached
+    complete = cached if cached is not None and _incomplete(cached) is None else None
+    if complete is not None and _has_tokenizer(list_files(complete)):
+        return complete
     if offline or constants.HF_HUB_OFFLINE:
-        return _offline(repo, revision, cached)
-    return _download(repo, revision, cache_dir)
+        return complete or _refuse_offline(repo, revision, cached)
+    try:
+        return _download(repo, revision, cache_dir)
+    except CheckpointError:
+        # All weights are here; whoever needs the tokenizer says that it is not.
+        if complete is not None:
+            return complete
+        raise
 
 
 def small_files(names: Iterable[str]) -> list[str]:
@@ -133,17 +141,14 @@ def _at(repo: str, revision: str | None) -> str:
     return f"{repo} at revision {revision}" if revision else repo
 
 
-def _offline(repo: str, revision: str | None, cached: Path | None) -> Path:
-    online = "unset HF_HUB_OFFLINE and go without the offline flag, or give a local path"
-    if cached is None:
-        raise CheckpointError(
-            f"{_at(repo, revision)} is not in the local cache, and the network is off", fix=online
-        )
-    lack = _incomplete(cached)
-    if lack is not None:
-        what = f"{_at(repo, revision)} is incomplete in the local cache, and the network is off: {lack.what}"
-        raise CheckpointError(what, seen=lack.seen, fix=online)
-    return cached
+def _refuse_offline(repo: str, revision: str | None, cached: Path | None) -> NoReturn:
+    fix = "unset HF_HUB_OFFLINE and go without the offline flag, or give a local path"
+    lack = _incomplete(cached) if cached is not None else None
+    if lack is None:
+        what = f"{_at(repo, revision)} is not in the local cache, and the network is off"
+        raise CheckpointError(what, fix=fix)
+    what = f"{_at(repo, revision)} is incomplete in the local cache, and the network is off: {lack.what}"
+    raise CheckpointError(what, seen=lack.seen, fix=fix)
 
 
 def _download(repo: str, revision: str | None, cache_dir: Path | None) -> Path:
