@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 _WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
-_CHUNK_ELEMENTS = 2**22  # logits handled at once: bounds the 64-bit temporaries to about 200 MB
+_CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to about 320 MB
+_SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -125,8 +126,8 @@ def _weights(logits: torch.Tensor, tensors: SamplingTensors, rows: slice) -> tor
     scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=_FLOAT32_MAX, neginf=-torch.inf)
     highest = scores.amax(dim=-1, keepdim=True).clamp_min(-_FLOAT32_MAX)  # an all -inf row weighs nothing
     temperature = tensors.temperature[rows, None]
-    scaled = (scores.double() - highest) / torch.where(temperature > 0, temperature, 1.0)
-    weights = (scaled.exp_() * _WEIGHT_ONE).long()  # [rows, V]
+    scaled = scores.double().sub_(highest).div_(torch.where(temperature > 0, temperature, 1.0))
+    weights = scaled.exp_().mul_(_WEIGHT_ONE).long()  # [rows, V]
     if tensors.max_top_k:
         weights.masked_fill_(scores < _kth_score(scores, tensors.top_k[rows], tensors.max_top_k), 0)
     if tensors.any_top_p:
@@ -147,18 +148,30 @@ def _kth_score(scores: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> tor
 def _keep_top_p(weights: torch.Tensor, scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     ranked = weights.gather(1, order)
-    before = ranked.cumsum(dim=-1) - ranked  # weight of the likelier tokens
-    total = ranked.sum(dim=-1, keepdim=True)
-    ranked.masked_fill_(before.double() >= total.double() * top_p[:, None], 0)
+    reached = _running_sum(ranked)
+    limit = reached[:, -1:].double() * top_p[:, None]
+    before = reached[:, : ranked.shape[1]] - ranked  # weight of the likelier tokens
+    ranked.masked_fill_(before.double() >= limit, 0)
     return torch.empty_like(weights).scatter_(1, order, ranked)
 
 
 def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """[rows] token ids: inverse transform sampling over integer weights."""
-    reached = weights.cumsum(dim=-1)
+    reached = _running_sum(weights)
     total = reached[:, -1]
     target = torch.minimum((uniforms * total.double()).long(), total - 1)  # rounding may reach the total
     return torch.searchsorted(reached, target[:, None], right=True).squeeze(1)
+
+
+def _running_sum(weights: torch.Tensor) -> torch.Tensor:
+    """Cumulative sum of each row, the total repeated up to a multiple of the block.
+
+    In two levels, blocks and their ends: torch scans a row in one thread block, which idles most of a GPU.
+    """
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _SCAN_BLOCK))
+    sums = padded.unflatten(1, (-1, _SCAN_BLOCK)).cumsum(dim=-1)  # [rows, blocks, block]
+    block_sums = sums[:, :, -1]
+    return sums.add_((block_sums.cumsum(dim=-1) - block_sums)[:, :, None]).flatten(1)
 
 
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
