@@ -28,10 +28,12 @@ class JsonConfig:
         """Rebuild from ``to_json`` output.
 
         Raises:
-            ConfigError: a key is unknown, or a field without default is missing.
+            ConfigError: ``data`` is no object, a key is unknown, or a field without default is missing.
         """
+        if not isinstance(data, dict):
+            raise ConfigError(f"{cls.__name__} must be a JSON object", seen=data)
         fields = _fields(cls)
-        unknown = sorted(set(data) - set(fields))
+        unknown = sorted(str(key) for key in data if key not in fields)
         if unknown:
             raise ConfigError(f"{cls.__name__} has no such field", seen=unknown, allowed=sorted(fields))
         hints = typing.get_type_hints(cls)
@@ -65,16 +67,21 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    """Give ``value``, read from JSON, the type that the field declares."""
-    if value is None:
-        return None
+    """Give ``value``, read from JSON, the type that the field declares.
+
+    A value of another shape passes as it is: what a field refuses, its class says in ``__post_init__``.
+    """
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [a for a in typing.get_args(hint) if a is not type(None)]
         return _typed(inner[0], value) if len(inner) == 1 else value
-    if origin is tuple:
+    if origin is tuple and isinstance(value, (list, tuple)):
         item = typing.get_args(hint)[0]
         return tuple(_typed(item, v) for v in value)
-    if isinstance(hint, type) and issubclass(hint, JsonConfig) and isinstance(value, dict):
+    if origin is dict and isinstance(value, dict):
+        item = typing.get_args(hint)[1]
+        return {k: _typed(item, v) for k, v in value.items()}
+    nested = isinstance(hint, type) and issubclass(hint, JsonConfig)
+    if nested and value is not None and not isinstance(value, hint):
         return hint.from_json(value)
     return value

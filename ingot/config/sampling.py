@@ -7,7 +7,6 @@ Owns the sampling values and their ranges. Knows nothing of logits or tensors.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ingot.config.base import JsonConfig
@@ -51,17 +50,15 @@ class SamplingParams(JsonConfig):
     early_stopping: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            try:
-                object.__setattr__(self, name, tuple(getattr(self, name) or ()))
-            except TypeError:
-                raise RequestError(f"{name} must be a list", seen=getattr(self, name), fix=name) from None
         self._check_integers()
         self._check_numbers()
+        self._check_booleans()
         self._check_stops()
         self._check_beams()
+
+    def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Tokens that end this request: ``stop_token_ids``, and the model's ``eos_ids`` unless ignored."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
 
     def _check_integers(self) -> None:
         self._integer("max_new_tokens", 1, optional=True)
@@ -86,9 +83,22 @@ class SamplingParams(JsonConfig):
         self._number("repetition_penalty", 0.0, 100.0, open_low=True)
         self._number("presence_penalty", -2.0, 2.0)
         self._number("frequency_penalty", -2.0, 2.0)
-        self._number("length_penalty", -100.0, 100.0)
+        self._number("length_penalty", -10.0, 10.0)
+
+    def _check_booleans(self) -> None:
+        for name in ("ignore_eos", "early_stopping"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise RequestError(f"{name} must be a boolean", seen=value, allowed="true or false", fix=name)
 
     def _check_stops(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            value = () if getattr(self, name) is None else getattr(self, name)
+            if not isinstance(value, (list, tuple)):
+                raise RequestError(f"{name} must be a list", seen=value, fix=name)
+            object.__setattr__(self, name, tuple(value))
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise RequestError("a stop string must be non-empty text", seen=text, fix="stop")
@@ -127,7 +137,7 @@ class SamplingParams(JsonConfig):
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
-        ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not ok or value > high or value < low or (open_low and value == low):
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
             raise RequestError(f"{name} is out of range", seen=value, allowed=allowed, fix=name)
         object.__setattr__(self, name, float(value))

@@ -1,0 +1,194 @@
+"""A model's name made into a local folder, the cache before the network.
+
+Owns the choice of files to download and the wording of what can go wrong. Does not know what is in the files
+beyond the layout of the weights. The Hugging Face cache and its variables (HF_HOME, HF_HUB_CACHE,
+HF_HUB_OFFLINE, HF_TOKEN) are huggingface_hub's: it reads them when it is imported.
+
+    folder = resolve_checkpoint("Qwen/Qwen2.5-0.5B", revision="main")
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+
+from ingot.checkpoint.layout import CONFIG, find_layout, list_files
+from ingot.errors import CheckpointError
+
+_SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
+_SMALL_NAMES = ("merges.txt", "vocab.txt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.bpe")
+# The HTTP library's own base error, whichever library this release of huggingface_hub is built on, and
+# OSError.
+_NETWORK_ERRORS: tuple[type[Exception], ...] = (HfHubHTTPError.__bases__[0], OSError)
+
+
+def resolve_checkpoint(
+    name_or_path: str | Path,
+    revision: str | None = None,
+    cache_dir: Path | None = None,
+    offline: bool = False,
+) -> Path:
+    """The folder of a checkpoint: a local one as it is, or a Hugging Face id from the cache or the network.
+
+    A complete snapshot in the cache is taken without asking the network whether it is the newest; give a
+    commit as ``revision`` to have another. Only config, tokenizer and weight files are downloaded, no code,
+    and no ``.bin`` where there are safetensors.
+
+    Args:
+        name_or_path: a folder, or an id such as ``org/name``.
+        revision: branch, tag or full commit; the main branch where None. Only for ids.
+        cache_dir: cache to use in place of huggingface_hub's own.
+        offline: never use the network; HF_HUB_OFFLINE=1 does the same.
+
+    Raises:
+        CheckpointError: neither a folder nor an id; not in the cache while offline; in the cache but
+            incomplete while offline; no such model or revision; no access; the network failed.
+    """
+    path = Path(name_or_path).expanduser()
+    if name_or_path != "" and path.exists():
+        list_files(path)
+        return path
+    repo = _repo_id(name_or_path)
+    cached = _cached(repo, revision, cache_dir)
+    complete = cached if cached is not None and _incomplete(cached) is None else None
+    if complete is not None and _has_tokenizer(list_files(complete)):
+        return complete
+    if offline or constants.HF_HUB_OFFLINE:
+        return complete or _refuse_offline(repo, revision, cached)
+    try:
+        return _download(repo, revision, cache_dir)
+    except CheckpointError:
+        # All weights are here; whoever needs the tokenizer says that it is not.
+        if complete is not None:
+            return complete
+        raise
+
+
+def small_files(names: Iterable[str]) -> list[str]:
+    """Of a repository's files, the configs and tokenizer files at its top; never code, never weights."""
+    return [
+        name for name in names if "/" not in name and (name.endswith(_SMALL_SUFFIXES) or name in _SMALL_NAMES)
+    ]
+
+
+def _repo_id(name: str | Path) -> str:
+    text = str(name)
+    try:
+        validate_repo_id(text)
+    except HFValidationError as error:
+        raise _no_such(text) from error
+    if text.startswith(("/", ".", "~")) or isinstance(name, Path):
+        raise _no_such(text)
+    return text
+
+
+def _no_such(text: str) -> CheckpointError:
+    return CheckpointError(
+        "neither a folder that exists nor a Hugging Face id",
+        seen=text,
+        allowed="the path of a checkpoint folder, or org/name",
+        fix="correct the path or the id",
+    )
+
+
+def _cached(repo: str, revision: str | None, cache_dir: Path | None) -> Path | None:
+    """The snapshot in the cache, complete or not; None where there is none."""
+    try:
+        # With one pattern: the cache may know of files, such as code, that were never wanted.
+        found = snapshot_download(
+            repo,
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=True,
+            allow_patterns=[CONFIG],
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return Path(found)
+
+
+def _incomplete(folder: Path) -> CheckpointError | None:
+    """What a snapshot lacks to be a checkpoint."""
+    names = list_files(folder)
+    if CONFIG not in names:
+        return CheckpointError(f"{folder} has no {CONFIG}")
+    try:
+        find_layout(folder, names)
+    except CheckpointError as error:
+        return error
+    return None
+
+
+def _has_tokenizer(names: Iterable[str]) -> bool:
+    return any(name in _TOKENIZERS or name.endswith(".tiktoken") for name in names)
+
+
+def _at(repo: str, revision: str | None) -> str:
+    return f"{repo} at revision {revision}" if revision else repo
+
+
+def _refuse_offline(repo: str, revision: str | None, cached: Path | None) -> NoReturn:
+    fix = "unset HF_HUB_OFFLINE and go without the offline flag, or give a local path"
+    lack = _incomplete(cached) if cached is not None else None
+    if lack is None:
+        what = f"{_at(repo, revision)} is not in the local cache, and the network is off"
+        raise CheckpointError(what, fix=fix)
+    what = f"{_at(repo, revision)} is incomplete in the local cache, and the network is off: {lack.what}"
+    raise CheckpointError(what, seen=lack.seen, fix=fix)
+
+
+def _download(repo: str, revision: str | None, cache_dir: Path | None) -> Path:
+    try:
+        siblings = HfApi().model_info(repo, revision=revision).siblings or []
+        names = [file.rfilename for file in siblings]
+        small = small_files(names)
+        if CONFIG not in small:
+            raise CheckpointError(
+                f"{_at(repo, revision)} has no {CONFIG}", fix="choose a Transformers checkpoint"
+            )
+        folder = _fetch(repo, revision, cache_dir, small)
+        weights = find_layout(folder, [name for name in names if "/" not in name]).files
+        folder = _fetch(repo, revision, cache_dir, [*small, *weights])
+    except _NETWORK_ERRORS as error:
+        raise _explain(repo, revision, error) from error
+    lack = _incomplete(folder)
+    if lack is not None:
+        raise lack
+    return folder
+
+
+def _fetch(repo: str, revision: str | None, cache_dir: Path | None, names: list[str]) -> Path:
+    exact = [glob.escape(name) for name in names]
+    return Path(snapshot_download(repo, revision=revision, cache_dir=cache_dir, allow_patterns=exact))
+
+
+def _explain(repo: str, revision: str | None, error: Exception) -> CheckpointError:
+    """The one thing to do about an error of the hub."""
+    detail = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if isinstance(error, GatedRepoError):
+        fix = "accept its terms on huggingface.co, then run `hf auth login` or set HF_TOKEN"
+        return CheckpointError(f"{repo} asks for access that you do not have", fix=fix)
+    if isinstance(error, RepositoryNotFoundError):
+        fix = "correct the id, give a local path, or log in with `hf auth login` if it is private"
+        return CheckpointError("no such model on the hub", seen=repo, fix=fix)
+    if isinstance(error, RevisionNotFoundError):
+        return CheckpointError(f"{repo} has no such revision", seen=revision, fix="--revision")
+    return CheckpointError(
+        f"cannot download {_at(repo, revision)}",
+        seen=detail,
+        fix="check the network and the disk; with HF_HUB_OFFLINE=1 or a local path no network is needed",
+    )

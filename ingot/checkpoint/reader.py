@@ -1,0 +1,154 @@
+"""A checkpoint folder, read one tensor at a time.
+
+Owns the list of a checkpoint's tensors and the one weight file that is open. Does not know models: it neither
+renames nor reshapes. Host memory stays near one shard, whatever the size of the checkpoint.
+
+    with open_checkpoint(folder) as checkpoint:
+        embedding = checkpoint.read("model.embed_tokens.weight")
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
+from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, scan_shard
+from ingot.errors import CheckpointError
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+class Checkpoint:
+    """The tensors of a checkpoint and the configs beside them; made by ``open_checkpoint``.
+
+    Attributes:
+        folder: where the files are.
+        config: config.json as it is.
+        generation_config: generation_config.json as it is; {} where there is none.
+        tensors: name to shape, dtype and file, in the order of the files.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        generation_config: dict[str, Any],
+        tensors: dict[str, TensorInfo],
+        inner: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self.generation_config = generation_config
+        self.tensors = tensors
+        self._inner = inner
+        self._shard: Shard | None = None
+        self._file = ""
+        self._closed = False
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
+
+        It may be a private mapping of the file: writing to it changes no file. One file is open at a time,
+        so reading in the order of ``tensors`` opens each once.
+
+        Raises:
+            CheckpointError: there is no such tensor, the file is damaged, or the checkpoint is closed.
+        """
+        if self._closed:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} is closed", seen=name, fix="read before close"
+            )
+        info = self.tensors.get(name)
+        if info is None:
+            near = difflib.get_close_matches(name, self.tensors, n=3)
+            raise CheckpointError(
+                f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
+            )
+        return self._open(info.file).read(name)
+
+    def _open(self, file: str) -> Shard:
+        if self._shard is None or self._file != file:
+            self._let_go()
+            self._shard, self._file = open_shard(self.folder / file, self._inner), file
+        return self._shard
+
+    def _let_go(self) -> None:
+        if self._shard is not None:
+            self._shard.close()
+        self._shard = None
+
+    def close(self) -> None:
+        """Let go of the open file; tensors already read stay valid. Closing twice is fine."""
+        self._let_go()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open a Hugging Face checkpoint folder; reads what the files hold, not the tensors.
+
+    Layouts, in order of preference: ``model.safetensors``; ``model.safetensors.index.json`` with shards; one
+    other ``*.safetensors``; ``pytorch_model.bin``; ``pytorch_model.bin.index.json`` with shards. With an
+    index, the tensors are those that it names.
+
+    Raises:
+        CheckpointError: the folder is missing or holds no checkpoint, a JSON file or a weight file is
+            damaged, shards or tensors named by the index are not there, a pickle holds code, or a dtype is
+            not supported.
+    """
+    folder = Path(folder)
+    names = list_files(folder)
+    if CONFIG not in names:
+        raise CheckpointError(
+            f"{folder} is not a checkpoint: it has no {CONFIG}",
+            seen=shorten(names),
+            allowed=f"{CONFIG} beside {' or '.join(EXPECTED)}",
+            fix="give the folder that holds config.json",
+        )
+    config = read_json(folder / CONFIG)
+    generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
+    layout = find_layout(folder, names)
+    return Checkpoint(folder, config, generation, _scan(folder, layout))
+
+
+def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
+    """Open a weight file that stands alone, without config.json: ``eva_vit_g.pth``, ``large-v3.pt``.
+
+    Args:
+        file: a ``.safetensors`` file, or any other name for one written by ``torch.save``.
+        inner: for a torch file that nests its tensors, the key they lie under (``model``,
+            ``model_state_dict``).
+
+    Raises:
+        CheckpointError: as ``open_checkpoint``.
+    """
+    file = Path(file)
+    return Checkpoint(file.parent, {}, {}, scan_shard(file, inner), inner)
+
+
+def _scan(folder: Path, layout: Layout) -> dict[str, TensorInfo]:
+    tensors: dict[str, TensorInfo] = {}
+    absent: list[str] = []
+    for file in layout.files:
+        infos = scan_shard(folder / file)
+        if layout.index is not None:
+            wanted = [name for name, where in layout.index.items() if where == file]
+            absent += [f"{name} ({file})" for name in wanted if name not in infos]
+            infos = {name: infos[name] for name in wanted if name in infos}
+        tensors.update(infos)
+    if absent:
+        raise CheckpointError(
+            f"the index of {folder} names {len(absent)} tensors that their shards do not hold",
+            seen=shorten(absent),
+            fix="download the index and the shards again, all of one revision",
+        )
+    return tensors

@@ -1,0 +1,173 @@
+"""The ways in which a stored tensor becomes a model's, each a frozen dataclass.
+
+Owns what each rule takes, makes, and does to shapes and tensors. Does not know where tensors come from; names
+may hold ``{layer}``, which ``weight_map`` expands.
+
+    Concat("layers.{layer}.qkv.weight", ("h.{layer}.q.weight", "h.{layer}.k.weight", "h.{layer}.v.weight"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+Shape = tuple[int, ...]
+LAYER = "{layer}"
+
+
+@dataclass(frozen=True)
+class Rename:
+    """``target`` is the stored ``source`` as it is."""
+
+    target: str
+    source: str
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names in the model that this rule makes."""
+        return (self.target,)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names in the checkpoint, without prefix, that this rule takes."""
+        return (self.source,)
+
+    def bind(self, stored: int, built: int) -> Rename:
+        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
+        return type(self)(_put(self.target, built), _put(self.source, stored))
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        """Shape of ``target`` from those of the inputs; ValueError says why there is none."""
+        return sources[0]
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Make ``target`` from the inputs."""
+        return sources[0]
+
+
+class Transpose(Rename):
+    """``target`` is the stored matrix ``source`` [in, out] turned to [out, in], as GPT-2's Conv1D needs."""
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        """[out, in] of [in, out]."""
+        if len(sources[0]) != 2:
+            raise ValueError(f"only a matrix can be transposed, {self.source} is {list(sources[0])}")
+        return sources[0][::-1]
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Rows become columns."""
+        return sources[0].t()
+
+
+@dataclass(frozen=True)
+class Concat:
+    """``target`` is the stored ``sources`` joined along ``dim``; the dtype is the one that holds them all."""
+
+    target: str
+    sources: tuple[str, ...]
+    dim: int = 0
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names in the model that this rule makes."""
+        return (self.target,)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names in the checkpoint, without prefix, that this rule takes."""
+        return self.sources
+
+    def bind(self, stored: int, built: int) -> Concat:
+        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
+        return Concat(_put(self.target, built), tuple(_put(s, stored) for s in self.sources), self.dim)
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        """The sum along ``dim``; all else must agree."""
+        listed = ", ".join(f"{name} {list(s)}" for name, s in zip(self.sources, sources, strict=True))
+        dim = _axis(self.dim, sources[0], listed)
+        if len({(len(s), s[:dim], s[dim + 1 :]) for s in sources}) != 1:
+            raise ValueError(f"cannot be joined along {self.dim}: {listed}")
+        return (*sources[0][:dim], sum(s[dim] for s in sources), *sources[0][dim + 1 :])
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Join along ``dim``."""
+        return torch.cat(list(sources), self.dim)
+
+
+@dataclass(frozen=True)
+class Split:
+    """``targets`` are consecutive parts, ``sizes`` long, of the stored ``source`` along ``dim``."""
+
+    targets: tuple[str, ...]
+    source: str
+    sizes: tuple[int, ...]
+    dim: int = 0
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names in the model that this rule makes."""
+        return self.targets
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names in the checkpoint, without prefix, that this rule takes."""
+        return (self.source,)
+
+    def bind(self, stored: int, built: int) -> Split:
+        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
+        targets = tuple(_put(target, built) for target in self.targets)
+        return Split(targets, _put(self.source, stored), self.sizes, self.dim)
+
+    def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
+        """The source's, with the part's size along ``dim``."""
+        stored = sources[0]
+        dim = _axis(self.dim, stored, f"{self.source} {list(stored)}")
+        if len(self.sizes) != len(self.targets) or sum(self.sizes) != stored[dim]:
+            raise ValueError(f"{self.source} {list(stored)} is not {list(self.sizes)} along {self.dim}")
+        return (*stored[:dim], self.sizes[self.targets.index(target)], *stored[dim + 1 :])
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A copy of the part, so that no target shares memory with another."""
+        part = self.targets.index(target)
+        return sources[0].narrow(self.dim, sum(self.sizes[:part]), self.sizes[part]).clone()
+
+
+@dataclass(frozen=True)
+class Tie:
+    """``target`` is the same tensor as the target ``source_target``; nothing is stored for it.
+
+    The checkpoint may hold a copy, named ``copy`` (or as ``target``); it is not read. The model need not list
+    ``target`` among its tensors.
+    """
+
+    target: str
+    source_target: str
+    copy: str | None = None
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """Stored tensors that no model needs: an fnmatch pattern, tried with and without the prefix."""
+
+    pattern: str
+
+
+Transform = Rename | Concat | Split
+Rule = Transform | Tie | Ignore
+
+
+def has_layer(rule: Transform) -> bool:
+    """Whether the rule stands for one rule a layer."""
+    return any(LAYER in name for name in (*rule.inputs, *rule.outputs))
+
+
+def _put(name: str, layer: int) -> str:
+    return name.replace(LAYER, str(layer))
+
+
+def _axis(dim: int, shape: Shape, listed: str) -> int:
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"there is no dimension {dim}: {listed}")
+    return dim % len(shape)

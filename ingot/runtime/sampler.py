@@ -1,0 +1,229 @@
+"""Choosing each row's next token.
+
+Owns temperature, top-k, top-p and min-p, the random number of a draw, and log-probabilities. Knows no
+penalties (those are logits processors), no requests and no scheduler.
+
+    output = sample(logits, SamplingTensors.from_rows(rows, logits.device))
+
+A draw is a pure function of the row's logits, values, seed and step: probabilities become integers before
+they are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
+preemption changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a
+token's weight by 2**-40 of the likeliest one's at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+_WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
+_CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to about 320 MB
+_SCAN_BLOCK = 512
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class RowSampling:
+    """How one row draws. ``temperature=0`` is greedy, ``top_k=0`` keeps all.
+
+    ``seed`` is any int64; ``step`` counts the tokens that the request has generated.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """The values of B rows on the device, and what the batch as a whole lets the sampler skip.
+
+    Attributes:
+        temperature, top_p, min_p: [B] float64. top_k, seed, step: [B] int64.
+        all_greedy: no row draws. max_top_k: largest top_k of a drawing row, 0 where none filters.
+        any_top_p, any_min_p: some drawing row filters so.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    step: torch.Tensor
+    all_greedy: bool
+    max_top_k: int
+    any_top_p: bool
+    any_min_p: bool
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[RowSampling], device: torch.device | str) -> SamplingTensors:
+        """Two copies to the device, from pinned memory where it is a GPU; neither waits."""
+        numbers = [[r.temperature for r in rows], [r.top_p for r in rows], [r.min_p for r in rows]]
+        integers = [[r.top_k for r in rows], [r.seed for r in rows], [r.step for r in rows]]
+        pinned = torch.device(device).type == "cuda"
+        host_f = torch.tensor(numbers, dtype=torch.float64, pin_memory=pinned)
+        host_i = torch.tensor(integers, dtype=torch.int64, pin_memory=pinned)
+        temperature, top_p, min_p = host_f.to(device, non_blocking=True)
+        top_k, seed, step = host_i.to(device, non_blocking=True)
+        drawing = [r for r in rows if r.temperature > 0]
+        return cls(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed,
+            step=step,
+            all_greedy=not drawing,
+            max_top_k=max((r.top_k for r in drawing), default=0),
+            any_top_p=any(r.top_p < 1 for r in drawing),
+            any_min_p=any(r.min_p > 0 for r in drawing),
+        )
+
+
+@dataclass(frozen=True)
+class SamplerOutput:
+    """``token_ids``: [B] int64 on the logits' device."""
+
+    token_ids: torch.Tensor
+
+
+def sample(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerOutput:
+    """Choose a token for each row of ``logits`` ([B, V] float32, processed by the rows' rules; unchanged).
+
+    Greedy rows take the highest score, the lowest id among equals. Other rows scale by temperature, filter by
+    top-k, top-p, then min-p (``token_weights``), and take the first token, in id order, at which the running
+    sum of weights passes u * total, with u = ``uniform(seed, step)``. A row that is -inf throughout gives 0.
+    Nothing waits for the device and every shape depends on B and V alone, so a CUDA graph can hold it.
+    """
+    greedy = torch.argmax(logits, dim=-1)  # the first of equals, on CPU and on CUDA
+    if tensors.all_greedy:
+        return SamplerOutput(greedy)
+    uniforms = uniform(tensors.seed, tensors.step)
+    rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    drawn = [
+        _draw(_weights(logits[i : i + rows], tensors, slice(i, i + rows)), uniforms[i : i + rows])
+        for i in range(0, logits.shape[0], rows)
+    ]
+    return SamplerOutput(torch.where(tensors.temperature > 0, torch.cat(drawn), greedy))
+
+
+def token_weights(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
+    """What ``sample`` draws from: [B, V] int64 weights, proportional to the probabilities that are left.
+
+    The likeliest token weighs 2**40; less likely than 2**-40 of it counts as impossible, as does NaN. Filters
+    follow Hugging Face's warpers, in their order: top-k keeps every token that ties with the k-th; top-p the
+    smallest set whose mass reaches p, lowest ids first among equals, one token at least; min-p those of at
+    least min_p times the highest probability. Greedy rows are given the weights of temperature 1.
+    """
+    return _weights(logits, tensors, slice(None))
+
+
+def _weights(logits: torch.Tensor, tensors: SamplingTensors, rows: slice) -> torch.Tensor:
+    scores = torch.nan_to_num(logits, nan=-torch.inf, posinf=_FLOAT32_MAX, neginf=-torch.inf)
+    highest = scores.amax(dim=-1, keepdim=True).clamp_min(-_FLOAT32_MAX)  # an all -inf row weighs nothing
+    temperature = tensors.temperature[rows, None]
+    scaled = scores.double().sub_(highest).div_(torch.where(temperature > 0, temperature, 1.0))
+    weights = scaled.exp_().mul_(_WEIGHT_ONE).long()  # [rows, V]
+    if tensors.max_top_k:
+        weights.masked_fill_(scores < _kth_score(scores, tensors.top_k[rows], tensors.max_top_k), 0)
+    if tensors.any_top_p:
+        weights = _keep_top_p(weights, scores, tensors.top_p[rows])
+    if tensors.any_min_p:
+        floor = (tensors.min_p[rows, None] * _WEIGHT_ONE).long()
+        weights.masked_fill_(weights < floor, 0)
+    return weights
+
+
+def _kth_score(scores: torch.Tensor, top_k: torch.Tensor, max_top_k: int) -> torch.Tensor:
+    """[rows, 1]: the score below which a row's tokens go; -inf where top_k is 0."""
+    best = torch.topk(scores, min(max_top_k, scores.shape[1]), dim=-1).values
+    kth = best.gather(1, (top_k[:, None] - 1).clamp(0, best.shape[1] - 1))
+    return torch.where(top_k[:, None] > 0, kth, -torch.inf)
+
+
+def _keep_top_p(weights: torch.Tensor, scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
+    ranked = weights.gather(1, order)
+    reached = _running_sum(ranked)
+    limit = reached[:, -1:].double() * top_p[:, None]
+    before = reached[:, : ranked.shape[1]] - ranked  # weight of the likelier tokens
+    ranked.masked_fill_(before.double() >= limit, 0)
+    return torch.empty_like(weights).scatter_(1, order, ranked)
+
+
+def _draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """[rows] token ids: inverse transform sampling over integer weights."""
+    reached = _running_sum(weights)
+    total = reached[:, -1]
+    target = torch.minimum((uniforms * total.double()).long(), total - 1)  # rounding may reach the total
+    return torch.searchsorted(reached, target[:, None], right=True).squeeze(1)
+
+
+def _running_sum(weights: torch.Tensor) -> torch.Tensor:
+    """Cumulative sum of each row, the total repeated up to a multiple of the block.
+
+    In two levels, blocks and their ends: torch scans a row in one thread block, which idles most of a GPU.
+    """
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _SCAN_BLOCK))
+    sums = padded.unflatten(1, (-1, _SCAN_BLOCK)).cumsum(dim=-1)  # [rows, blocks, block]
+    block_sums = sums[:, :, -1]
+    return sums.add_((block_sums.cumsum(dim=-1) - block_sums)[:, :, None]).flatten(1)
+
+
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+def uniform(seed: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """[B] float64 in [0, 1), a multiple of 2**-53: number ``step`` of the stream that ``seed`` starts.
+
+    The stream is SplitMix64 begun at the hash of ``seed``, so that neighbouring seeds share no numbers.
+
+    Args:
+        seed, step: [B] int64.
+    """
+    bits = splitmix64(splitmix64(seed) + step * _GAMMA)
+    return _shift_right(bits, 11).double() * 2.0**-53
+
+
+def splitmix64(state: torch.Tensor) -> torch.Tensor:
+    """The output that SplitMix64 gives in ``state``: int64 in and out, arithmetic modulo 2**64.
+
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
+    z = state + _GAMMA
+    z = (z ^ _shift_right(z, 30)) * _MIX_1
+    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift in zeros: torch has no unsigned shift, and its own copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def logprobs_of(
+    logits: torch.Tensor, token_ids: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities under the model itself: the raw logits, before penalties, temperature and filters.
+
+    Args:
+        logits: [B, V] float32, as the model gave them.
+        token_ids: [B] int64, the chosen tokens.
+        k: how many of the likeliest to return; 0 for none.
+
+    Returns:
+        chosen: [B] float32, log-probability of ``token_ids``.
+        top_ids: [B, k] int64, likeliest first.
+        top_logprobs: [B, k] float32.
+    """
+    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
+    chosen = (logits.gather(1, token_ids[:, None]) - normaliser).squeeze(1)
+    top = torch.topk(logits, min(k, logits.shape[1]), dim=-1)
+    return chosen, top.indices, top.values - normaliser

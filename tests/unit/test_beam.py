@@ -1,0 +1,229 @@
+"""Beam search against Hugging Face's ``generate`` on tiny random models, and its own edges."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.beam import BeamResult, BeamSearch, BeamStep, top_candidates
+from ingot.runtime.logits import processors_for
+
+PROMPT = [3, 14, 15, 9]
+
+
+@functools.cache
+def tiny_model(kind: str, vocab: int) -> PreTrainedModel:
+    torch.manual_seed(vocab)
+    if kind == "gpt2":
+        config = GPT2Config(
+            vocab_size=vocab, n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.4
+        )
+        model: PreTrainedModel = GPT2LMHeadModel(config)
+    else:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=vocab,
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                initializer_range=0.3,
+            )
+        )
+    return model.eval()
+
+
+def likely_and_unlikely(model: PreTrainedModel, count: int, likely: bool) -> frozenset[int]:
+    """End tokens that greedy search meets within its first steps, or those that rank last."""
+    ids = list(PROMPT)
+    for _ in range(6):
+        logits = model(torch.tensor([ids])).logits[0, -1]
+        ids.append(int(logits.argmax()))
+    ranked = logits.argsort(descending=True).tolist()
+    return frozenset(ranked[1 : 1 + count] if likely else ranked[-count:])
+
+
+@torch.inference_mode()
+def search(
+    model: PreTrainedModel, params: SamplingParams, eos: frozenset[int], room: int
+) -> list[BeamResult]:
+    """Drive BeamSearch with every live beam recomputed whole at every step."""
+    beams = BeamSearch(params, len(PROMPT), eos, room)
+    vocab = model.config.vocab_size
+    while not beams.done:
+        rows = torch.tensor([[*PROMPT, *beam.output_ids] for beam in beams.live])
+        logprobs = model(rows).logits[:, -1].float().log_softmax(-1)
+        for row, beam in zip(logprobs, beams.live, strict=True):
+            for processor in processors_for(params, PROMPT, eos, vocab, "cpu"):
+                processor(row, beam.output_ids)
+        before = beams.live
+        steps = beams.advance(top_candidates(logprobs, beams.num_candidates))
+        if not beams.done:
+            moved = [(*before[s.parent].output_ids, s.token) for s in steps]
+            assert moved == [b.output_ids for b in beams.live]
+    return beams.results(params.n)
+
+
+@torch.inference_mode()
+def hugging_face(
+    model: PreTrainedModel, params: SamplingParams, eos: frozenset[int], room: int
+) -> list[tuple[list[int], float]]:
+    limit = room - len(PROMPT)
+    output = model.generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        num_beams=params.num_beams,
+        num_return_sequences=params.n,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        max_new_tokens=limit if params.max_new_tokens is None else min(limit, params.max_new_tokens),
+        min_new_tokens=params.min_new_tokens or None,
+        repetition_penalty=params.repetition_penalty,
+        eos_token_id=sorted(params.end_ids(eos)) or None,
+        pad_token_id=model.config.vocab_size - 1,
+        do_sample=False,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    sequences = output.sequences[:, len(PROMPT) :].tolist()
+    return list(zip(sequences, output.sequences_scores.tolist(), strict=True))
+
+
+def check(
+    model: PreTrainedModel, params: SamplingParams, eos: frozenset[int], room: int = 60
+) -> list[BeamResult]:
+    ours = search(model, params, eos, room)
+    theirs = hugging_face(model, params, eos, room)
+    assert len(ours) == len(theirs)
+    for result, (sequence, score) in zip(ours, theirs, strict=True):
+        mine = [*result.output_ids, *([] if result.end_token is None else [result.end_token])]
+        assert mine == sequence[: len(mine)]
+        assert set(sequence[len(mine) :]) <= {model.config.vocab_size - 1}
+        assert result.score == pytest.approx(score, rel=1e-4, abs=1e-5)
+        assert (result.finish_reason == "stop") == (result.end_token is not None)
+    return ours
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("likely", [True, False])
+@pytest.mark.parametrize("early_stopping", [True, False])
+@pytest.mark.parametrize("num_beams", [2, 3, 5])
+def test_same_sequences_as_hugging_face(
+    kind: str, likely: bool, early_stopping: bool, num_beams: int
+) -> None:
+    model = tiny_model(kind, 60)
+    for count in (1, 3):
+        eos = likely_and_unlikely(model, count, likely)
+        for length_penalty in (0.0, 1.0, 2.0, -1.0):
+            params = SamplingParams(
+                max_new_tokens=12,
+                num_beams=num_beams,
+                n=num_beams,
+                length_penalty=length_penalty,
+                early_stopping=early_stopping,
+            )
+            check(model, params, eos)
+
+
+@pytest.mark.parametrize("vocab", [50, 200])
+def test_both_finish_reasons_are_met(vocab: int) -> None:
+    model = tiny_model("gpt2", vocab)
+    params = SamplingParams(max_new_tokens=10, num_beams=4, n=4, early_stopping=True)
+    stopped = check(model, params, likely_and_unlikely(model, 8, likely=True))
+    assert "stop" in {r.finish_reason for r in stopped}
+    cut = check(model, params, frozenset())
+    assert {(r.finish_reason, len(r.output_ids)) for r in cut} == {("length", 10)}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"repetition_penalty": 1.5},
+        {"min_new_tokens": 6},
+        {"ignore_eos": True},
+        {"stop_token_ids": (7, 11)},
+        {"stop_token_ids": (7, 11), "ignore_eos": True},
+        {"n": 1},
+        {"max_new_tokens": None},
+        {"max_new_tokens": 1},
+    ],
+)
+def test_other_values(extra: dict[str, object]) -> None:
+    model = tiny_model("llama", 60)
+    params = SamplingParams(max_new_tokens=12, num_beams=3, n=3).replace(**extra)
+    eos = likely_and_unlikely(model, 2, likely=True)
+    results = check(model, params, eos, room=len(PROMPT) + 15)
+    assert all(len(r.output_ids) <= 15 for r in results)
+
+
+def logs(**probabilities: float) -> list[tuple[int, float]]:
+    return [(int(name[1:]), math.log(p)) for name, p in probabilities.items()]
+
+
+def test_end_tokens_count_only_among_the_first_beams() -> None:
+    params = SamplingParams(max_new_tokens=5, num_beams=2, n=2)
+    beams = BeamSearch(params, 1, frozenset({9}), 100)
+    assert beams.num_candidates == 3
+    assert beams.advance([logs(t1=0.5, t2=0.3, t9=0.2)]) == [BeamStep(0, 1), BeamStep(0, 2)]
+    assert beams.results(2) == []
+    steps = beams.advance([logs(t9=0.6, t3=0.3, t4=0.1), logs(t5=0.5, t9=0.4, t6=0.1)])
+    assert steps == [BeamStep(0, 3), BeamStep(1, 5)]
+    (finished,) = beams.results(2)
+    assert finished == BeamResult((1,), pytest.approx(math.log(0.3) / 2), "stop", 9)
+    assert [b.output_ids for b in beams.live] == [(1, 3), (2, 5)]
+
+
+def test_early_stopping_ends_at_num_beams_hypotheses() -> None:
+    offered = [logs(t1=0.4, t9=0.35, t2=0.25)], [logs(t3=0.9, t9=0.1), logs(t9=0.9, t4=0.1)]
+    for early_stopping in (True, False):
+        params = SamplingParams(
+            max_new_tokens=9, num_beams=2, n=2, early_stopping=early_stopping, length_penalty=3.0
+        )
+        beams = BeamSearch(params, 1, frozenset({9}), 100)
+        for candidates in offered:
+            beams.advance(candidates)
+        assert len(beams.results(2)) == 2
+        assert beams.done is early_stopping
+
+
+@pytest.mark.parametrize(("length_penalty", "done"), [(0.0, True), (1.0, True), (3.0, False)])
+def test_without_early_stopping_the_best_live_beam_must_be_able_to_win(
+    length_penalty: float, done: bool
+) -> None:
+    params = SamplingParams(max_new_tokens=99, num_beams=2, n=2, length_penalty=length_penalty)
+    beams = BeamSearch(params, 1, frozenset({9}), 100)
+    beams.advance([logs(t9=0.5, t1=0.3, t2=0.2)])
+    assert not beams.done
+    beams.advance([logs(t9=0.8, t3=0.2), logs(t4=0.1, t9=0.05)])
+    beams.advance([logs(t5=0.6, t9=0.4), logs(t6=0.5, t9=0.5)])
+    assert beams.done is done
+
+
+def test_banned_candidates_are_no_beams() -> None:
+    beams = BeamSearch(SamplingParams(num_beams=3, n=3), 1, frozenset(), 100)
+    assert beams.advance([[(4, -0.1), (5, -math.inf), (6, -math.inf)]]) == [BeamStep(0, 4)]
+    assert beams.advance([[(5, -math.inf)]]) == []
+    assert beams.done
+
+
+def test_no_room_is_done_at_once() -> None:
+    beams = BeamSearch(SamplingParams(num_beams=2), 10, frozenset(), 10)
+    assert beams.done
+    assert beams.results(1) == []
+
+
+def test_one_list_of_candidates_a_live_beam() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        BeamSearch(SamplingParams(num_beams=2), 1, frozenset(), 9).advance([logs(t1=1.0), logs(t1=1.0)])
+
+
+def test_top_candidates_keeps_ids_and_order() -> None:
+    logprobs = torch.tensor([[-3.0, -0.5, -math.inf, -1.0], [-1.0, -2.0, -0.25, -4.0]])
+    assert top_candidates(logprobs, 2) == [[(1, -0.5), (3, -1.0)], [(2, -0.25), (0, -1.0)]]
+    assert len(top_candidates(logprobs, 99)[0]) == 4
