@@ -1,0 +1,132 @@
+"""Which chat format a checkpoint speaks, and which tokens end its answers.
+
+Owns the choice among a chat template, ChatML and Vicuna. Knows none of them.
+
+    chat = load_chat_format(folder, generation_config)
+    ids = chat.prompt_ids([{"role": "user", "content": "Hi"}], tokenizer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError, TokenizerError
+from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
+from ingot.processors.chat_jinja import JinjaFormat
+from ingot.processors.tokenizer import default_tokens
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, read_object
+
+__all__ = ["FORMATS", "ChatFormat", "load_chat_format", "stop_ids_for"]
+
+FORMATS = ("chatml", "vicuna", "vicuna-v0")
+QWEN_WINDOW = 6144
+
+
+def load_chat_format(
+    folder: Path, generation_config: Mapping[str, Any], override: str | None = None
+) -> ChatFormat | None:
+    """The chat format of a checkpoint or engine folder; None when nothing names one.
+
+    Looked for in this order: ``override`` (one of ``FORMATS`` or the path of a .jinja file),
+    chat_template.jinja, ``chat_template`` of tokenizer_config.json, chat_template.json, ``chat_format`` of
+    generation_config.
+
+    Raises:
+        TokenizerError: ``override`` is unknown, or a template cannot be read or parsed.
+        ConfigError: ``max_window_size`` of generation_config is no positive integer.
+    """
+    if override is not None:
+        return _named(override, folder, generation_config)
+    found = _template(folder)
+    if found is not None:
+        return JinjaFormat(*found, default_tokens(TokenizerFolder(folder)))
+    if generation_config.get("chat_format") == "chatml":
+        return ChatML(_window(generation_config, QWEN_WINDOW))
+    return None
+
+
+def stop_ids_for(
+    generation_config: Mapping[str, Any],
+    config: Mapping[str, Any],
+    tokenizer: Tokenizer | None,
+    chat_format: ChatFormat | None,
+) -> tuple[int, ...]:
+    """Every token that ends an answer, in ascending order.
+
+    The union of ``eos_token_id`` of both configs and the chat format's own; the tokenizer's end of text when
+    these name none.
+
+    Raises:
+        ConfigError: an ``eos_token_id`` is neither an id nor a list of ids.
+    """
+    ids = {*_eos(generation_config, "generation_config"), *_eos(config, "config")}
+    if tokenizer is not None and chat_format is not None:
+        ids.update(chat_format.stop_ids(tokenizer))
+    if not ids and tokenizer is not None and tokenizer.eos_id is not None:
+        ids.add(tokenizer.eos_id)
+    return tuple(sorted(ids))
+
+
+def _named(name: str, folder: Path, generation_config: Mapping[str, Any]) -> ChatFormat:
+    if name == "chatml":
+        return ChatML(_window(generation_config, None))
+    if name == "vicuna":
+        return Vicuna()
+    if name == "vicuna-v0":
+        return VicunaV0()
+    path = Path(name)
+    if not path.is_file():
+        raise TokenizerError(
+            "no such chat format", seen=name, allowed=[*FORMATS, "the path of a .jinja file"]
+        )
+    return JinjaFormat(_read(path), str(path), default_tokens(TokenizerFolder(folder)))
+
+
+def _template(folder: Path) -> tuple[str, str] | None:
+    """Text of the folder's template, and the file it is from."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return _read(path), str(path)
+    for name in (CONFIG_FILE, "chat_template.json"):
+        path = folder / name
+        source = read_object(path).get("chat_template")
+        if source is not None:
+            return _default(source, path), str(path)
+    return None
+
+
+def _default(source: Any, path: Path) -> str:
+    """A template is a text, or a list of named texts of which "default" is for plain chat."""
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise TokenizerError(f"chat_template in {path} is no text and has no text named default")
+    return source
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} is not readable text", seen=error) from error
+
+
+def _window(generation_config: Mapping[str, Any], default: int | None) -> int | None:
+    value = generation_config.get("max_window_size", default)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ConfigError(
+            "max_window_size must be a positive integer", seen=value, fix="generation_config.json"
+        )
+    return value
+
+
+def _eos(config: Mapping[str, Any], where: str) -> list[int]:
+    value = config.get("eos_token_id")
+    ids = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in ids):
+        raise ConfigError(f"eos_token_id of {where} must be an id or a list of ids", seen=value)
+    return list(ids)

@@ -1,0 +1,81 @@
+"""A conversation as requests send it.
+
+Owns the checks on messages and the flattening of text parts. Knows no prompt format.
+
+    check_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}])[0]["content"] == "Hi"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.errors import RequestError
+
+Message = dict[str, Any]
+PLAIN_ROLES = ("system", "user", "assistant")
+TEMPLATE_ROLES = (*PLAIN_ROLES, "developer", "tool")
+
+
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], roles: Sequence[str] = PLAIN_ROLES
+) -> list[Message]:
+    """Copies of the messages with their content as one string.
+
+    A message that carries ``tool_calls`` may have no content. Other keys are kept for templates.
+
+    Raises:
+        RequestError: no messages, an unknown role, or content that is no text; it names the message.
+    """
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
+        raise RequestError("messages must be a non-empty list of objects", seen=messages, fix="messages")
+    return [_checked(message, f"messages[{i}]", roles) for i, message in enumerate(messages)]
+
+
+def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None:
+    """The order that formats without a template can express: a system message first, then user and assistant.
+
+    Raises:
+        RequestError: a system message later on, an answer before any question, or nothing left to answer.
+    """
+    for i, message in enumerate(messages[1:], start=1):
+        if message["role"] == "system":
+            where = f"messages[{i}]"
+            raise RequestError("only the first message may be the system's", seen=where, fix=f"{where}.role")
+    turns = [message["role"] for message in messages if message["role"] != "system"]
+    if turns and turns[0] != "user":
+        raise RequestError("the first message after the system's must be the user's", seen=turns[0])
+    if add_generation_prompt and (not turns or turns[-1] != "user"):
+        raise RequestError("the last message must be the user's", seen=messages[-1]["role"], fix="messages")
+
+
+def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be an object", seen=message, fix="messages")
+    role = message.get("role")
+    if role not in roles:
+        raise RequestError(
+            f"{where}.role is not one of the roles", seen=role, allowed=list(roles), fix=f"{where}.role"
+        )
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        return dict(message)
+    return {**message, "content": _text(content, f"{where}.content")}
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        allowed = 'a string or a list of {"type": "text", "text": ...}'
+        raise RequestError(f"{where} is no text", seen=type(content).__name__, allowed=allowed, fix=where)
+    return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if not isinstance(part, Mapping) or part.get("type") != "text":
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise RequestError(f"{where} is no text part", seen=kind, allowed='"type": "text"', fix=where)
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{where}.text must be a string", seen=type(part.get("text")).__name__, fix=where)
+    return str(part["text"])

@@ -1,0 +1,139 @@
+"""Which tokenizer a folder holds.
+
+Owns the choice among tokenizer.json, SentencePiece, Qwen v1's tiktoken and GPT-2's vocab with merges. Knows
+none of these formats.
+
+    tokenizer = load_tokenizer(Path("Qwen-7B-Chat"))
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.errors import TokenizerError
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
+from ingot.processors.tokenizer_folder import TokenizerFolder, read_object
+from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
+from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN_SPLIT, TiktokenTokenizer
+
+__all__ = ["Tokenizer", "default_tokens", "load_tokenizer"]
+
+VOCABULARY_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+GPT2_CLASS, QWEN2_CLASS, QWEN1_CLASS = "GPT2Tokenizer", "Qwen2Tokenizer", "QWenTokenizer"
+QWEN2_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint or engine folder; None when there are no tokenizer files.
+
+    tokenizer.json wins over the other formats, since it is what Hugging Face reads first. The others are told
+    apart by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``.
+
+    Raises:
+        TokenizerError: a file is broken, or nothing says which rules its vocabulary follows.
+    """
+    here = TokenizerFolder(folder)
+    if found := here.existing("tokenizer.json"):
+        here.set_defaults(_class_defaults(here.tokenizer_class))
+        return FastTokenizer.from_json(here, found[0])
+    if found := here.existing("tokenizer.model"):
+        _check_class(here, LLAMA_CLASSES)
+        return SentencePieceTokenizer.from_model(here, found[0])
+    if tiktokens := sorted(folder.glob("*.tiktoken")):
+        return _load_tiktoken(here, tiktokens)
+    for names in VOCABULARY_PAIRS:
+        found = here.existing(*names)
+        if len(found) == len(names):
+            return _load_byte_level(here, found[0], found[1])
+        if found and not (names[0] == "vocab.json" and here.existing(*VOCABULARY_PAIRS[1])):
+            raise TokenizerError(f"{folder} has half a vocabulary", seen=found[0].name, allowed=names)
+    return None
+
+
+def default_tokens(here: TokenizerFolder) -> dict[str, str]:
+    """Named tokens for chat templates: those of the files, else those of the tokenizer class they name."""
+    here.set_defaults(_class_defaults(here.tokenizer_class))
+    return here.named_tokens()
+
+
+def _class_defaults(name: str | None) -> dict[str, str]:
+    """Named tokens that Hugging Face's class has when no file speaks of them."""
+    if name in LLAMA_CLASSES:
+        return {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    if name == QWEN2_CLASS:
+        return {"eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT, "pad_token": END_OF_TEXT}
+    if name == GPT2_CLASS:
+        return {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+    return {}
+
+
+def _load_tiktoken(here: TokenizerFolder, paths: list[Path]) -> Tokenizer:
+    if len(paths) > 1:
+        names = [path.name for path in paths]
+        raise TokenizerError(f"{here.path} has several .tiktoken files", seen=names, allowed="one")
+    _check_class(here, (QWEN1_CLASS,))
+    by_name = here.tokenizer_class == QWEN1_CLASS or paths[0].name == "qwen.tiktoken"
+    if not by_name and here.model_type != "qwen":
+        raise TokenizerError(
+            f"nothing says which rules {paths[0]} follows",
+            allowed="qwen.tiktoken, or any name beside a Qwen v1 config.json",
+            fix=f'put "tokenizer_class": "{QWEN1_CLASS}" into tokenizer_config.json',
+        )
+    return TiktokenTokenizer.from_ranks(here, paths[0], needs_model_config=not by_name)
+
+
+def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> Tokenizer:
+    """GPT-2's or Qwen2's byte-level BPE."""
+    _check_class(here, (GPT2_CLASS, QWEN2_CLASS))
+    by_model = here.tokenizer_class is None and here.model_type in QWEN2_MODELS
+    is_qwen2 = by_model or here.tokenizer_class == QWEN2_CLASS
+    ids = _read_vocabulary(vocabulary)
+    pairs = _read_merges(merges)
+    try:
+        backend = byte_level_bpe(ids, pairs, split=QWEN_SPLIT if is_qwen2 else None, normalise=is_qwen2)
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{merges} does not fit {vocabulary.name}", seen=error) from error
+    here.set_defaults(_class_defaults(QWEN2_CLASS if is_qwen2 else GPT2_CLASS))
+    return FastTokenizer(backend, here, here.files(vocabulary, merges, needs_model_config=by_model))
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    ids = read_object(path)
+    bad = [token for token, i in ids.items() if isinstance(i, bool) or not isinstance(i, int) or i < 0]
+    if bad or not ids or len(set(ids.values())) != len(ids):
+        raise TokenizerError(
+            f"{path} must give every token an id of its own",
+            seen=f"{bad[0]!r}: {ids[bad[0]]!r}"
+            if bad
+            else f"{len(ids)} tokens, {len(set(ids.values()))} ids",
+        )
+    return ids
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} is not readable text", seen=error) from error
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        parts = line.removesuffix("\r").split(" ")
+        if len(parts) != 2 or not all(parts):
+            raise TokenizerError(f"{path}, line {number} is no pair of tokens", seen=line[:80])
+        pairs.append((parts[0], parts[1]))
+    return pairs
+
+
+def _check_class(here: TokenizerFolder, allowed: tuple[str, ...]) -> None:
+    """A folder that names another tokenizer must not be read by these rules."""
+    name = here.tokenizer_class
+    if name is not None and name not in (*allowed, "PreTrainedTokenizer", "TokenizersBackend"):
+        raise TokenizerError(
+            f"the tokenizer that {here.path} names cannot be read from its files",
+            seen=name,
+            allowed=allowed,
+            fix="add its tokenizer.json (save_pretrained of the fast tokenizer writes one)",
+        )

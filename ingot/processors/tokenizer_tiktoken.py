@@ -1,0 +1,113 @@
+"""Qwen v1's vocabulary.
+
+Owns the .tiktoken file format, Qwen v1's rules for cutting text and its special tokens. Does not know when a
+folder should use it.
+
+    TiktokenTokenizer.from_ranks(TokenizerFolder(folder), folder / "qwen.tiktoken")
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import unicodedata
+from pathlib import Path
+
+import tiktoken
+
+from ingot.errors import TokenizerError
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
+
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+END_OF_TEXT = "<|endoftext|>"
+NUM_EXTRAS = 205
+QWEN_SPECIALS = (
+    END_OF_TEXT,
+    "<|im_start|>",
+    "<|im_end|>",
+    *(f"<|extra_{i}|>" for i in range(NUM_EXTRAS)),
+)
+
+
+class TiktokenTokenizer(Tokenizer):
+    """Byte-level BPE by ranks, NFC first; the special tokens follow the last rank. There is no begin
+    token."""
+
+    def __init__(
+        self,
+        ranks: dict[bytes, int],
+        folder: TokenizerFolder,
+        files: tuple[Path, ...],
+    ) -> None:
+        added = [AddedToken(text, len(ranks) + i) for i, text in enumerate(QWEN_SPECIALS)]
+        super().__init__(added, vocab_size=len(ranks), bos_id=None, eos_id=len(ranks), files=files)
+        self._tokens = sorted(ranks, key=ranks.__getitem__)
+        self._encoding = tiktoken.Encoding(
+            "qwen", pat_str=QWEN_SPLIT, mergeable_ranks=ranks, special_tokens={}
+        )
+
+    @classmethod
+    def from_ranks(
+        cls, folder: TokenizerFolder, path: Path, *, needs_model_config: bool = False
+    ) -> TiktokenTokenizer:
+        """Read a .tiktoken file: lines of base64 bytes and their rank.
+
+        Raises:
+            TokenizerError: a line is malformed, ranks have gaps, or a single byte has none.
+        """
+        return cls(read_ranks(path), folder, folder.files(path, needs_model_config=needs_model_config))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """See ``Tokenizer.encode``; as in the reference, NFC comes before special tokens are looked for."""
+        if isinstance(text, str):
+            text = unicodedata.normalize("NFC", text)
+        return super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+    def _encode_text(self, text: str, *, first: bool) -> list[int]:
+        return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text))
+
+    def _vocabulary_bytes(self, token_id: int) -> bytes:
+        return self._tokens[token_id]
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Bytes → rank of a .tiktoken file, ranks 0 … n-1.
+
+    Raises:
+        TokenizerError: see ``TiktokenTokenizer.from_ranks``.
+    """
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if line.strip():
+            token, rank = _rank(path, number, line)
+            ranks[token] = rank
+    if sorted(ranks.values()) != list(range(len(ranks))) or not ranks:
+        raise TokenizerError(
+            f"{path} does not number its tokens 0 to n-1, each once",
+            seen=f"{len(ranks)} tokens",
+            fix="copy the file again",
+        )
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise TokenizerError(
+            f"{path} lacks tokens for single bytes, so some text has no ids",
+            seen=f"{len(missing)} missing, the first is byte {missing[0]}",
+            fix="copy the file again",
+        )
+    return ranks
+
+
+def _rank(path: Path, number: int, line: bytes) -> tuple[bytes, int]:
+    try:
+        token, rank = line.split()
+        return base64.b64decode(token, validate=True), int(rank)
+    except (ValueError, binascii.Error) as error:
+        raise TokenizerError(
+            f"{path}, line {number} is no base64 token with its rank",
+            seen=line[:80].decode("utf-8", "replace"),
+            fix="copy the file again",
+        ) from error
