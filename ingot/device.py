@@ -1,6 +1,7 @@
 """What the machine can do: devices, dtypes and their names.
 
-Owns the translation between the words of a user (``auto``, ``cuda``, ``fp16``) and torch's objects. Knows no model.
+Owns the translation between the words of a user (``auto``, ``cuda``, ``fp16``) and torch's objects. Knows no
+model.
 
     device = resolve_device("auto")
 """
@@ -35,7 +36,10 @@ def resolve_device(name: str | torch.device) -> torch.device:
     number = int(index or 0)
     if number >= torch.cuda.device_count():
         raise DeviceError(
-            "no such GPU", seen=name, allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}", fix="--device"
+            "no such GPU",
+            seen=name,
+            allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}",
+            fix="--device",
         )
     return torch.device("cuda", number)
 

@@ -21,8 +21,8 @@ DEFAULT_MAX_SEQ_LEN = 8192
 class BuildConfig(JsonConfig):
     """Limits and number format of an engine.
 
-    ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end), for
-    looking inside a part of a model.
+    ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end),
+    for looking inside a part of a model.
     """
 
     dtype: Literal["fp16", "bf16", "fp32"]
@@ -38,7 +38,9 @@ class BuildConfig(JsonConfig):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be an integer >= 1", seen=value, fix=flag)
         if self.layers is not None and (len(self.layers) != 2 or not 0 <= self.layers[0] < self.layers[1]):
-            raise ConfigError("layers must be START:END", seen=self.layers, allowed="0 <= START < END", fix="--layers")
+            raise ConfigError(
+                "layers must be START:END", seen=self.layers, allowed="0 <= START < END", fix="--layers"
+            )
 
 
 def parse_layers(text: str | None) -> tuple[int, int] | None:

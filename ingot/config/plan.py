@@ -1,7 +1,7 @@
 """Which tiles each kernel uses.
 
-Owns the kernel plan: per op a mapping of tile names to sizes, and the GPU on which they were measured. Knows no
-kernel; an op without an entry uses its own defaults.
+Owns the kernel plan: per op a mapping of tile names to sizes, and the GPU on which they were measured. Knows
+no kernel; an op without an entry uses its own defaults.
 
     KernelPlan(gpu="NVIDIA H200", tiles={"rms_norm": {"num_warps": 8}})
 """

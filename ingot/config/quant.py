@@ -23,4 +23,6 @@ class QuantConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
-            raise ConfigError("unknown quantization scheme", seen=self.scheme, allowed=list(SCHEMES), fix="--quant")
+            raise ConfigError(
+                "unknown quantization scheme", seen=self.scheme, allowed=list(SCHEMES), fix="--quant"
+            )

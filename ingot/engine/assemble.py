@@ -1,8 +1,8 @@
 """From a checkpoint's tensors to an engine's.
 
-Owns the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one tensor at a
-time, so that memory stays near one shard. Knows nothing of the engine folder: the builder writes what comes out, and
-``LLM(checkpoint)`` loads it as it comes.
+Owns the steps between reading and writing: choose the architecture, map names, cast, pack. Works on one
+tensor at a time, so that memory stays near one shard. Knows nothing of the engine folder: the builder writes
+what comes out, and ``LLM(checkpoint)`` loads it as it comes.
 
     assembly = Assembly.of(checkpoint, build_config)
     for name, tensor in assembly.tensors(checkpoint): ...
@@ -33,7 +33,9 @@ from ingot.quant.schemes import make_scheme
 
 @dataclass
 class Assembly:
-    """What an engine will hold: its configs, an empty model of the right shape, and where each tensor comes from."""
+    """What an engine will hold: its configs, an empty model of the right shape, and where each tensor comes
+    from.
+    """
 
     architecture: Architecture
     model_config: DecoderConfig
@@ -89,13 +91,19 @@ class Assembly:
         cast = tensor.to(dtype)
         if dtype == torch.float16 and tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
             raise BuildError(
-                "weights do not fit fp16", seen=f"{target}: largest {tensor.abs().max():.4g}", fix="--dtype bf16"
+                "weights do not fit fp16",
+                seen=f"{target}: largest {tensor.abs().max():.4g}",
+                fix="--dtype bf16",
             )
         return cast
 
 
 def empty_model(
-    architecture: Architecture, config: DecoderConfig, build: BuildConfig, quant: QuantConfig, plan: KernelPlan
+    architecture: Architecture,
+    config: DecoderConfig,
+    build: BuildConfig,
+    quant: QuantConfig,
+    plan: KernelPlan,
 ) -> Decoder:
     """The modules on the meta device: shapes without memory."""
     ctx = BuildContext(make_scheme(quant), plan, parse_dtype(build.dtype))
@@ -116,7 +124,9 @@ def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
         if isinstance(module, Linear):
             shapes |= {f"{prefix}{name}": shape for name, shape in module.logical_shapes().items()}
         else:
-            shapes |= {f"{prefix}{name}": tuple(p.shape) for name, p in module._parameters.items() if p is not None}
+            shapes |= {
+                f"{prefix}{name}": tuple(p.shape) for name, p in module._parameters.items() if p is not None
+            }
     return shapes
 
 
@@ -134,6 +144,9 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
     start, end = build.layers
     if end > config.num_layers:
         raise ConfigError(
-            "the model has fewer layers", seen=f"{start}:{end}", allowed=f"0:{config.num_layers}", fix="--layers"
+            "the model has fewer layers",
+            seen=f"{start}:{end}",
+            allowed=f"0:{config.num_layers}",
+            fix="--layers",
         )
     return config.replace(num_layers=end - start)

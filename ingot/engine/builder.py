@@ -49,15 +49,15 @@ def build(
 ) -> Path:
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
-    The same checkpoint, arguments and version give the same bytes in every file but plan.json. A build that fails or
-    is interrupted leaves nothing behind, and an engine that was there stays as it was.
+    The same checkpoint, arguments and version give the same bytes in every file but plan.json. A build that
+    fails or is interrupted leaves nothing behind, and an engine that was there stays as it was.
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
         device: where weights are packed: ``auto``, ``cpu``, ``cuda``.
         max_batch_size: most requests in one step.
-        max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most 8192.
-        layers: ``"0:1"`` keeps only these decoder layers.
+        max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
+        8192. layers: ``"0:1"`` keeps only these decoder layers.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is.
         revision: branch, tag or commit of a hub id.
@@ -153,7 +153,9 @@ def _write(
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else "the engine cannot be written"
-        raise BuildError(what, seen=f"{error}", fix="nothing was kept; free space or choose another -o") from error
+        raise BuildError(
+            what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
+        ) from error
 
 
 def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:

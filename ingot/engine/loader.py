@@ -61,7 +61,9 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
     manifest = Manifest.read(folder)
     plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).is_file() else KernelPlan()
     text = read_engine_text(folder, manifest)
-    model = empty_model(architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan)
+    model = empty_model(
+        architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
+    )
     compute = compute_dtype(manifest, device, dtype)
     path = folder / WEIGHTS_FILE
     try:
@@ -69,7 +71,9 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
             _check_names(path, set(file.keys()), manifest, model)
             fill(model, ((name, file.get_tensor(name)) for name in stored_tensors(model)), device, compute)
     except (SafetensorError, OSError) as error:
-        raise EngineError(f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again") from None
+        raise EngineError(
+            f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
+        ) from None
     return Engine(manifest, model, text, plan, device, compute)
 
 
@@ -117,7 +121,9 @@ def fill(
             model.rotary.to(device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            "the weights do not fit the device", seen=str(error).split(".")[0], fix="--dtype fp16, --layers, or a larger GPU"
+            "the weights do not fit the device",
+            seen=str(error).split(".")[0],
+            fix="--dtype fp16, --layers, or a larger GPU",
         ) from None
     model.eval()
 
@@ -127,5 +133,7 @@ def _check_names(path: Path, found: set[str], manifest: Manifest, model: Decoder
     expected = {name: tuple(t.shape) for name, t in stored_tensors(model).items()}
     listed = {name: entry.shape for name, entry in manifest.tensors.items()}
     if expected != listed or set(expected) != found:
-        odd = sorted(set(expected.items()) ^ set(listed.items())) or sorted(set(expected) ^ found)
-        raise EngineError("the weights do not match the manifest", seen=f"{path}: {odd[:5]}", fix="build the engine again")
+        odd = sorted({n for n, _ in set(expected.items()) ^ set(listed.items())} | (set(expected) ^ found))
+        raise EngineError(
+            "the weights do not match the manifest", seen=f"{path}: {odd[:5]}", fix="build the engine again"
+        )

@@ -1,7 +1,7 @@
 """manifest.json: what an engine is.
 
-Owns the description that an engine carries: configs, the hash of every tensor and file, how text ends. Knows nothing
-of how it was built or how it is run.
+Owns the description that an engine carries: configs, the hash of every tensor and file, how text ends. Knows
+nothing of how it was built or how it is run.
 
     manifest = Manifest.read(folder)
 """
@@ -70,7 +70,9 @@ class Manifest(JsonConfig):
         """
         path = folder / MANIFEST_FILE
         if not path.is_file():
-            raise EngineError("not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`")
+            raise EngineError(
+                "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"
+            )
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             version = data.get("format_version")
@@ -86,7 +88,9 @@ class Manifest(JsonConfig):
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
                 raise
-            raise EngineError("manifest.json is damaged", seen=f"{path}: {error}", fix="build the engine again") from None
+            raise EngineError(
+                "manifest.json is damaged", seen=f"{path}: {error}", fix="build the engine again"
+            ) from None
 
     def dump(self) -> str:
         """The text of manifest.json; the same manifest gives the same text."""

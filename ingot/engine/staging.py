@@ -1,7 +1,7 @@
 """A folder that appears whole or not at all.
 
-Owns the temporary folder beside a build's target, the space check and the final rename. Knows nothing of engines but
-how to recognise one.
+Owns the temporary folder beside a build's target, the space check and the final rename. Knows nothing of
+engines but how to recognise one.
 
     with staged_folder(target, force=False, size=bytes_needed) as folder: ...
 """
@@ -62,13 +62,17 @@ def _check_target(target: Path, force: bool) -> None:
     if empty:
         return
     if not is_engine(target):
-        raise BuildError("the target exists and is no engine", seen=target, fix="choose another -o; --force keeps it too")
+        raise BuildError(
+            "the target exists and is no engine", seen=target, fix="choose another -o; --force keeps it too"
+        )
     if not force:
         raise BuildError("the engine exists", seen=target, fix="--force replaces it, or choose another -o")
 
 
 def _swap_in(folder: Path, target: Path) -> None:
-    """Rename the finished folder to the target; an engine there is moved aside first and put back on failure."""
+    """Rename the finished folder to the target; an engine there is moved aside first and put back on
+    failure.
+    """
     if not target.exists():
         folder.rename(target)
         return

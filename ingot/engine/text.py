@@ -1,7 +1,7 @@
 """The text side of an engine: tokenizer, chat format, ids that end a text.
 
-Owns what is read from a checkpoint's or an engine's tokenizer files, and which files an engine must carry. Knows
-nothing of weights.
+Owns what is read from a checkpoint's or an engine's tokenizer files, and which files an engine must carry.
+Knows nothing of weights.
 
     text = read_text_parts(checkpoint, chat_template=None)
 """
@@ -21,9 +21,11 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class TextParts:
-    """``tokenizer`` is None for a checkpoint without tokenizer files: such an engine takes and gives token ids.
+    """``tokenizer`` is None for a checkpoint without tokenizer files: such an engine takes and gives token
+    ids.
 
-    ``chat_template`` names a built-in format that the user chose; ``template_file`` is a Jinja file that they gave.
+    ``chat_template`` names a built-in format that the user chose; ``template_file`` is a Jinja file that
+    they gave.
     """
 
     tokenizer: Tokenizer | None

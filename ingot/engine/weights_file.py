@@ -1,7 +1,7 @@
 """weights.safetensors, written one tensor at a time.
 
-Owns the writing of a safetensors file whose tensors never lie in memory together; the library's own writer wants them
-all at once. Knows nothing of models.
+Owns the writing of a safetensors file whose tensors never lie in memory together; the library's own writer
+wants them all at once. Knows nothing of models.
 
     with WeightsWriter(path, layout) as writer:
         writer.add("norm.weight", tensor)
@@ -36,7 +36,9 @@ _NAMES = {
 
 
 class WeightsWriter:
-    """Writes tensors in the order of ``layout``, whose entries (any device, ``meta`` included) give shape and dtype."""
+    """Writes tensors in the order of ``layout``, whose entries (any device, ``meta`` included) give shape
+    and dtype.
+    """
 
     def __init__(self, path: Path, layout: Mapping[str, torch.Tensor]) -> None:
         self._layout = layout
@@ -60,8 +62,8 @@ class WeightsWriter:
         """Write the next tensor; it must be the next of the layout, with its shape and dtype."""
         expected = self._layout[name]
         assert name == self._pending.pop(0), f"{name} out of order"
-        assert tensor.shape == expected.shape and tensor.dtype == expected.dtype, name
-        raw = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype), name
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         self._file.write(raw)
         digest = hashlib.sha256(raw).hexdigest()
         self.entries[name] = TensorEntry(_NAMES[tensor.dtype], tuple(tensor.shape), digest)

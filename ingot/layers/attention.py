@@ -1,7 +1,7 @@
 """Self-attention over a paged KV cache.
 
-Owns the order of a decoder's attention: QKV product, position, cache write, attention, output product. Knows no
-model and no kernel's inside.
+Owns the order of a decoder's attention: QKV product, position, cache write, attention, output product. Knows
+no model and no kernel's inside.
 
     Attention(config, ctx)(hidden, batch, cache, rope_table)
 """

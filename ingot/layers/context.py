@@ -1,7 +1,7 @@
 """What a layer needs to know to be built.
 
-Owns the bundle of choices that come from the engine and not from the model: linear scheme, kernel plan, dtype. Knows
-no layer.
+Owns the bundle of choices that come from the engine and not from the model: linear scheme, kernel plan,
+dtype. Knows no layer.
 
     ctx = BuildContext(scheme=make_scheme(quant), plan=KernelPlan(), dtype=torch.float16)
 """

@@ -1,8 +1,8 @@
 """A pre-norm decoder from its config.
 
-Owns the stack that every text model of Ingot is: embedding, layers of attention and MLP, final norm, head. What sets
-architectures apart is in ``DecoderConfig`` and in their weight maps; a model that needs more wraps this one.
-Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
+Owns the stack that every text model of Ingot is: embedding, layers of attention and MLP, final norm, head.
+What sets architectures apart is in ``DecoderConfig`` and in their weight maps; a model that needs more wraps
+this one. Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
 
     hidden = decoder(decoder.embed(batch.input_ids, batch.positions), batch, caches)
     logits = decoder.logits(hidden[batch.logits_indices])
@@ -29,8 +29,8 @@ from ingot.layers.rotary import RotaryTable
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
-    Takes and returns the stream as (branch output, residual): their sum is the layer's hidden states, and the next
-    norm adds them.
+    Takes and returns the stream as (branch output, residual): their sum is the layer's hidden states, and
+    the next norm adds them.
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
@@ -83,7 +83,9 @@ class Decoder(nn.Module):
         hidden = self.embed_tokens(input_ids)
         return hidden if self.embed_positions is None else hidden + self.embed_positions(positions)
 
-    def forward(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def forward(
+        self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+    ) -> torch.Tensor:
         """Hidden states [T, hidden_size] → hidden states after the final norm."""
         rope = None if self.rotary is None else self.rotary.table
         residual: torch.Tensor | None = None

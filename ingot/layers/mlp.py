@@ -1,6 +1,7 @@
 """The two feed-forward shapes.
 
-Owns gated and plain MLPs. Knows no model: which projection of a checkpoint is the gate is its weight map's business.
+Owns gated and plain MLPs. Knows no model: which projection of a checkpoint is the gate is its weight map's
+business.
 
     GatedMLP(config, ctx)(x)
 """

@@ -1,7 +1,7 @@
 """Normalisation with the residual add inside.
 
-Owns the two norm modules. Both take what the last branch added and the residual so far, and hand back the normalised
-sum and the sum. Knows no model.
+Owns the two norm modules. Both take what the last branch added and the residual so far, and hand back the
+normalised sum and the sum. Knows no model.
 
     hidden, residual = RMSNorm(4096, 1e-6, ctx)(delta, residual)
 """
@@ -26,7 +26,9 @@ class RMSNorm(nn.Module):
         self.tiles = ctx.plan.for_op("rms_norm")
         self.weight = empty_weight(size, dtype=ctx.dtype)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]."""
         return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles)
 
@@ -41,12 +43,15 @@ class LayerNorm(nn.Module):
         self.weight = empty_weight(size, dtype=ctx.dtype)
         self.bias = empty_weight(size, dtype=ctx.dtype)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]."""
         return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles=self.tiles)
 
 
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:
     """The norm that the config names, over the hidden size."""
-    kind = {"rms_norm": RMSNorm, "layer_norm": LayerNorm}[config.norm]
-    return kind(config.hidden_size, config.norm_eps, ctx)
+    if config.norm == "rms_norm":
+        return RMSNorm(config.hidden_size, config.norm_eps, ctx)
+    return LayerNorm(config.hidden_size, config.norm_eps, ctx)

@@ -1,7 +1,7 @@
 """Rotary position tables.
 
-Owns the frequencies of every rope scaling and the table of cosines and sines that the kernel reads. Knows no request:
-a request whose prompt needs another base gets an offset into the same table.
+Owns the frequencies of every rope scaling and the table of cosines and sines that the kernel reads. Knows no
+request: a request whose prompt needs another base gets an offset into the same table.
 
     rope = RotaryTable(RopeConfig(dim=128), max_positions=4096)
     row = rope.offset(prompt_len) + position
@@ -20,8 +20,8 @@ from ingot.config.model import RopeConfig
 class RotaryTable(nn.Module):
     """cos and sin for every position, one section of ``max_positions`` rows for each base that can occur.
 
-    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is computed, never
-    stored in an engine.
+    ``table`` is [sections * max_positions, dim] float32: dim/2 cosines, then dim/2 sines. It is computed,
+    never stored in an engine.
     """
 
     table: torch.Tensor

@@ -44,7 +44,8 @@ class LLM:
         device: ``auto``, ``cuda``, ``cuda:N`` or ``cpu``.
         compute_dtype: dtype of arithmetic; ``auto``: the engine's own on a GPU, fp32 on a CPU.
         runtime: cache and step sizes; they change speed and memory, never output.
-        max_batch_size, max_seq_len, chat_template, revision: for a checkpoint, as in ``build``; an engine has its
+        max_batch_size, max_seq_len, chat_template, revision: for a checkpoint, as in ``build``; an engine
+        has its
             own.
 
     Raises:
@@ -69,7 +70,9 @@ class LLM:
         if is_engine(Path(path)):
             fixed = sorted(name for name, value in given.items() if value is not None)
             if fixed:
-                raise ConfigError("these values are fixed when an engine is built", seen=fixed, fix="build it again")
+                raise ConfigError(
+                    "these values are fixed when an engine is built", seen=fixed, fix="build it again"
+                )
             engine = load_engine(Path(path), place, compute_dtype)
         else:
             engine = engine_in_memory(
@@ -109,7 +112,9 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What is used when a call names no parameters: the checkpoint's generation_config over Ingot's defaults."""
+        """What is used when a call names no parameters: the checkpoint's generation_config over Ingot's
+        defaults.
+        """
         return default_params(self.engine.manifest.generation)
 
     def generate(
@@ -139,7 +144,8 @@ class LLM:
     def chat(
         self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None
     ) -> Output | list[Output]:
-        """Answer a conversation, ``[{"role": "user", "content": "..."}]``; a list of conversations gives a list.
+        """Answer a conversation, ``[{"role": "user", "content": "..."}]``; a list of conversations gives a
+        list.
 
         Raises:
             RequestError: the messages are malformed, or the engine has no chat format.
@@ -154,7 +160,9 @@ class LLM:
         """Token ids of the prompt that a conversation becomes."""
         if self.tokenizer is None or self.chat_format is None:
             what = "chat template" if self.tokenizer is not None else "tokenizer"
-            raise RequestError(f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file")
+            raise RequestError(
+                f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file"
+            )
         return self.chat_format.prompt_ids(messages, self.tokenizer)
 
     def stream(self, prompt: PromptLike | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
@@ -210,7 +218,8 @@ class LLM:
                 self.executor.abort(name)
             raise
         return [
-            Output(ids, [a.answer for a in answers[name] if a.done]) for name, ids in zip(names, prompts, strict=True)
+            Output(ids, [a.answer for a in answers[name] if a.done])
+            for name, ids in zip(names, prompts, strict=True)
         ]
 
     def _advance(self, answers: Mapping[str, list[AnswerAssembler]]) -> list[Piece]:

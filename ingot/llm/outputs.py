@@ -25,8 +25,9 @@ Reason = Literal["stop", "length", "abort"]
 class Answer:
     """One answer to a prompt.
 
-    ``text`` is None when the engine has no tokenizer. ``finish_reason`` is ``stop`` (an end token or stop string, in
-    ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token. ``score`` is a beam's.
+    ``text`` is None when the engine has no tokenizer. ``finish_reason`` is ``stop`` (an end token or stop
+    string, in ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token. ``score`` is a
+    beam's.
     """
 
     text: str | None
@@ -67,8 +68,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a streamed answer: text that is certain by now, the tokens since the last piece, and, in the last
-    piece, why the answer ended. ``index`` counts the answers."""
+    """A part of a streamed answer: text that is certain by now, the tokens since the last piece, and, in the
+    last piece, why the answer ended. ``index`` counts the answers."""
 
     text: str
     token_ids: tuple[int, ...] = ()
@@ -95,7 +96,9 @@ class AnswerAssembler:
         return self.answer.finish_reason is not None
 
     def add(self, update: Update) -> Piece:
-        """Take an update in; returns what it adds. After a stop string ``done`` is true before the executor's end."""
+        """Take an update in; returns what it adds. After a stop string ``done`` is true before the
+        executor's end.
+        """
         answer = self.answer
         text, kept = self._read(update.token_ids)
         answer.token_ids += kept

@@ -1,7 +1,7 @@
 """What a model is to the rest of Ingot.
 
-Owns the description of an architecture as data: its Hugging Face names, how its config reads, and its weight map.
-Knows no architecture in particular; each file beside this one declares one.
+Owns the description of an architecture as data: its Hugging Face names, how its config reads, and its weight
+map. Knows no architecture in particular; each file beside this one declares one.
 
     LLAMA = Architecture(name="llama", hf_names=("LlamaForCausalLM",), config_from_hf=..., weight_map=...)
 """
@@ -60,7 +60,9 @@ def check_silu(hf: HfConfig) -> None:
     """Refuse a gated MLP with another activation than SiLU."""
     activation = hf.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise CheckpointError("unsupported activation", seen=activation, allowed="silu", fix="hidden_act in config.json")
+        raise CheckpointError(
+            "unsupported activation", seen=activation, allowed="silu", fix="hidden_act in config.json"
+        )
 
 
 def sliding_window(hf: HfConfig) -> int:
@@ -77,7 +79,8 @@ def sliding_window(hf: HfConfig) -> int:
     mixed = len(kinds) > 1 or (not kinds and hf.get("use_sliding_window") and full not in (None, 0))
     if mixed:
         raise CheckpointError(
-            "layers with and without a sliding window in one model are not supported", seen=sorted(kinds) or full
+            "layers with and without a sliding window in one model are not supported",
+            seen=sorted(kinds) or full,
         )
     return int(window)
 
@@ -106,7 +109,10 @@ def rope_from_hf(hf: HfConfig, head_dim: int) -> RopeConfig:
     if kind == "yarn":
         return _yarn(rope, settings, factor, original)
     raise CheckpointError(
-        "unsupported rope scaling", seen=kind, allowed="default, linear, llama3, yarn", fix="rope_scaling in config.json"
+        "unsupported rope scaling",
+        seen=kind,
+        allowed="default, linear, llama3, yarn",
+        fix="rope_scaling in config.json",
     )
 
 
@@ -115,7 +121,9 @@ def _yarn(rope: RopeConfig, settings: dict[str, Any], factor: float, original: i
         ["truncate"] if settings.get("truncate") is False else []
     )
     if unsupported:
-        raise CheckpointError("unsupported yarn settings", seen=unsupported, fix="rope_scaling in config.json")
+        raise CheckpointError(
+            "unsupported yarn settings", seen=unsupported, fix="rope_scaling in config.json"
+        )
     return rope.replace(
         scaling="yarn",
         factor=factor,

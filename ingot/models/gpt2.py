@@ -1,7 +1,8 @@
 """GPT-2: learned positions, LayerNorm, biases everywhere, tanh GELU.
 
 Owns the reading of its config and its weight map. Knows no other architecture.
-Source: the Hugging Face class ``GPT2LMHeadModel``; its ``Conv1D`` weights are stored [in, out] and transposed here.
+Source: the Hugging Face class ``GPT2LMHeadModel``; its ``Conv1D`` weights are stored [in, out] and
+transposed here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     odd = [k for k in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn") if hf.get(k)]
     if odd or hf.get("scale_attn_weights") is False:
         raise CheckpointError("unsupported attention scaling", seen=odd or "scale_attn_weights false")
-    hidden, heads = int(require(hf, "n_embd", "hidden_size")), int(require(hf, "n_head", "num_attention_heads"))
+    hidden, heads = (
+        int(require(hf, "n_embd", "hidden_size")),
+        int(require(hf, "n_head", "num_attention_heads")),
+    )
     return DecoderConfig(
         architecture="gpt2",
         vocab_size=int(require(hf, "vocab_size")),
@@ -65,7 +69,9 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
         "mlp.up_proj": "mlp.c_fc",
         "mlp.down_proj": "mlp.c_proj",
     }
-    rules += [Rename(f"{ours}{a}.{k}", f"{theirs}{b}.{k}") for a, b in norms.items() for k in ("weight", "bias")]
+    rules += [
+        Rename(f"{ours}{a}.{k}", f"{theirs}{b}.{k}") for a, b in norms.items() for k in ("weight", "bias")
+    ]
     rules += [Transpose(f"{ours}{a}.weight", f"{theirs}{b}.weight") for a, b in linears.items()]
     rules += [Rename(f"{ours}{a}.bias", f"{theirs}{b}.bias") for a, b in linears.items()]
     return WeightMap(tuple(rules), config.num_layers, layers, prefixes=("transformer.", ""))

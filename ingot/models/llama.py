@@ -61,7 +61,9 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
         rules.append(Concat(f"{ours}self_attn.qkv_proj.{kind}", sources))
         rules.append(Rename(f"{ours}self_attn.o_proj.{kind}", f"{attention}o_proj.{kind}"))
     for kind in ("weight", "bias") if config.mlp_bias else ("weight",):
-        rules.append(Concat(f"{ours}mlp.gate_up_proj.{kind}", (f"{mlp}gate_proj.{kind}", f"{mlp}up_proj.{kind}")))
+        rules.append(
+            Concat(f"{ours}mlp.gate_up_proj.{kind}", (f"{mlp}gate_proj.{kind}", f"{mlp}up_proj.{kind}"))
+        )
         rules.append(Rename(f"{ours}mlp.down_proj.{kind}", f"{mlp}down_proj.{kind}"))
     if config.tie_word_embeddings:
         rules += [Tie("lm_head.weight", "embed_tokens.weight")]

@@ -1,8 +1,8 @@
 """Qwen v1 (Qwen-7B, Qwen-14B and their chat models), in the V1.0 and V1.1 forms of its config.
 
 Owns the reading of its config and its weight map. Knows no other architecture.
-What it has of its own: one product for q, k, v with a bias and no other bias; c_proj(w1(x) · silu(w2(x))); beyond
-``seq_length`` a rotary base that grows with the prompt (dynamic NTK) and queries scaled by log-n.
+What it has of its own: one product for q, k, v with a bias and no other bias; c_proj(w1(x) · silu(w2(x)));
+beyond ``seq_length`` a rotary base that grows with the prompt (dynamic NTK) and queries scaled by log-n.
 Source: the published ``QWenLMHeadModel``; figures of it are golden test data.
 """
 
@@ -21,7 +21,10 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """
     if not hf.get("no_bias", True):
         raise CheckpointError("Qwen v1 with biases is not supported", seen="no_bias false", fix="config.json")
-    hidden, heads = int(require(hf, "hidden_size", "n_embd")), int(require(hf, "num_attention_heads", "n_head"))
+    hidden, heads = (
+        int(require(hf, "hidden_size", "n_embd")),
+        int(require(hf, "num_attention_heads", "n_head")),
+    )
     head_dim = int(hf.get("kv_channels") or hidden // heads)
     seq_length = int(require(hf, "seq_length", "n_positions", "max_position_embeddings"))
     ntk = bool(hf.get("use_dynamic_ntk", True))

@@ -6,7 +6,7 @@ Source: the Hugging Face class ``Qwen3ForCausalLM``.
 
 from __future__ import annotations
 
-from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
+from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
 from ingot.config.model import DecoderConfig
 from ingot.models.base import (
     Architecture,
@@ -56,7 +56,10 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     rules: tuple[Rule, ...] = (
         Rename("embed_tokens.weight", "model.embed_tokens.weight"),
         Rename(ours + "input_layernorm.weight", theirs + "input_layernorm.weight"),
-        *(Concat(f"{ours}self_attn.qkv_proj.{k}", tuple(f"{attention}{p}_proj.{k}" for p in "qkv")) for k in kinds),
+        *(
+            Concat(f"{ours}self_attn.qkv_proj.{k}", tuple(f"{attention}{p}_proj.{k}" for p in "qkv"))
+            for k in kinds
+        ),
         *(Rename(f"{ours}self_attn.o_proj.{k}", f"{attention}o_proj.{k}") for k in kinds),
         Rename(ours + "self_attn.q_norm.weight", attention + "q_norm.weight"),
         Rename(ours + "self_attn.k_norm.weight", attention + "k_norm.weight"),

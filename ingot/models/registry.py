@@ -44,4 +44,6 @@ def architecture_named(name: str) -> Architecture:
     for architecture in ARCHITECTURES:
         if architecture.name == name:
             return architecture
-    raise EngineError("the engine's architecture is unknown", seen=name, allowed=[a.name for a in ARCHITECTURES])
+    raise EngineError(
+        "the engine's architecture is unknown", seen=name, allowed=[a.name for a in ARCHITECTURES]
+    )

@@ -74,6 +74,8 @@ def _checked(part: object) -> Part:
         whole = False
     if not whole:
         raise RequestError(
-            "a prompt is text, a list of token ids, or a Prompt of these", seen=repr(part)[:80], fix="the prompt"
+            "a prompt is text, a list of token ids, or a Prompt of these",
+            seen=repr(part)[:80],
+            fix="the prompt",
         )
     return ids

@@ -1,6 +1,7 @@
 """Linear schemes: what a linear layer stores and how it multiplies.
 
-Owns the seam between a linear layer and its number format. Knows no model: a scheme sees one weight at a time.
+Owns the seam between a linear layer and its number format. Knows no model: a scheme sees one weight at a
+time.
 
     scheme = make_scheme(QuantConfig())
     tensors = scheme.pack(weight, bias)          # at build
@@ -25,7 +26,9 @@ class LinearScheme(Protocol):
 
     name: str
 
-    def layout(self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         """Empty tensors (on the current default device) of the stored shapes and dtypes."""
         ...
 
@@ -43,7 +46,9 @@ class Dense:
 
     name = "none"
 
-    def layout(self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
         """``weight`` [out_features, in_features] and, with a bias, ``bias`` [out_features]."""
         tensors = {"weight": torch.empty(out_features, in_features, dtype=dtype)}
         if bias:

@@ -1,8 +1,8 @@
 """Beams as requests.
 
-Owns the life of one beam search inside the executor: every live beam is a request; one that has run waits, held,
-until all of its step have, then all are replaced by the beams that continue. Knows no tensors and no ranking rule
-(``beam.py`` has it).
+Owns the life of one beam search inside the executor: every live beam is a request; one that has run waits,
+held, until all of its step have, then all are replaced by the beams that continue. Knows no tensors and no
+ranking rule (``beam.py`` has it).
 
     group = BeamGroup(request, stop_ids)
     group.offer(beam_request, candidates); if group.complete: group.advance(scheduler)

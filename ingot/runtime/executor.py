@@ -1,7 +1,7 @@
 """The loop that runs an engine: schedule → run → sample → update.
 
-Owns the requests that are under way. Knows token ids, not text; decides nothing that the scheduler, the runner or the
-sampler decide.
+Owns the requests that are under way. Knows token ids, not text; decides nothing that the scheduler, the
+runner or the sampler decide.
 
     executor.add("r0", prompt_ids, params)
     while executor.has_work:
@@ -31,9 +31,9 @@ from ingot.runtime.selection import Choice, TokenLogprobs, TokenSelector
 class Update:
     """News of one answer of a request.
 
-    ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on, and
-    ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the answers of a
-    request (``n`` or beams).
+    ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
+    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
+    answers of a request (``n`` or beams).
     """
 
     request_id: str
@@ -192,7 +192,14 @@ class Executor:
             return []
         del self._groups[owner]
         return [
-            Update(owner, i, result.output_ids, FinishReason(result.finish_reason), result.end_token, score=result.score)
+            Update(
+                owner,
+                i,
+                result.output_ids,
+                FinishReason(result.finish_reason),
+                result.end_token,
+                score=result.score,
+            )
             for i, result in enumerate(group.results())
         ]
 
@@ -231,10 +238,14 @@ class Executor:
         ids = list(prompt_ids)
         vocab_size = self.model.config.vocab_size
         if not ids:
-            raise RequestError("the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt")
+            raise RequestError(
+                "the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt"
+            )
         bad = [i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size]
         if bad:
-            raise RequestError("token ids outside the vocabulary", seen=bad[:5], allowed=f"0 to {vocab_size - 1}")
+            raise RequestError(
+                "token ids outside the vocabulary", seen=bad[:5], allowed=f"0 to {vocab_size - 1}"
+            )
         if len(ids) > self.max_seq_len - room:
             raise RequestError(
                 "the prompt is too long",
@@ -249,7 +260,10 @@ class Executor:
         width = params.num_beams
         if width > self.max_batch_size:
             raise RequestError(
-                "more beams than the engine's batch", seen=width, allowed=f"<= {self.max_batch_size}", fix="num_beams"
+                "more beams than the engine's batch",
+                seen=width,
+                allowed=f"<= {self.max_batch_size}",
+                fix="num_beams",
             )
         new = self.max_seq_len if params.max_new_tokens is None else params.max_new_tokens
         worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))
@@ -260,4 +274,3 @@ class Executor:
                 allowed=f"<= {self.blocks.num_blocks} blocks",
                 fix="fewer num_beams, fewer max_new_tokens, or more cache_tokens",
             )
-

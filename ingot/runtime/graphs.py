@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs, one a batch bucket.
 
-Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it is
-needed, or by ``warm_up``. Knows nothing of requests beyond a step's rows.
+Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it
+is needed, or by ``warm_up``. Knows nothing of requests beyond a step's rows.
 
     graphs = DecodeGraphs(model, caches, device, max_batch_size=64, max_seq_len=4096)
     logits = graphs.run(step, block_size)
@@ -35,10 +35,17 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Captured decode steps; a batch runs in the smallest bucket that holds it, the rest of the rows padding."""
+    """Captured decode steps; a batch runs in the smallest bucket that holds it, the rest of the rows
+    padding.
+    """
 
     def __init__(
-        self, model: Decoder, caches: list[LayerCache], device: torch.device, max_batch_size: int, max_seq_len: int
+        self,
+        model: Decoder,
+        caches: list[LayerCache],
+        device: torch.device,
+        max_batch_size: int,
+        max_seq_len: int,
     ) -> None:
         self.model = model
         self.caches = caches

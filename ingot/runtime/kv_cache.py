@@ -1,7 +1,7 @@
 """Blocks of the paged KV cache: who has which, and which hold a known prefix.
 
-Owns the accounting of blocks: reference counts, the free list, the prefix cache by block hash, forks. Touches no
-tensor: the runner owns the memory, and block numbers are all that crosses.
+Owns the accounting of blocks: reference counts, the free list, the prefix cache by block hash, forks.
+Touches no tensor: the runner owns the memory, and block numbers are all that crosses.
 
     cache = BlockManager(num_blocks=1024, block_size=64)
     cache.reuse_prefix(request)
@@ -20,9 +20,9 @@ from ingot.runtime.request import Request
 class BlockManager:
     """Hands out cache blocks.
 
-    A block that holds a full run of tokens is known by its hash: of its tokens, the hash of the block before and the
-    request's cache key. A freed block keeps its content until it is taken for something else, oldest first, so that
-    later requests (or the same one after a preemption) find it.
+    A block that holds a full run of tokens is known by its hash: of its tokens, the hash of the block before
+    and the request's cache key. A freed block keeps its content until it is taken for something else, oldest
+    first, so that later requests (or the same one after a preemption) find it.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
@@ -48,7 +48,7 @@ class BlockManager:
 
         The last token is never taken from the cache: its logits are wanted.
         """
-        assert not request.blocks and request.num_computed == 0
+        assert not request.blocks
         if not self.prefix_reuse or request.all_logits:
             return 0
         for index in range((request.num_tokens - 1) // self.block_size):
@@ -61,7 +61,9 @@ class BlockManager:
         return request.num_computed
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Make the request's blocks hold ``num_tokens``; False, and nothing changes, when too few are free."""
+        """Make the request's blocks hold ``num_tokens``; False, and nothing changes, when too few are
+        free.
+        """
         wanted = self.blocks_for(num_tokens) - len(request.blocks)
         if wanted > len(self._free):
             return False
@@ -97,8 +99,9 @@ class BlockManager:
     def fork(self, parent: Request, child: Request) -> tuple[int, int] | None:
         """Let ``child`` continue from what ``parent`` has computed.
 
-        Full blocks are shared. A last block that is not full gets a copy of its own: the pair (from, to) that the
-        runner must copy is returned. When no block is free for it, the child starts before that block.
+        Full blocks are shared. A last block that is not full gets a copy of its own: the pair (from, to)
+        that the runner must copy is returned. When no block is free for it, the child starts before that
+        block.
         """
         full = parent.num_computed // self.block_size
         for block in parent.blocks[:full]:

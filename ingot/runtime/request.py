@@ -1,7 +1,7 @@
 """One sequence on its way through the executor.
 
-Owns the state of a request: its tokens, how many are in the KV cache, the blocks that hold them. Knows no tensors, no
-text and no policy.
+Owns the state of a request: its tokens, how many are in the KV cache, the blocks that hold them. Knows no
+tensors, no text and no policy.
 
     request = Request("r0", prompt_ids, params, rope_offset=0)
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from ingot.config.sampling import SamplingParams
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended: an end token or stop string, its length limit, or an abort."""
 
     STOP = "stop"
@@ -30,7 +30,8 @@ class Request:
     Attributes:
         max_total_tokens: prompt and output may reach this many tokens.
         rope_offset: rows added to positions, fixed by the prompt's length for the request's whole life.
-        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks only under
+        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks only
+        under
             equal keys.
         all_logits: wants the logits of every prompt position; such a request reuses no prefix.
         sample_index: which of the ``n`` answers to its prompt this is.

@@ -1,7 +1,7 @@
 """Scheduled tokens in, logits out.
 
-Owns the KV cache's memory and the way from a ``ScheduledBatch`` to the model and back. Decides nothing: what runs was
-decided by the scheduler, what is chosen from the logits is the sampler's.
+Owns the KV cache's memory and the way from a ``ScheduledBatch`` to the model and back. Decides nothing: what
+runs was decided by the scheduler, what is chosen from the logits is the sampler's.
 
     runner = Runner(model, device, dtype, num_blocks=1024, block_size=64, ...)
     logits = runner.run(step)        # [L, vocab_size] on the device
@@ -21,11 +21,15 @@ from ingot.runtime.step_buffer import StepBuffer
 def make_caches(
     model: Decoder, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[LayerCache]:
-    """Zeroed keys and values of every layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim] each."""
+    """Zeroed keys and values of every layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim]
+    each.
+    """
     config = model.config
     shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
     return [
-        LayerCache(torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype))
+        LayerCache(
+            torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
+        )
         for _ in range(config.num_layers)
     ]
 
@@ -59,12 +63,17 @@ class Runner:
     def run(self, step: ScheduledBatch) -> torch.Tensor:
         """Logits of the step's wanted tokens, [L, vocab_size] in the model's dtype.
 
-        A request that wants all logits gets a row for each of its tokens, one that reaches its last token gets one,
-        others none; rows follow the step's order.
+        A request that wants all logits gets a row for each of its tokens, one that reaches its last token
+        gets one, others none; rows follow the step's order.
         """
         self._copy_blocks(step.copies)
         decode_only = all(item.count == 1 and item.samples for item in step.requests)
-        if self.graphs is not None and not self.eager and decode_only and self.graphs.fits(len(step.requests)):
+        if (
+            self.graphs is not None
+            and not self.eager
+            and decode_only
+            and self.graphs.fits(len(step.requests))
+        ):
             return self.graphs.run(step, self.block_size)
         return self._run_eager(step)
 

@@ -1,8 +1,9 @@
 """Which tokens the next step computes.
 
-Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill, preemption by
-recompute. There is no prefill phase and no decode phase: a request has known tokens and computed tokens, and a step
-computes some of the difference. Touches no tensors and decides nothing about sampling.
+Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill,
+preemption by recompute. There is no prefill phase and no decode phase: a request has known tokens and
+computed tokens, and a step computes some of the difference. Touches no tensors and decides nothing about
+sampling.
 
     step = scheduler.schedule()      # plain data for the runner
 """
@@ -32,7 +33,9 @@ class ScheduledRequest:
 
 @dataclass
 class ScheduledBatch:
-    """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for it."""
+    """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for
+    it.
+    """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -110,7 +113,8 @@ class Scheduler:
     def _admit(self, step: ScheduledBatch, budget: int) -> None:
         """Move waiting requests into the step while batch, budget and blocks allow.
 
-        A request enters only when its whole known length fits, so that two half-prefilled prompts do not fight.
+        A request enters only when its whole known length fits, so that two half-prefilled prompts do not
+        fight.
         """
         while self.waiting and budget > 0:
             request = self.waiting[0]
@@ -130,7 +134,9 @@ class Scheduler:
             budget -= count
 
     def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
-        """Get blocks for ``count`` more tokens, preempting the newest requests for it; False: preempted itself."""
+        """Get blocks for ``count`` more tokens, preempting the newest requests for it; False: preempted
+        itself.
+        """
         while not self.cache.grow(request, request.num_computed + count):
             victim = self._victim(request, step)
             self._preempt(victim, step)
@@ -139,7 +145,9 @@ class Scheduler:
         return True
 
     def _victim(self, asking: Request, step: ScheduledBatch) -> Request:
-        """The newest running request that holds blocks and is not part of this step, else the one that asks."""
+        """The newest running request that holds blocks and is not part of this step, else the one that
+        asks.
+        """
         taken = {id(item.request) for item in step.requests}
         return next((r for r in reversed(self.running) if r.blocks and id(r) not in taken), asking)
 

@@ -1,7 +1,7 @@
 """From a step's logits to each request's next token.
 
-Owns the order of things between logits and token: logits processors, sampling or beam candidates, log-probabilities.
-Knows nothing of scheduling.
+Owns the order of things between logits and token: logits processors, sampling or beam candidates,
+log-probabilities. Knows nothing of scheduling.
 
     choices = TokenSelector(stop_ids, vocab_size, device).select(requests, logits)
 """
@@ -53,8 +53,12 @@ class TokenSelector:
         self._processors.pop(request.request_id, None)
 
     @torch.inference_mode()
-    def select(self, requests: Sequence[Request], logits: torch.Tensor, num_candidates: int = 0) -> list[Choice]:
-        """One choice a row of ``logits`` [B, vocab_size]; rows of beam requests get ``num_candidates`` tokens."""
+    def select(
+        self, requests: Sequence[Request], logits: torch.Tensor, num_candidates: int = 0
+    ) -> list[Choice]:
+        """One choice a row of ``logits`` [B, vocab_size]; rows of beam requests get ``num_candidates``
+        tokens.
+        """
         rows = logits.float()
         if rows is logits:
             rows = logits.clone()
@@ -81,7 +85,9 @@ class TokenSelector:
         return rows.clone() if changed else rows
 
     def _sample(self, choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor | None) -> None:
-        drawn = sample(rows, SamplingTensors.from_rows([_row(c.request) for c in choices], self._device)).token_ids
+        drawn = sample(
+            rows, SamplingTensors.from_rows([_row(c.request) for c in choices], self._device)
+        ).token_ids
         if raw is not None:
             count = max(c.request.params.logprobs or 0 for c in choices)
             chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, drawn, count))
@@ -112,6 +118,7 @@ def _row(request: Request) -> RowSampling:
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        seed=seed ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
+        seed=seed
+        ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
         step=len(request.output_ids),
     )

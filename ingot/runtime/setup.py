@@ -7,6 +7,8 @@ Owns the sizing of the KV cache. Knows nothing of requests.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from ingot.config.runtime import RuntimeConfig
@@ -73,7 +75,9 @@ def _num_blocks(
     max_seq_len: int,
     config: RuntimeConfig,
 ) -> int:
-    """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest request."""
+    """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest
+    request.
+    """
     per_request = -(-max_seq_len // config.block_size)
     if config.cache_tokens is not None:
         wanted = -(-config.cache_tokens // config.block_size)
@@ -112,12 +116,14 @@ def _gpu_room(
 def _largest_step(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
 ) -> int:
-    """Run one prefill of a whole token budget over a cache of its own; returns the bytes it took beside that."""
+    """Run one prefill of a whole token budget over a cache of its own; returns the bytes it took beside
+    that.
+    """
     tokens = max(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
-    starts = list(range(0, tokens, length)) + [tokens]
-    lens = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    starts = [*range(0, tokens, length), tokens]
+    lens = [b - a for a, b in itertools.pairwise(starts)]
     width = -(-length // config.block_size)
     caches = make_caches(model, width * len(lens), config.block_size, device, dtype)
     positions = torch.cat([torch.arange(n) for n in lens]).to(device)

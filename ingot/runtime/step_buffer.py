@@ -1,7 +1,7 @@
 """A step's tensors, filled on the host and sent to the device in one copy.
 
-Owns the memory behind a ``ForwardBatch``: one host buffer, one device buffer, both seen as the batch's fields. Knows
-no model and no policy.
+Owns the memory behind a ``ForwardBatch``: one host buffer, one device buffer, both seen as the batch's
+fields. Knows no model and no policy.
 
     buffer = StepBuffer(num_tokens=8, num_requests=8, table_width=128, num_logits=8, device=device)
     buffer.fill(step, block_size)
@@ -34,7 +34,11 @@ class StepBuffer:
         self.num_requests = num_requests
         longs = {"input_ids": num_tokens, "positions": num_tokens, "rope_rows": num_tokens}
         longs |= {"slot_mapping": num_tokens, "logits_indices": num_logits}
-        ints = {"block_tables": num_requests * table_width, "query_start": num_requests + 1, "seq_lens": num_requests}
+        ints = {
+            "block_tables": num_requests * table_width,
+            "query_start": num_requests + 1,
+            "seq_lens": num_requests,
+        }
         size = 8 * sum(longs.values()) + 4 * sum(ints.values())
         on_gpu = device.type == "cuda"
         self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu)

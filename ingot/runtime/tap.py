@@ -1,7 +1,7 @@
 """Looking inside a model while it runs.
 
-Owns forward hooks on modules chosen by name, and what they saw. Changes no output: while a tap is open the runner
-skips CUDA graphs, which replay without calling modules.
+Owns forward hooks on modules chosen by name, and what they saw. Changes no output: while a tap is open the
+runner skips CUDA graphs, which replay without calling modules.
 
     with tap(model, runner, "layers.*") as seen: ...; seen["layers.0"]
 """
@@ -52,7 +52,8 @@ class Seen(Mapping[str, torch.Tensor]):
 def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
     """Collect the outputs of the modules that the patterns name.
 
-    ``*`` stands for one part of a dotted name (``layers.*``, ``layers.*.mlp``), ``**`` for any number of parts.
+    ``*`` stands for one part of a dotted name (``layers.*``, ``layers.*.mlp``), ``**`` for any number of
+    parts.
 
     Raises:
         RequestError: a pattern matches no module.
@@ -63,7 +64,9 @@ def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
         matcher = _compile(pattern)
         found = [name for name in names if matcher.fullmatch(name)]
         if not found:
-            raise RequestError("no module has that name", seen=pattern, allowed=_examples(names), fix="the tap's pattern")
+            raise RequestError(
+                "no module has that name", seen=pattern, allowed=_examples(names), fix="the tap's pattern"
+            )
         wanted |= dict.fromkeys(found)
     seen = Seen()
     handles = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in wanted]
