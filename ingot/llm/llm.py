@@ -8,7 +8,6 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,7 +24,8 @@ from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
-from ingot.llm.outputs import AnswerAssembler, Output, Piece
+from ingot.llm.flights import Flights
+from ingot.llm.outputs import Output, Piece
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ class LLM:
             max_seq_len=limits.max_seq_len,
             config=runtime,
         )
-        self._ids = itertools.count()
+        self._flights = Flights(self.executor, engine.text.tokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -153,7 +153,8 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
         ids = [self.chat_ids(m) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._run(ids, self._params_for(params, len(ids)))
+        values = [self._with_chat_stops(v) for v in self._params_for(params, len(ids))]
+        outputs = self._run(ids, values)
         return outputs[0] if single else outputs
 
     def chat_ids(self, messages: Messages) -> list[int]:
@@ -168,16 +169,19 @@ class LLM:
     def stream(self, prompt: PromptLike | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
-        The request is checked at once, and aborted when the iterator is closed.
+        The request is checked at once, starts with the first piece, and is aborted when the iterator is
+        closed. Several streams, and calls of ``generate``, may be open side by side.
 
         Raises:
             RequestError: as ``generate``.
         """
-        ids = self.chat_ids(prompt) if _is_chat(prompt) else Prompt.of(prompt).token_ids(self.tokenizer)  # type: ignore[arg-type]
+        chat = _is_chat(prompt)
+        ids = self.chat_ids(prompt) if chat else Prompt.of(prompt).token_ids(self.tokenizer)  # type: ignore[arg-type]
         values = params or self.default_params
-        request_id = f"r{next(self._ids)}"
-        self.executor.add(request_id, ids, values)
-        return self._pieces(request_id, ids, values)
+        if chat:
+            values = self._with_chat_stops(values)
+        self.executor.check(ids, values)
+        return self._pieces(ids, values)
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
@@ -188,11 +192,7 @@ class LLM:
             RequestError: the prompt is empty, too long, or holds unknown ids.
         """
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
-        request_id = f"r{next(self._ids)}"
-        self.executor.add_logits(request_id, ids)
-        while self.executor.has_work:
-            self.executor.step()
-        return self.executor.take_logits(request_id)
+        return self._flights.logits(ids)
 
     def tap(self, *patterns: str) -> AbstractContextManager[Seen]:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.
@@ -205,43 +205,27 @@ class LLM:
         return tap(self.engine.model, self.executor.runner, *patterns)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Output]:
-        names = [f"r{next(self._ids)}" for _ in prompts]
-        answers: dict[str, list[AnswerAssembler]] = {}
-        try:
-            for name, ids, values in zip(names, prompts, params, strict=True):
-                self.executor.add(name, ids, values)
-                answers[name] = [AnswerAssembler(self.tokenizer, values, ids, i) for i in range(values.n)]
-            while self.executor.has_work:
-                self._advance(answers)
-        except BaseException:
-            for name in names:
-                self.executor.abort(name)
-            raise
-        return [
-            Output(ids, [a.answer for a in answers[name] if a.done])
-            for name, ids in zip(names, prompts, strict=True)
-        ]
+        for ids, values in zip(prompts, params, strict=True):
+            self.executor.check(ids, values)
+        flights = [self._flights.start(ids, values) for ids, values in zip(prompts, params, strict=True)]
+        self._flights.finish(flights)
+        return [flight.output() for flight in flights]
 
-    def _advance(self, answers: Mapping[str, list[AnswerAssembler]]) -> list[Piece]:
-        """One step of the executor; returns the pieces that it brought to these answers."""
-        pieces = []
-        for update in self.executor.step():
-            found = answers.get(update.request_id)
-            if found is None:
-                continue
-            assembler = found[update.index]
-            pieces.append(assembler.add(update))
-            if assembler.done and update.finish_reason is None:
-                self.executor.abort(update.request_id, update.index)
-        return pieces
-
-    def _pieces(self, request_id: str, ids: list[int], params: SamplingParams) -> Iterator[Piece]:
-        answers = [AnswerAssembler(self.tokenizer, params, ids, i) for i in range(params.n)]
+    def _pieces(self, ids: list[int], params: SamplingParams) -> Iterator[Piece]:
+        flight = self._flights.start(ids, params)
         try:
-            while not all(a.done for a in answers) and self.executor.has_work:
-                yield from self._advance({request_id: answers})
+            while flight.pieces or not flight.done:
+                if flight.pieces:
+                    yield flight.pieces.popleft()
+                else:
+                    self._flights.step()
         finally:
-            self.executor.abort(request_id)
+            self._flights.cancel(flight)
+
+    def _with_chat_stops(self, params: SamplingParams) -> SamplingParams:
+        """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
+        extra = self.chat_format.stop_strings if self.chat_format is not None else ()
+        return params.replace(stop=(*params.stop, *extra)) if extra else params
 
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -81,10 +81,9 @@ class Executor:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, or the request cannot fit.
+            RequestError: as ``check``.
         """
-        ids = self._checked(prompt_ids, room=1)
-        self._check_fit(len(ids), params)
+        ids = self.check(prompt_ids, params)
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
@@ -96,6 +95,20 @@ class Executor:
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
             self._start(self._request(name, ids, params, index), request_id)
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The prompt's ids, when the request can be served.
+
+        Raises:
+            RequestError: the prompt is empty, too long, holds unknown ids, or the beams cannot fit.
+        """
+        ids = self._checked(prompt_ids, room=1)
+        self._check_fit(len(ids), params)
+        return ids
+
+    def active_ids(self) -> set[str]:
+        """Ids of the requests that are not finished."""
+        return set(self._owner.values())
 
     def add_logits(self, request_id: str, prompt_ids: Sequence[int]) -> None:
         """Queue a prompt whose logits at every position are wanted; nothing is generated.
@@ -109,6 +122,10 @@ class Executor:
         self._prompt_logits[request_id] = []
         self._start(request, request_id)
 
+    def logits_ready(self, request_id: str) -> bool:
+        """Whether the prompt has been computed to its end."""
+        return request_id not in self._owner
+
     def take_logits(self, request_id: str) -> torch.Tensor:
         """float32 [num_tokens, vocab_size] on the CPU, once the request has finished."""
         return torch.cat(self._prompt_logits.pop(request_id))
@@ -119,6 +136,7 @@ class Executor:
             if self._owner_of(request) == request_id and index in (None, request.sample_index):
                 self._end(request)
         self._groups.pop(request_id, None)
+        self._prompt_logits.pop(request_id, None)
 
     def step(self) -> list[Update]:
         """Compute one step; returns the news of the requests that took part.

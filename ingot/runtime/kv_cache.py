@@ -81,13 +81,14 @@ class BlockManager:
             if self._references[block] == 0:
                 self._free[block] = None
         request.blocks.clear()
-        request.num_computed = 0
+        request.num_computed = request.num_published = 0
 
     def publish(self, request: Request) -> None:
         """Make the request's full, computed blocks findable."""
         if not self.prefix_reuse:
             return
-        for index in range(request.num_computed // self.block_size):
+        full = request.num_computed // self.block_size
+        for index in range(request.num_published, full):
             block = request.blocks[index]
             if block in self._hash_of:
                 continue
@@ -95,6 +96,7 @@ class BlockManager:
             if digest not in self._by_hash:
                 self._by_hash[digest] = block
                 self._hash_of[block] = digest
+        request.num_published = full
 
     def fork(self, parent: Request, child: Request) -> tuple[int, int] | None:
         """Let ``child`` continue from what ``parent`` has computed.

@@ -37,6 +37,7 @@ class Request:
         sample_index: which of the ``n`` answers to its prompt this is.
         width: places in the batch it will come to take (the root of a beam search counts for all its beams).
         num_computed: tokens whose keys and values are in the cache.
+        num_published: full blocks that the prefix cache has been told of.
         blocks: cache blocks in order.
         block_hashes: hashes of the full blocks of ``tokens``, as far as they have been needed.
         held: not scheduled until its beam group moves on.
@@ -53,6 +54,7 @@ class Request:
     width: int = 1
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
+    num_published: int = 0
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     held: bool = False

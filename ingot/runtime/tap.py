@@ -16,13 +16,15 @@ import torch
 from torch import nn
 
 from ingot.errors import RequestError
+from ingot.layers.decoder import DecoderLayer
 from ingot.runtime.runner import Runner
 
 
 class Seen(Mapping[str, torch.Tensor]):
     """Module name → its output for every token that ran, in the order in which they ran, on the CPU.
 
-    A decoder layer's output is its hidden states [tokens, hidden_size] (branch output and residual added).
+    A decoder layer's output is its hidden states [tokens, hidden_size] (branch output and residual added); a
+    norm's is the normalised states.
     """
 
     def __init__(self) -> None:
@@ -82,9 +84,7 @@ def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
 def _recorder(seen: Seen, name: str):  # type: ignore[no-untyped-def]
     def record(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, tuple):
-            first, second = output
-            is_norm = not any(True for _ in module.children())
-            output = first if is_norm or second is None else first + second
+            output = output[0] + output[1] if isinstance(module, DecoderLayer) else output[0]
         if isinstance(output, torch.Tensor):
             seen.add(name, output)
 
