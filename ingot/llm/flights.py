@@ -65,11 +65,13 @@ class Flights:
     def step(self) -> None:
         """Run one step and hand its news to the flights that they belong to.
 
-        When a step fails, all flights are lost: the executor has dropped their requests.
+        When a step fails, all flights end as aborted: the executor has dropped their requests.
         """
         try:
             updates = self.executor.step()
         except BaseException:
+            for flight in self._open.values():
+                flight.pieces.extend(a.abort() for a in flight.answers if not a.done)
             self._open.clear()
             raise
         for update in updates:

@@ -156,7 +156,7 @@ class Executor:
         batch = self.scheduler.schedule()
         self.num_preemptions += len(batch.preempted)
         if not batch.requests:
-            assert batch.preempted, "the scheduler made no progress"
+            assert batch.preempted or not self.has_work, "the scheduler made no progress"
             return []
         logits = self.runner.run(batch)
         self.scheduler.computed(batch)
