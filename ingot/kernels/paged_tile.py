@@ -1,0 +1,74 @@
+"""Where a tile of consecutive tokens lies in the paged KV cache, and which tokens a split holds.
+
+Owns the index arithmetic that decode and prefill attention share. Knows no attention.
+
+    rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tile_rows(
+    table_ptr: Any,
+    start: Any,
+    end: Any,
+    block_stride: Any,
+    token_stride: Any,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> Any:
+    """Element offsets [BLOCK_N] int64 of tokens start, start + 1, ...; ``start`` is a multiple of BLOCK_N, <
+    ``end``.
+
+    A tile inside one block costs one table entry; a tile over several blocks reads one entry a token, and
+    none past ``end``.
+    """
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
+        return block * block_stride + (start % BLOCK_SIZE + tl.arange(0, BLOCK_N)).to(tl.int64) * token_stride
+    tokens = start + tl.arange(0, BLOCK_N)
+    block = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=tokens < end, other=0).to(tl.int64)
+    return block * block_stride + (tokens % BLOCK_SIZE).to(tl.int64) * token_stride
+
+
+@triton.jit
+def split_bounds(
+    seq_len: Any,
+    window: Any,
+    MAX_SPLITS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+) -> Any:
+    """First visible key, the tile-aligned start of the first split, and the tokens of a split."""
+    first = seq_len * 0
+    if HAS_WINDOW:
+        first = tl.maximum(seq_len - window, 0)
+    base = first // BLOCK_N * BLOCK_N
+    share = tl.cdiv(seq_len - base, MAX_SPLITS)
+    return first, base, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_TOKENS)
+
+
+def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, head_dim]; for the CPU twins.
+
+    Args:
+        cache: [num_blocks, num_kv_heads, block_size, head_dim].
+        table: [max_blocks] int32, blocks of the request in order.
+        start: first token.
+        end: one past the last token.
+    """
+    block_size = cache.shape[2]
+    first_block = start // block_size
+    blocks = cache[
+        table[first_block : -(-end // block_size)].long()
+    ]  # [n, num_kv_heads, block_size, head_dim]
+    tokens = blocks.transpose(0, 1).flatten(1, 2)  # [num_kv_heads, n * block_size, head_dim]
+    return tokens[:, start - first_block * block_size : end - first_block * block_size]

@@ -1,0 +1,311 @@
+"""Causal attention of any mix of new tokens over the paged KV cache: prefill, chunks on cached keys, decode.
+
+Owns the formula o = softmax(scale q K^T + mask) V, computed tile by tile with an online softmax. Key tiles
+start at the same multiples of the tile size however a prompt was cut into chunks. Knows no model and no
+block manager.
+
+    out = prefill_attention(q, keys, values, block_tables, query_start, seq_lens, 512, 128**-0.5)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import (
+    expect,
+    expect_cache,
+    expect_float,
+    expect_group,
+    expect_heads,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.paged_tile import gather_tokens, tile_rows
+
+LOG2_E = math.log2(math.e)
+LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+
+# H200, head_dim 128, fp16: 128 x 64 tiles keep the accumulator of two warp groups in registers, and the
+# queries with two stages of keys and values in 96 KiB of shared memory. fp32 has no tensor-core path: small
+# tiles.
+TILES_HALF = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
+TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+
+
+@triton.jit
+def _attend(
+    acc: Any,
+    total: Any,
+    top: Any,
+    q: Any,
+    key_ptr: Any,
+    value_ptr: Any,
+    table_ptr: Any,
+    lower: Any,
+    upper: Any,
+    positions: Any,
+    seq_len: Any,
+    block_stride: Any,
+    token_stride: Any,
+    scale_log2: Any,
+    window: Any,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+) -> Any:
+    """Take the key tiles from ``lower`` to ``upper`` into the running softmax."""
+    cols = tl.arange(0, BLOCK_D)
+    for tile in range(lower, upper, BLOCK_N):
+        tokens = tile + tl.arange(0, BLOCK_N)
+        rows = tile_rows(table_ptr, tile, seq_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        offsets = rows[:, None] + cols[None, :]
+        mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
+        if MASKED or HEAD_DIM < BLOCK_D:
+            k = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+        else:
+            k = tl.load(key_ptr + offsets)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if MASKED:
+            seen = tokens[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                seen = seen & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(p, axis=1)
+        if MASKED or HEAD_DIM < BLOCK_D:
+            v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+        else:
+            v = tl.load(value_ptr + offsets)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        top = new_top
+    return acc, total, top
+
+
+@triton.jit
+def prefill_attention_kernel(
+    q_ptr: Any,
+    key_ptr: Any,
+    value_ptr: Any,
+    tables_ptr: Any,
+    query_start_ptr: Any,
+    seq_lens_ptr: Any,
+    out_ptr: Any,
+    q_stride: Any,
+    table_stride: Any,
+    block_stride: Any,
+    head_stride: Any,
+    token_stride: Any,
+    scale_log2: Any,
+    window: Any,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    """BLOCK_M queries of one head of one request a program; the last queries, with most keys, go first."""
+    tile_m = tl.num_programs(0) - 1 - tl.program_id(0)
+    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    seq_len = tl.load(seq_lens_ptr + request)
+    if tile_m * BLOCK_M >= num_queries:
+        return
+    queries = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_D)
+    q_mask = (queries < num_queries)[:, None] & (cols < HEAD_DIM)[None, :]
+    token = (query_start + queries).to(tl.int64)
+    head_cols = (head * HEAD_DIM + cols)[None, :]
+    q = tl.load(q_ptr + (token * q_stride)[:, None] + head_cols, mask=q_mask, other=0.0)
+
+    # Keys before ``full`` are seen by every query of the tile, keys from ``upper`` on by none. A padding row
+    # has seq_len 0: its positions are negative, both loops are empty and zeros are stored.
+    first_position = seq_len - num_queries + tile_m * BLOCK_M
+    positions = first_position + tl.arange(0, BLOCK_M)
+    upper = tl.minimum(first_position + BLOCK_M, seq_len)
+    lower = first_position * 0
+    full = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
+    if HAS_WINDOW:
+        lower = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        full = lower
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    top = tl.full([BLOCK_M], LEAST_SCORE, dtype=tl.float32)
+    key_ptr += head // GROUP * head_stride
+    value_ptr += head // GROUP * head_stride
+    table_ptr = tables_ptr + request * table_stride
+    if not HAS_WINDOW:
+        acc, total, top = _attend(
+            acc, total, top, q, key_ptr, value_ptr, table_ptr, lower, full, positions, seq_len, block_stride,
+            token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, False, False,
+        )  # fmt: skip
+    acc, total, top = _attend(
+        acc, total, top, q, key_ptr, value_ptr, table_ptr, full, upper, positions, seq_len, block_stride,
+        token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW,
+    )  # fmt: skip
+    out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
+    out_row = token * (tl.num_programs(1) * HEAD_DIM)
+    tl.store(out_ptr + out_row[:, None] + head_cols, out, mask=q_mask)
+
+
+def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str, int]:
+    """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads."""
+    if itemsize > 2:
+        return dict(TILES_FLOAT) if head_dim <= 128 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
+    block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
+    tiles = {**TILES_HALF, "BLOCK_M": block_m}
+    if block_m < 128:
+        tiles["num_warps"] = 4
+    if head_dim > 128:
+        tiles["BLOCK_N"] = 32
+    return tiles
+
+
+def prefill_attention_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
+    num_tokens, num_heads, head_dim = q.shape
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size()), tiles)
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    grid = (triton.cdiv(max_query_len, choice["BLOCK_M"]), num_heads, seq_lens.shape[0])
+    if num_tokens and min(grid):
+        prefill_attention_kernel[grid](
+            q,
+            key_cache,
+            value_cache,
+            block_tables,
+            query_start,
+            seq_lens,
+            out,
+            q.stride(0),
+            block_tables.stride(0),
+            *key_cache.stride()[:3],
+            scale * LOG2_E,
+            window,
+            GROUP=num_heads // key_cache.shape[1],
+            HEAD_DIM=head_dim,
+            BLOCK_D=max(next_power_of_two(head_dim), 16),
+            BLOCK_SIZE=key_cache.shape[2],
+            HAS_WINDOW=window > 0,
+            **choice,
+        )
+    return out
+
+
+def prefill_attention_reference(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
+    for row, length in enumerate(seq_lens.tolist()):
+        begin, stop = starts[row], starts[row + 1]
+        context = length - (stop - begin)  # position of the first new token
+        if length == 0 or begin == stop:
+            continue
+        first = max(context - window + 1, 0) if window else 0
+        keys = gather_tokens(key_cache, block_tables[row], first, length)
+        values = gather_tokens(value_cache, block_tables[row], first, length)
+        grouped = q[begin:stop].unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, n, D]
+        wide = (keys.shape[0], group, *keys.shape[1:])
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            grouped,
+            keys[:, None].expand(wide),
+            values[:, None].expand(wide),
+            attn_mask=_visible(context, first, length, window, q.device) if stop - begin > 1 else None,
+            scale=scale,
+        )
+        out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return out
+
+
+def _visible(context: int, first: int, length: int, window: int, device: torch.device) -> torch.Tensor:
+    """[length - context, length - first] bool: which keys each new token sees."""
+    queries = torch.arange(context, length, device=device)[:, None]
+    keys = torch.arange(first, length, device=device)[None, :]
+    seen = keys <= queries
+    return seen & (keys > queries - window) if window else seen
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
+
+    Query j of a request with n new tokens sits at position ``seq_len - n + j``; it sees the keys at
+    positions up to its own, and with a window only the last ``window`` of them.
+
+    Args:
+        q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q; already holds the new tokens.
+        value_cache: as key_cache, and with the same strides.
+        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
+        query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
+        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
+        max_query_len: an upper bound on the new tokens of a request.
+        scale: multiplies the scores, usually head_dim ** -0.5.
+        window: keys that a query sees, itself included; 0: all.
+        tiles: ``BLOCK_M``, ``BLOCK_N``, ``num_warps``, ``num_stages``.
+
+    Returns:
+        [T, num_heads, head_dim], dtype of q.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("q", q)
+    expect_heads("q", q, like=q)
+    expect_cache(key_cache, value_cache, None, q.shape[2], like=q)
+    expect_group(q.shape[1], key_cache.shape[1])
+    batch = seq_lens.shape[0] if seq_lens.dim() else 0
+    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
+    expect("query_start", query_start, (batch + 1,), like=q, dtype=torch.int32)
+    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
+    expect_range("window", window, 0)
+    expect_range("max_query_len", max_query_len, 0, None)
+    arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
+    if runs_on_gpu(q):
+        return prefill_attention_triton(*arguments, tiles)
+    return prefill_attention_reference(*arguments)

@@ -1,0 +1,135 @@
+"""RMSNorm of a hidden state, with the residual sum folded in.
+
+Owns the formula s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight. The sum is rounded to the
+dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. Knows no
+model.
+
+    y, residual = rms_norm(x, weight, 1e-6, residual)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import (
+    expect,
+    expect_float,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+
+MAX_HIDDEN = 16384  # one pass holds a whole row in registers
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr: Any,
+    residual_ptr: Any,
+    weight_ptr: Any,
+    y_ptr: Any,
+    sum_ptr: Any,
+    x_stride: Any,
+    residual_stride: Any,
+    eps: Any,
+    HIDDEN: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+) -> None:
+    """One row a program: add, square, normalise, scale."""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK_H)
+    inside = cols < HIDDEN
+    # The weight does not depend on the reduction: asking for it first hides its latency.
+    weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
+    if residual_ptr is not None:
+        residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
+        s = (s.to(tl.float32) + residual.to(tl.float32)).to(y_ptr.dtype.element_ty)
+        tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
+    s = s.to(tl.float32)
+    rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
+    normed = (s * rstd).to(y_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(y_ptr + row * HIDDEN + cols, (normed * weight).to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def default_tiles(hidden: int) -> dict[str, int]:
+    """Tile choices for an H200: 8 to 16 elements a thread keep loads 16 bytes wide."""
+    block = next_power_of_two(hidden)
+    return {"num_warps": min(max(block // 512, 1), 16)}
+
+
+def rms_norm_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the kernel; arguments as in :func:`rms_norm`, unchecked."""
+    rows, hidden = x.shape
+    y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
+    new_residual = x if residual is None else torch.empty_like(y)
+    if x.numel():
+        rms_norm_kernel[(rows,)](
+            x,
+            residual,
+            weight,
+            y,
+            None if residual is None else new_residual,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            eps,
+            HIDDEN=hidden,
+            BLOCK_H=next_power_of_two(hidden),
+            **merge_tiles(default_tiles(hidden), tiles),
+        )
+    return y, new_residual
+
+
+def rms_norm_reference(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The PyTorch twin; arguments as in :func:`rms_norm`."""
+    s = x if residual is None else x + residual
+    wide = s.float()
+    normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return normed.to(x.dtype) * weight, s
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight (Zhang and Sennrich, 2019).
+
+    Args:
+        x: [T, H] fp16, bf16 or fp32; any T, H up to 16384.
+        weight: [H], dtype of x.
+        eps: added to the mean square.
+        residual: [T, H] or None; added to x first.
+        tiles: ``num_warps``.
+
+    Returns:
+        y [T, H], and s [T, H]: the next layer's residual (x itself, not a copy, without ``residual``).
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
+    expect("weight", weight, (x.shape[1],), like=x)
+    if residual is not None:
+        expect("residual", residual, tuple(x.shape), like=x)
+    if runs_on_gpu(x):
+        return rms_norm_triton(x, weight, eps, residual, tiles)
+    return rms_norm_reference(x, weight, eps, residual)

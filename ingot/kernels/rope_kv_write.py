@@ -1,0 +1,361 @@
+"""Between the QKV projection and attention: head norms, rotary embedding, and the write into the paged KV
+cache.
+
+Owns the formulas below and the cache's slot arithmetic. Knows no model and no block manager.
+
+    per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
+    rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
+    logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
+
+    q = rope_kv_write(qkv, table, rows, positions, slots, keys, values, 32, 8, 128)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import (
+    KernelArgumentError,
+    expect,
+    expect_cache,
+    expect_float,
+    expect_group,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+
+MAX_HEAD_DIM = 256
+
+# H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads still makes 12 programs.
+DEFAULT_TILES = {"BLOCK_HEADS": 8, "num_warps": 2}
+
+
+@triton.jit
+def _normed(
+    x: Any, rstd: Any, q_norm_ptr: Any, k_norm_ptr: Any, cols: Any, inside: Any, is_q: Any, is_v: Any
+) -> Any:
+    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
+    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
+    q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return tl.where(is_v[:, None], x, y)
+
+
+@triton.jit
+def _store_heads(
+    x: Any,
+    heads: Any,
+    cols: Any,
+    inside: Any,
+    q_ptr: Any,
+    key_ptr: Any,
+    value_ptr: Any,
+    head_stride: Any,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_SLOT: Any,
+) -> None:
+    """Store each head's channels by its role: query output, key cache or value cache."""
+    x = x.to(q_ptr.dtype.element_ty)
+    is_q = heads < HEADS
+    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
+    is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
+    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
+    keys = ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
+    tl.store(key_ptr + keys, x, mask=is_k[:, None] & inside[None, :])
+    values = ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
+    tl.store(value_ptr + values, x, mask=is_v[:, None] & inside[None, :])
+
+
+@triton.jit
+def rope_kv_write_kernel(
+    qkv_ptr: Any,
+    table_ptr: Any,
+    rows_ptr: Any,
+    positions_ptr: Any,
+    slots_ptr: Any,
+    q_ptr: Any,
+    key_ptr: Any,
+    value_ptr: Any,
+    q_norm_ptr: Any,
+    k_norm_ptr: Any,
+    qkv_stride: Any,
+    table_stride: Any,
+    block_stride: Any,
+    head_stride: Any,
+    token_stride: Any,
+    norm_eps: Any,
+    inverse_log: Any,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    LOGN: tl.constexpr,
+) -> None:
+    """Some heads of one token a program. A head is two rotary halves and a tail that passes through."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    real = heads < HEADS + 2 * KV_HEADS
+    is_q = heads < HEADS
+    is_v = heads >= HEADS + KV_HEADS
+    base = qkv_ptr + token * qkv_stride + (heads * HEAD_DIM)[:, None]
+    half_cols = tl.arange(0, BLOCK_HALF)
+    in_half = half_cols < HALF
+    tail_cols = 2 * HALF + tl.arange(0, BLOCK_TAIL)
+    in_tail = tail_cols < HEAD_DIM
+    slot = tl.load(slots_ptr + token)
+
+    squares = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
+    if HALF > 0:
+        half_mask = real[:, None] & in_half[None, :]
+        first = tl.load(base + half_cols[None, :], mask=half_mask, other=0.0).to(tl.float32)
+        second = tl.load(base + HALF + half_cols[None, :], mask=half_mask, other=0.0).to(tl.float32)
+        squares += tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+    if 2 * HALF < HEAD_DIM:
+        tail_mask = real[:, None] & in_tail[None, :]
+        tail = tl.load(base + tail_cols[None, :], mask=tail_mask, other=0.0).to(tl.float32)
+        squares += tl.sum(tail * tail, axis=1)
+
+    factor = tl.full([BLOCK_HEADS], 1.0, dtype=tl.float32)
+    if LOGN:
+        position = tl.load(positions_ptr + token).to(tl.float32)
+        factor = tl.where(is_q, tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0), 1.0)
+    block = slot // BLOCK_SIZE
+    offset = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
+    has_slot = slot + heads * 0 >= 0  # one a head: a scalar condition would widen the masks to integers
+    q_row = q_ptr + token * (HEADS * HEAD_DIM)
+    rstd = tl.rsqrt(squares / HEAD_DIM + norm_eps)
+
+    if HALF > 0:
+        if q_norm_ptr is not None:
+            first = _normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v)
+            second = _normed(second, rstd, q_norm_ptr, k_norm_ptr, HALF + half_cols, in_half, is_q, is_v)
+        row = tl.load(rows_ptr + token) * table_stride
+        cos = tl.load(table_ptr + row + half_cols, mask=in_half, other=1.0)[None, :]
+        sin = tl.load(table_ptr + row + HALF + half_cols, mask=in_half, other=0.0)[None, :]
+        turned_first = (first * cos - second * sin) * factor[:, None]
+        turned_second = (second * cos + first * sin) * factor[:, None]
+        turned_first = tl.where(is_v[:, None], first, turned_first)
+        turned_second = tl.where(is_v[:, None], second, turned_second)
+        _store_heads(turned_first, heads, half_cols, in_half, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
+        _store_heads(turned_second, heads, HALF + half_cols, in_half, q_row, key_ptr + offset,
+                     value_ptr + offset, head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
+    if 2 * HALF < HEAD_DIM:
+        if q_norm_ptr is not None:
+            tail = _normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v)
+        tail = tail * factor[:, None]
+        _store_heads(tail, heads, tail_cols, in_tail, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
+
+
+def rope_kv_write_triton(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
+    choice = merge_tiles(DEFAULT_TILES, tiles)
+    num_tokens = qkv.shape[0]
+    half = 0 if cos_sin is None else cos_sin.shape[1] // 2
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if num_tokens:
+        grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, choice["BLOCK_HEADS"]))
+        rope_kv_write_kernel[grid](
+            qkv,
+            cos_sin,
+            rope_rows,
+            positions,
+            slot_mapping,
+            q,
+            key_cache,
+            value_cache,
+            q_norm_weight,
+            k_norm_weight,
+            qkv.stride(0),
+            0 if cos_sin is None else cos_sin.stride(0),
+            *key_cache.stride()[:3],
+            norm_eps,
+            1.0 / math.log(logn_length) if logn_length else 0.0,
+            HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF=half,
+            BLOCK_HALF=next_power_of_two(half),
+            BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
+            BLOCK_SIZE=key_cache.shape[2],
+            LOGN=logn_length > 0,
+            **choice,
+        )
+    return q
+
+
+def _twin_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return x
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, tail = x.float().split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    cos, sin = cos[:, None], sin[:, None]  # [T, 1, rotary_dim / 2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, tail), dim=-1)
+
+
+def rope_kv_write_reference(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
+    heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)  # each [T, heads, D]
+    q, k = _twin_norm(q, q_norm_weight, norm_eps), _twin_norm(k, k_norm_weight, norm_eps)
+    if cos_sin is not None:
+        cos, sin = cos_sin[rope_rows].chunk(2, dim=-1)
+        q, k = _twin_rotary(q, cos, sin), _twin_rotary(k, cos, sin)
+    if logn_length:
+        factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn_length))
+        q = q.float() * factor.clamp(min=1.0)[:, None, None]
+    written = slot_mapping >= 0
+    blocks, offsets = slot_mapping[written] // key_cache.shape[2], slot_mapping[written] % key_cache.shape[2]
+    key_cache[blocks, :, offsets] = k[written].to(key_cache.dtype)
+    value_cache[blocks, :, offsets] = v[written]
+    return q.to(qkv.dtype).contiguous()
+
+
+def rope_kv_write(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Normalise, rotate and scale queries and keys; write keys and values into the paged cache.
+
+    In this order: RMSNorm of each query and key head (with both norm weights), rotary embedding in fp32 of
+    the first ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one
+    rounding after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su,
+    2021; Qwen v1.
+
+    Args:
+        qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: queries, keys, values of each
+        token. cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim;
+        None: no rotary. rope_rows: [T] int64, row of cos_sin for each token.
+        positions: [T] int64, 0-based position in the request; read for logn only.
+        slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, changed in place.
+        value_cache: as key_cache, and with the same strides.
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_dim: channels of a head, at most 256.
+        q_norm_weight: [head_dim] or None; given together with k_norm_weight.
+        k_norm_weight: [head_dim] or None.
+        norm_eps: added to the mean square.
+        logn_length: the trained length in tokens; 0: no logn scaling.
+        tiles: ``BLOCK_HEADS``, ``num_warps``.
+
+    Returns:
+        [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("qkv", qkv)
+    expect_group(num_heads, num_kv_heads)
+    expect_range("head_dim", head_dim, 1, MAX_HEAD_DIM)
+    expect("qkv", qkv, (None, (num_heads + 2 * num_kv_heads) * head_dim), like=qkv)
+    for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
+        expect(name, indices, (qkv.shape[0],), like=qkv, dtype=torch.int64)
+    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=qkv)
+    _expect_options(qkv, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
+    arguments = (
+        qkv,
+        cos_sin,
+        rope_rows,
+        positions,
+        slot_mapping,
+        key_cache,
+        value_cache,
+        num_heads,
+        num_kv_heads,
+    )
+    options = (head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
+    if runs_on_gpu(qkv):
+        return rope_kv_write_triton(*arguments, *options, tiles)
+    return rope_kv_write_reference(*arguments, *options)
+
+
+def _expect_options(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    q_norm_weight: torch.Tensor | None,
+    k_norm_weight: torch.Tensor | None,
+    head_dim: int,
+    logn_length: int,
+) -> None:
+    if cos_sin is not None:
+        expect("cos_sin", cos_sin, (None, None), like=qkv, dtype=torch.float32)
+        width = cos_sin.shape[1]
+        if width % 2 or not 2 <= width <= head_dim:
+            raise KernelArgumentError(
+                "rotary_dim, the width of cos_sin, does not fit", seen=width, allowed=f"even, 2 to {head_dim}"
+            )
+    if (q_norm_weight is None) != (k_norm_weight is None):
+        raise KernelArgumentError("give q_norm_weight and k_norm_weight together, or neither")
+    if q_norm_weight is not None and k_norm_weight is not None:
+        expect("q_norm_weight", q_norm_weight, (head_dim,), like=qkv)
+        expect("k_norm_weight", k_norm_weight, (head_dim,), like=qkv)
+    if logn_length == 1:
+        raise KernelArgumentError("logn_length is out of range", seen=1, allowed="0 (off) or 2 and more")
+    expect_range("logn_length", logn_length, 0)
