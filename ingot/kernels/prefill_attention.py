@@ -239,12 +239,14 @@ def prefill_attention_reference(
         keys = gather_tokens(key_cache, block_tables[row], first, length)
         values = gather_tokens(value_cache, block_tables[row], first, length)
         grouped = q[begin:stop].unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, n, D]
+        plain = stop - begin == 1 or (context == 0 and window == 0)
         wide = (keys.shape[0], group, *keys.shape[1:])
         attended = torch.nn.functional.scaled_dot_product_attention(
             grouped,
             keys[:, None].expand(wide),
             values[:, None].expand(wide),
-            attn_mask=_visible(context, first, length, window, q.device) if stop - begin > 1 else None,
+            attn_mask=None if plain else _visible(context, first, length, window, q.device),
+            is_causal=plain and context == 0,
             scale=scale,
         )
         out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+DRAWN_ON_CPU = 1 << 18
 
 # (relative, absolute) distance from a float64 result; inputs are of order one.
 TOLERANCES = {
@@ -46,12 +49,16 @@ IMPLEMENTATIONS = [
 
 
 def normal(*shape: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator).to(device=device, dtype=dtype)
+    """Standard normal numbers; the same on every device, except that large tensors are drawn where they
+    live.
+    """
+    source = device if math.prod(shape) > DRAWN_ON_CPU else "cpu"
+    generator = torch.Generator(source).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=source).to(device=device, dtype=dtype)
 
 
-def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """``actual`` lies within its dtype's tolerance of the float64 ``expected``."""
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, loosen: float = 1.0) -> None:
+    """``actual`` lies within its dtype's tolerance, times ``loosen``, of the float64 ``expected``."""
     rtol, atol = TOLERANCES[actual.dtype]
-    torch.testing.assert_close(actual.double(), expected.to(actual.device), rtol=rtol, atol=atol)
+    expected = expected.to(actual.device)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol * loosen, atol=atol * loosen)

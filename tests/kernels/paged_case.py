@@ -39,8 +39,9 @@ def paged_case(
     needed = [-(-length // block_size) for length in lengths]
     num_blocks = sum(needed) + 1
     order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed)) + 1
+    shape = (num_blocks, kv_heads, block_size, head_dim)
     nan = float("nan")
-    caches = [torch.full((num_blocks, kv_heads, block_size, head_dim), nan, dtype=dtype) for _ in range(2)]
+    caches = [torch.full(shape, nan, dtype=dtype, device=device) for _ in range(2)]
     tables = torch.zeros(len(lengths), max(needed, default=0) + 2, dtype=torch.int32)  # block 0 is all NaN
     dense: list[list[torch.Tensor]] = [[], []]
     taken = 0
@@ -48,17 +49,19 @@ def paged_case(
         blocks = order[taken : taken + count]
         tables[request, :count] = blocks.int()
         for which, cache in enumerate(caches):
-            tokens = normal(length, kv_heads, head_dim, dtype=dtype, seed=seed + 2 * request + which + 1)
+            tokens = normal(
+                length, kv_heads, head_dim, dtype=dtype, device=device, seed=seed + 2 * request + which + 1
+            )
             for index, block in enumerate(blocks.tolist()):
                 piece = tokens[index * block_size : (index + 1) * block_size]
                 cache[block, :, : len(piece)] = piece.transpose(0, 1)
-            dense[which].append(tokens.to(device))
+            dense[which].append(tokens)
         taken += count
     return PagedCase(
         dense[0],
         dense[1],
-        caches[0].to(device),
-        caches[1].to(device),
+        caches[0],
+        caches[1],
         tables.to(device),
         torch.tensor(lengths, dtype=torch.int32, device=device),
     )

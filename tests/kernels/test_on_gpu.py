@@ -56,7 +56,8 @@ def test_7b_rows(dtype: torch.dtype, tokens: int) -> None:
 def test_7b_rope(dtype: torch.dtype, heads: int, kv_heads: int, norm: bool) -> None:
     tokens = 1500
     qkv = normal(tokens, (heads + 2 * kv_heads) * 128, dtype=dtype, device="cuda")
-    table = normal(4096, 128, dtype=torch.float32, device="cuda", seed=1)
+    angles = torch.arange(4096)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).cuda()
     positions = torch.arange(2000, 2000 + tokens, device="cuda")
     slots = torch.randperm(64 * 64, generator=torch.Generator().manual_seed(0))[:tokens].cuda()
     slots[7] = -1
@@ -67,7 +68,9 @@ def test_7b_rope(dtype: torch.dtype, heads: int, kv_heads: int, norm: bool) -> N
         arguments = (qkv, table, positions, positions, slots, *caches, heads, kv_heads, 128)
         results.append([op(*arguments, weight, weight, 1e-6, 2048), *caches])
     for actual, expected in zip(*results, strict=True):
-        assert_near(actual, expected.double())
+        # A last bit of 1 / sqrt may round the normed value the other way; rotation then subtracts such
+        # values.
+        assert_near(actual, expected.double(), loosen=8 if norm else 1)
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)

@@ -83,8 +83,9 @@ def test_rope_kv_write(impl: Implementation, dtype: torch.dtype, case: str) -> N
     q64, keys64, values64 = expected_in_float64(arguments, options)
     q = impl(rope_kv_write, rope_kv_write_triton)(*arguments, **options)
     assert q.is_contiguous()
-    assert_near(q, q64)
-    assert_near(arguments[5], keys64)
+    loosen = 4 if CASES[case][4] else 1  # the norm rounds once more, and rotation subtracts rounded values
+    assert_near(q, q64, loosen)
+    assert_near(arguments[5], keys64, loosen)
     assert torch.equal(arguments[6].double(), values64), "values are copied, not computed"
 
 
