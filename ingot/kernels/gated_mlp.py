@@ -9,7 +9,6 @@ rounded to the dtype, then the product (Hugging Face's order). Knows no projecti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -23,7 +22,7 @@ DEFAULT_TILES = {"BLOCK_I": 1024, "num_warps": 4}
 
 @triton.jit
 def silu_mul_kernel(
-    x_ptr: Any, y_ptr: Any, x_stride: Any, INNER: tl.constexpr, BLOCK_I: tl.constexpr
+    x_ptr: tl.tensor, y_ptr: tl.tensor, x_stride: tl.tensor, INNER: tl.constexpr, BLOCK_I: tl.constexpr
 ) -> None:
     """One piece of one row a program."""
     row = tl.program_id(0).to(tl.int64)

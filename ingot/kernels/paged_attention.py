@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -33,29 +32,27 @@ from ingot.kernels.paged_tile import gather_tokens, split_bounds, tile_rows
 MIN_SPLIT = 128  # tokens: fewer would cost more in merging than they save
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
-TILE_BYTES = (
-    16384  # of keys, and of values; with two stages 64 KiB of shared memory, which sm_80 to sm_90 all have
-)
+TILE_BYTES = 16384  # of keys, and of values; three stages fit the shared memory of sm_80 to sm_90
 LOG2_E = math.log2(math.e)
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
 
 
 @triton.jit
 def paged_attention_grouped_kernel(
-    q_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    tables_ptr: Any,
-    seq_lens_ptr: Any,
-    out_ptr: Any,
-    lse_ptr: Any,
-    q_stride: Any,
-    table_stride: Any,
-    block_stride: Any,
-    head_stride: Any,
-    token_stride: Any,
-    scale_log2: Any,
-    window: Any,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -118,20 +115,20 @@ def paged_attention_grouped_kernel(
 
 @triton.jit
 def paged_attention_single_kernel(
-    q_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    tables_ptr: Any,
-    seq_lens_ptr: Any,
-    out_ptr: Any,
-    lse_ptr: Any,
-    q_stride: Any,
-    table_stride: Any,
-    block_stride: Any,
-    head_stride: Any,
-    token_stride: Any,
-    scale_log2: Any,
-    window: Any,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -193,12 +190,12 @@ def paged_attention_single_kernel(
 
 @triton.jit
 def paged_attention_merge_kernel(
-    partial_ptr: Any,
-    lse_ptr: Any,
-    seq_lens_ptr: Any,
-    out_ptr: Any,
-    window: Any,
-    num_splits: Any,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    window: tl.tensor,
+    num_splits: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -236,7 +233,7 @@ def default_tiles(num_kv_heads: int, group: int, head_dim: int, itemsize: int) -
     if group == 1:
         block = max(block // 2, 16)
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    return {"BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 4, "num_stages": 2}
+    return {"BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 4, "num_stages": 3}
 
 
 def paged_attention_triton(

@@ -7,8 +7,6 @@ Owns the index arithmetic that decode and prefill attention share. Knows no atte
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,14 +14,14 @@ import triton.language as tl
 
 @triton.jit
 def tile_rows(
-    table_ptr: Any,
-    start: Any,
-    end: Any,
-    block_stride: Any,
-    token_stride: Any,
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Element offsets [BLOCK_N] int64 of tokens start, start + 1, ...; ``start`` is a multiple of BLOCK_N, <
     ``end``.
 
@@ -40,13 +38,13 @@ def tile_rows(
 
 @triton.jit
 def split_bounds(
-    seq_len: Any,
-    window: Any,
+    seq_len: tl.tensor,
+    window: tl.tensor,
     MAX_SPLITS: tl.constexpr,
     MIN_TOKENS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """First visible key, the tile-aligned start of the first split, and the tokens of a split."""
     first = seq_len * 0
     if HAS_WINDOW:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -42,28 +41,28 @@ TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
 
 @triton.jit
 def _attend(
-    acc: Any,
-    total: Any,
-    top: Any,
-    q: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    table_ptr: Any,
-    lower: Any,
-    upper: Any,
-    positions: Any,
-    seq_len: Any,
-    block_stride: Any,
-    token_stride: Any,
-    scale_log2: Any,
-    window: Any,
+    acc: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
+    q: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    lower: tl.tensor,
+    upper: tl.tensor,
+    positions: tl.tensor,
+    seq_len: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-) -> Any:
+) -> tl.tensor:
     """Take the key tiles from ``lower`` to ``upper`` into the running softmax."""
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
@@ -96,20 +95,20 @@ def _attend(
 
 @triton.jit
 def prefill_attention_kernel(
-    q_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    tables_ptr: Any,
-    query_start_ptr: Any,
-    seq_lens_ptr: Any,
-    out_ptr: Any,
-    q_stride: Any,
-    table_stride: Any,
-    block_stride: Any,
-    head_stride: Any,
-    token_stride: Any,
-    scale_log2: Any,
-    window: Any,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    query_start_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -166,7 +165,7 @@ def prefill_attention_kernel(
 def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str, int]:
     """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads."""
     if itemsize > 2:
-        return dict(TILES_FLOAT) if head_dim <= 128 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
+        return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
     block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
     tiles = {**TILES_HALF, "BLOCK_M": block_m}
     if block_m < 128:
@@ -240,12 +239,14 @@ def prefill_attention_reference(
         keys = gather_tokens(key_cache, block_tables[row], first, length)
         values = gather_tokens(value_cache, block_tables[row], first, length)
         grouped = q[begin:stop].unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, n, D]
+        plain = stop - begin == 1 or (context == 0 and window == 0)
         wide = (keys.shape[0], group, *keys.shape[1:])
         attended = torch.nn.functional.scaled_dot_product_attention(
             grouped,
             keys[:, None].expand(wide),
             values[:, None].expand(wide),
-            attn_mask=_visible(context, first, length, window, q.device) if stop - begin > 1 else None,
+            attn_mask=None if plain else _visible(context, first, length, window, q.device),
+            is_causal=plain and context == 0,
             scale=scale,
         )
         out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)

@@ -10,7 +10,6 @@ model.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -30,14 +29,14 @@ MAX_HIDDEN = 16384  # one pass holds a whole row in registers
 
 @triton.jit
 def rms_norm_kernel(
-    x_ptr: Any,
-    residual_ptr: Any,
-    weight_ptr: Any,
-    y_ptr: Any,
-    sum_ptr: Any,
-    x_stride: Any,
-    residual_stride: Any,
-    eps: Any,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    sum_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    eps: tl.tensor,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import triton
@@ -40,8 +39,15 @@ DEFAULT_TILES = {"BLOCK_HEADS": 8, "num_warps": 2}
 
 @triton.jit
 def _normed(
-    x: Any, rstd: Any, q_norm_ptr: Any, k_norm_ptr: Any, cols: Any, inside: Any, is_q: Any, is_v: Any
-) -> Any:
+    x: tl.tensor,
+    rstd: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    is_q: tl.tensor,
+    is_v: tl.tensor,
+) -> tl.tensor:
     """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
     dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
     q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
@@ -53,18 +59,18 @@ def _normed(
 
 @triton.jit
 def _store_heads(
-    x: Any,
-    heads: Any,
-    cols: Any,
-    inside: Any,
-    q_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    head_stride: Any,
+    x: tl.tensor,
+    heads: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    head_stride: tl.tensor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    HAS_SLOT: Any,
+    HAS_SLOT: tl.tensor,
 ) -> None:
     """Store each head's channels by its role: query output, key cache or value cache."""
     x = x.to(q_ptr.dtype.element_ty)
@@ -80,23 +86,23 @@ def _store_heads(
 
 @triton.jit
 def rope_kv_write_kernel(
-    qkv_ptr: Any,
-    table_ptr: Any,
-    rows_ptr: Any,
-    positions_ptr: Any,
-    slots_ptr: Any,
-    q_ptr: Any,
-    key_ptr: Any,
-    value_ptr: Any,
-    q_norm_ptr: Any,
-    k_norm_ptr: Any,
-    qkv_stride: Any,
-    table_stride: Any,
-    block_stride: Any,
-    head_stride: Any,
-    token_stride: Any,
-    norm_eps: Any,
-    inverse_log: Any,
+    qkv_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    qkv_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    norm_eps: tl.tensor,
+    inverse_log: tl.tensor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,

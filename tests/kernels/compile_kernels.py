@@ -1,0 +1,197 @@
+"""Compile every kernel as its launcher would launch it, for GPUs that are not there; print what each one
+takes.
+
+The launchers run on meta tensors, which hold no data: a launcher that looked at a tensor's contents would
+fail here. What they launch is caught and compiled. One JSON list on the last line.
+
+    python -m tests.kernels.compile_kernels 80 90
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from ingot.kernels.gated_mlp import silu_mul_triton
+from ingot.kernels.layer_norm import layer_norm_triton
+from ingot.kernels.paged_attention import paged_attention_triton
+from ingot.kernels.prefill_attention import prefill_attention_triton
+from ingot.kernels.rms_norm import rms_norm_triton
+from ingot.kernels.rope_kv_write import rope_kv_write_triton
+
+HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+POINTERS = {
+    HALF: "*fp16",
+    BRAIN: "*bf16",
+    FULL: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def empty(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def norms(dtype: torch.dtype, hidden: int, residual: bool) -> None:
+    x, weight = empty(4, hidden, dtype=dtype), empty(hidden, dtype=dtype)
+    rms_norm_triton(x, weight, 1e-6, x if residual else None)
+    layer_norm_triton(x, weight, weight, 1e-6, x if residual else None)
+
+
+def rope(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norm: bool, logn: int
+) -> None:
+    index = empty(4, dtype=torch.int64)
+    weight = empty(head_dim, dtype=dtype) if norm else None
+    cache = empty(100, kv_heads, 64, head_dim, dtype=dtype)
+    qkv = empty(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    table = empty(100, rotary, dtype=FULL) if rotary else None
+    rope_kv_write_triton(
+        qkv, table, index, index, index, cache, cache, heads, kv_heads, head_dim, weight, weight, 1e-6, logn
+    )
+
+
+def decode(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+) -> None:
+    cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
+    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
+    paged_attention_triton(
+        empty(4, heads, head_dim, dtype=dtype), cache, cache, tables, lengths, 0.1, longest, window
+    )
+
+
+def prefill(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+) -> None:
+    cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
+    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
+    bounds = empty(5, dtype=torch.int32)
+    q = empty(4 * longest, heads, head_dim, dtype=dtype)
+    prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "norms 4096 fp16": lambda: norms(HALF, 4096, True),
+    "norms 768 fp32": lambda: norms(FULL, 768, False),
+    "norms 16384 bf16": lambda: norms(BRAIN, 16384, True),
+    "silu_mul 11008 bf16": lambda: silu_mul_triton(empty(4, 22016, dtype=BRAIN)),
+    "silu_mul 100 fp32": lambda: silu_mul_triton(empty(4, 200, dtype=FULL)),
+    "rope qwen fp16": lambda: rope(HALF, 32, 32, 128, 128, False, 8192),
+    "rope qwen3 bf16": lambda: rope(BRAIN, 32, 8, 128, 128, True, 0),
+    "rope gpt2 fp32": lambda: rope(FULL, 12, 12, 64, 0, False, 0),
+    "rope partial fp16": lambda: rope(HALF, 32, 32, 80, 32, False, 0),
+    "decode 32x128 fp16": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0),
+    "decode 32/8x128 bf16": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0),
+    "decode 28/4x128 fp16": lambda: decode(HALF, 28, 4, 128, 16, 4096, 0),
+    "decode 12x64 fp32": lambda: decode(FULL, 12, 12, 64, 64, 1024, 0),
+    "decode 14/2x64 fp32": lambda: decode(FULL, 14, 2, 64, 64, 100, 0),
+    "decode window 32/8x96": lambda: decode(HALF, 32, 8, 96, 64, 4096, 2048),
+    "decode window 32x256": lambda: decode(HALF, 32, 32, 256, 64, 100, 50),
+    "prefill 32x128 fp16": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0),
+    "prefill 32/8x128 bf16 short": lambda: prefill(BRAIN, 32, 8, 128, 64, 16, 0),
+    "prefill 28/4x128 fp16 mid": lambda: prefill(HALF, 28, 4, 128, 16, 64, 0),
+    "prefill 12x64 fp32": lambda: prefill(FULL, 12, 12, 64, 64, 512, 0),
+    "prefill 32x128 fp32": lambda: prefill(FULL, 32, 32, 128, 64, 512, 0),
+    "prefill window 32x80 bf16": lambda: prefill(BRAIN, 32, 32, 80, 64, 512, 256),
+    "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
+}
+
+
+def caught_launches(call: Callable[[], Any]) -> list[tuple[JITFunction, list[Any], dict[str, Any]]]:
+    """Run a launcher; return the kernels it launches instead of launching them."""
+    caught: list[tuple[JITFunction, list[Any], dict[str, Any]]] = []
+
+    def catch(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        assert all(isinstance(size, int) and size > 0 for size in grid), grid
+        caught.append((self, list(args), kwargs))
+
+    launch = JITFunction.run
+    JITFunction.run = catch
+    try:
+        call()
+    finally:
+        JITFunction.run = launch
+    return caught
+
+
+def source_of(
+    kernel: JITFunction, args: list[Any], kwargs: dict[str, Any]
+) -> tuple[ASTSource, dict[str, Any]]:
+    """The specialised source and the launch options, as Triton's own launch would derive them."""
+    values = dict(zip(kernel.arg_names, args, strict=False))
+    options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
+    values.update({name: value for name, value in kwargs.items() if name in kernel.arg_names})
+    assert sorted(values) == sorted(kernel.arg_names)
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        name, value = parameter.name, values[parameter.name]
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[name], constants[name] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[name], aligned = POINTERS[value.dtype], True
+        elif isinstance(value, int):
+            signature[name], aligned = "i32", value % 16 == 0
+        else:
+            signature[name], aligned = "fp32", False
+        if aligned:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, signature, constants, attributes), options
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes of spill a thread, if the toolchain's ``cuobjdump`` came with Triton."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        return {}
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return {"registers": found["REG"], "spill_bytes": found["STACK"] + found["LOCAL"]}
+
+
+def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
+    for case, call in CASES.items():
+        for kernel, args, kwargs in caught_launches(call):
+            for capability in capabilities:
+                source, options = source_of(kernel, args, kwargs)
+                binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+                yield {
+                    "case": case,
+                    "kernel": kernel.__name__,
+                    "sm": capability,
+                    "shared": binary.metadata.shared,
+                    **resources(binary.asm["cubin"]),
+                }
+
+
+def main() -> None:
+    rows = []
+    for row in compiled([int(argument) for argument in sys.argv[1:]]):
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

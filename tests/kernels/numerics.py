@@ -1,0 +1,64 @@
+"""What the kernel tests share: the implementations under test, the tolerance table, seeded inputs.
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+DRAWN_ON_CPU = 1 << 18
+
+# (relative, absolute) distance from a float64 result; inputs are of order one.
+TOLERANCES = {
+    torch.float32: (1e-5, 1e-5),
+    torch.float16: (2e-3, 1e-3),
+    torch.bfloat16: (1.6e-2, 8e-3),
+}
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to run an op: the public launcher on a device, or the kernel under the interpreter."""
+
+    device: str
+    interpreted: bool = False
+
+    def __call__(self, public: Callable[..., Any], raw: Callable[..., Any]) -> Callable[..., Any]:
+        return raw if self.interpreted else public
+
+
+IMPLEMENTATIONS = [
+    pytest.param(Implementation("cpu"), id="twin"),
+    pytest.param(
+        Implementation("cpu", interpreted=True),
+        id="interpreted",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here"),
+    ),
+    pytest.param(Implementation("cuda"), id="cuda", marks=pytest.mark.gpu),
+]
+
+
+def normal(*shape: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> torch.Tensor:
+    """Standard normal numbers; the same on every device, except that large tensors are drawn where they
+    live.
+    """
+    source = device if math.prod(shape) > DRAWN_ON_CPU else "cpu"
+    generator = torch.Generator(source).manual_seed(seed)
+    return torch.randn(*shape, generator=generator, device=source).to(device=device, dtype=dtype)
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, loosen: float = 1.0) -> None:
+    """``actual`` lies within its dtype's tolerance, times ``loosen``, of the float64 ``expected``."""
+    rtol, atol = TOLERANCES[actual.dtype]
+    expected = expected.to(actual.device)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol * loosen, atol=atol * loosen)

@@ -1,0 +1,58 @@
+"""Every kernel builds for sm_80 and sm_90 on a machine that has neither, and fits what such a GPU has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
+KERNELS = {
+    "layer_norm_kernel",
+    "paged_attention_grouped_kernel",
+    "paged_attention_merge_kernel",
+    "paged_attention_single_kernel",
+    "prefill_attention_kernel",
+    "rms_norm_kernel",
+    "rope_kv_write_kernel",
+    "silu_mul_kernel",
+}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the compiler reports, from a process of its own: this one may run Triton's interpreter."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_kernels", "80", "90"],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_kernel_compiles_for_both(rows: list[dict[str, Any]]) -> None:
+    for capability in SHARED_LIMIT:
+        assert {row["kernel"] for row in rows if row["sm"] == capability} == KERNELS
+
+
+def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
+    assert [row for row in rows if row["shared"] > SHARED_LIMIT[row["sm"]]] == []
+
+
+def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
+    measured = [row for row in rows if "spill_bytes" in row]
+    if not measured:
+        pytest.skip("this Triton comes without cuobjdump")
+    assert [row for row in measured if row["sm"] == 90 and row["spill_bytes"] > 16] == []

@@ -1,0 +1,45 @@
+"""silu(gate) * up against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.gated_mlp import silu_mul, silu_mul_triton
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 4), (1, 1), (3, 11), (2, 1500), (5, 64)])
+def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    rows, inner = shape
+    gate_up = normal(rows, 2 * inner, dtype=dtype, device=impl.device) * 3
+    gate, up = gate_up.double().chunk(2, dim=1)
+    assert_near(impl(silu_mul, silu_mul_triton)(gate_up), gate / (1 + torch.exp(-gate)) * up)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_far_gates_saturate(impl: Implementation) -> None:
+    gate_up = torch.tensor([[-1000.0, 1000.0, 2.0, 3.0]], device=impl.device)
+    y = impl(silu_mul, silu_mul_triton)(gate_up)
+    assert y.tolist() == [[0.0, 3000.0]]
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_other_tiles_and_a_row_stride(impl: Implementation) -> None:
+    wide = normal(3, 220, dtype=torch.float32, device=impl.device)
+    y = impl(silu_mul, silu_mul_triton)(wide[:, :200], tiles={"BLOCK_I": 32, "num_warps": 1})
+    gate, up = wide[:, :200].double().chunk(2, dim=1)
+    assert_near(y, gate * torch.sigmoid(gate) * up)
+
+
+def test_refused() -> None:
+    with pytest.raises(IngotError, match="two halves"):
+        silu_mul(torch.zeros(2, 5))
+    with pytest.raises(IngotError, match="unknown tile choice"):
+        silu_mul_triton(torch.zeros(2, 4), tiles={"BLOCK": 32})
+    with pytest.raises(IngotError, match="power of two"):
+        silu_mul_triton(torch.zeros(2, 4), tiles={"BLOCK_I": 48})

@@ -1,0 +1,196 @@
+"""What only a GPU can show: the shapes of 7B models, capture and replay, the same bits twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.layer_norm import layer_norm
+from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.prefill_attention import prefill_attention
+from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from tests.kernels.numerics import assert_near, normal
+from tests.kernels.paged_case import attention64, paged_case
+
+pytestmark = pytest.mark.gpu
+
+HALF_DTYPES = [torch.float16, torch.bfloat16]
+HEADS = [(32, 32), (32, 8), (28, 4)]
+SCALE = 128**-0.5
+
+
+def lengths_of(batch: int, longest: int) -> list[int]:
+    """Ragged lengths with the longest first and, from 4 requests on, one padding row."""
+    lengths = [max(longest - 61 * index % longest, 1) for index in range(batch)]
+    if batch >= 4:
+        lengths[2] = 0
+    return lengths
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+def test_7b_rows(dtype: torch.dtype, tokens: int) -> None:
+    x, residual = (normal(tokens, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
+    weight, bias = (normal(4096, dtype=dtype, device="cuda", seed=seed) for seed in (2, 3))
+    s = x + residual
+    wide = s.double()
+    y, new_residual = rms_norm(x, weight, 1e-6, residual)
+    assert torch.equal(new_residual, s)
+    assert_near(y, wide * (wide.square().mean(1, keepdim=True) + 1e-6).rsqrt() * weight.double())
+    y, new_residual = layer_norm(x, weight, bias, 1e-5, residual)
+    assert torch.equal(new_residual, s)
+    assert_near(y, torch.nn.functional.layer_norm(wide, (4096,), weight.double(), bias.double(), 1e-5))
+    gate_up = normal(tokens, 22016, dtype=dtype, device="cuda")
+    gate, up = gate_up.double().chunk(2, dim=1)
+    assert_near(silu_mul(gate_up), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("norm", [False, True])
+def test_7b_rope(dtype: torch.dtype, heads: int, kv_heads: int, norm: bool) -> None:
+    tokens = 1500
+    qkv = normal(tokens, (heads + 2 * kv_heads) * 128, dtype=dtype, device="cuda")
+    angles = torch.arange(4096)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).cuda()
+    positions = torch.arange(2000, 2000 + tokens, device="cuda")
+    slots = torch.randperm(64 * 64, generator=torch.Generator().manual_seed(0))[:tokens].cuda()
+    slots[7] = -1
+    weight = normal(128, dtype=dtype, device="cuda", seed=2) if norm else None
+    results = []
+    for op in (rope_kv_write, rope_kv_write_reference):
+        caches = [torch.zeros(64, kv_heads, 64, 128, dtype=dtype, device="cuda") for _ in range(2)]
+        arguments = (qkv, table, positions, positions, slots, *caches, heads, kv_heads, 128)
+        results.append([op(*arguments, weight, weight, 1e-6, 2048), *caches])
+    for actual, expected in zip(*results, strict=True):
+        # A last bit of 1 / sqrt may round the normed value the other way; rotation then subtracts such
+        # values.
+        assert_near(actual, expected.double(), loosen=8 if norm else 1)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize(("batch", "longest"), [(1, 4096), (1, 1), (7, 1000), (64, 2048)])
+@pytest.mark.parametrize("window", [0, 512])
+def test_7b_decode(
+    dtype: torch.dtype, heads: int, kv_heads: int, batch: int, longest: int, window: int
+) -> None:
+    lengths = lengths_of(batch, longest)
+    case = paged_case(lengths, kv_heads=kv_heads, head_dim=128, block_size=64, dtype=dtype, device="cuda")
+    q = normal(batch, heads, 128, dtype=dtype, device="cuda")
+    caches = (case.key_cache, case.value_cache)
+    out = paged_attention(q, *caches, case.block_tables, case.seq_lens, SCALE, longest, window)
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1)
+        if length == 0:
+            assert (out[row] == 0).all()
+            continue
+        last = torch.tensor([length - 1], device="cuda")
+        assert_near(out[one], attention64(q[one], case.keys[row], case.values[row], last, SCALE, window))
+        if row < 3:
+            tables, lens = case.block_tables[one], case.seq_lens[one]
+            alone = paged_attention(q[one], *caches, tables, lens, SCALE, 8192, window)
+            assert torch.equal(alone, out[one]), "alone is bitwise as in a batch"
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize(
+    ("lengths", "queries"),
+    [([2048], [2048]), ([4096, 300, 0, 777], [512, 300, 3, 1]), ([37] * 5, [37, 20, 16, 2, 1])],
+)
+@pytest.mark.parametrize("window", [0, 512])
+def test_7b_prefill(
+    dtype: torch.dtype, heads: int, kv_heads: int, lengths: list[int], queries: list[int], window: int
+) -> None:
+    case = paged_case(lengths, kv_heads=kv_heads, head_dim=128, block_size=64, dtype=dtype, device="cuda")
+    q = normal(sum(queries), heads, 128, dtype=dtype, device="cuda")
+    bounds = torch.tensor([0, *queries]).cumsum(0).int().cuda()
+    caches = (case.key_cache, case.value_cache)
+    out = prefill_attention(q, *caches, case.block_tables, bounds, case.seq_lens, max(queries), SCALE, window)
+    begin = 0
+    for row, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        span = slice(begin, begin + count)
+        begin += count
+        if length == 0:
+            assert (out[span] == 0).all()
+            continue
+        positions = torch.arange(length - count, length, device="cuda")
+        assert_near(
+            out[span], attention64(q[span], case.keys[row], case.values[row], positions, SCALE, window)
+        )
+
+
+def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
+    """An op as a call without arguments, and the tensors a replay may change."""
+    x = normal(8, 4096, dtype=torch.float16, device="cuda")
+    row = normal(4096, dtype=torch.float16, device="cuda", seed=1)
+    if name == "rms_norm":
+        return lambda: rms_norm(x, row, 1e-6, x)[0], [x]
+    if name == "layer_norm":
+        return lambda: layer_norm(x, row, row, 1e-5, x)[0], [x]
+    if name == "silu_mul":
+        return lambda: silu_mul(x), [x]
+    lengths = [500, 0, 7, 1200]
+    case = paged_case(lengths, kv_heads=8, head_dim=128, block_size=64, dtype=torch.float16, device="cuda")
+    caches = (case.key_cache, case.value_cache)
+    q = normal(4, 32, 128, dtype=torch.float16, device="cuda")
+    if name == "paged_attention":
+        return lambda: paged_attention(q, *caches, case.block_tables, case.seq_lens, SCALE, 2048), [
+            q,
+            case.seq_lens,
+        ]
+    if name == "prefill_attention":
+        bounds = torch.tensor([0, 1, 2, 3, 4], dtype=torch.int32, device="cuda")
+        call = lambda: prefill_attention(  # noqa: E731
+            q, *caches, case.block_tables, bounds, case.seq_lens, 16, SCALE
+        )
+        return call, [q, case.seq_lens]
+    qkv = normal(4, 48 * 128, dtype=torch.float16, device="cuda")
+    table = normal(64, 128, dtype=torch.float32, device="cuda", seed=1)
+    positions = torch.arange(4, device="cuda")
+    slots = torch.tensor([0, 1, 2, -1], device="cuda")
+    call = lambda: rope_kv_write(  # noqa: E731
+        qkv, table, positions, positions, slots, *caches, 32, 8, 128
+    )
+    return call, [qkv, positions]
+
+
+OPS = ["rms_norm", "layer_norm", "silu_mul", "rope_kv_write", "paged_attention", "prefill_attention"]
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_graph_replay_follows_its_inputs(name: str) -> None:
+    call, inputs = step_of(name)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    before = call().clone()
+    graph.replay()
+    assert torch.equal(captured, before)
+    for tensor in inputs:
+        changed: Any = tensor.flip(0) if not tensor.is_floating_point() else tensor * 0.5
+        if tensor.dtype == torch.int32:
+            changed = torch.minimum(tensor, tensor // 2)  # shorter lengths, within the blocks they own
+        tensor.copy_(changed)
+    graph.replay()
+    after = call()
+    assert torch.equal(captured, after)
+    assert not torch.equal(after, before), "the inputs changed, so must the result"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_same_bits_twice(name: str) -> None:
+    call, _ = step_of(name)
+    first = call()
+    assert all(torch.equal(call(), first) for _ in range(5))

@@ -1,0 +1,149 @@
+"""Decode attention over the paged cache against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.paged_attention import paged_attention, paged_attention_triton
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.paged_case import PagedCase, attention64, paged_case
+
+LENGTHS = [5, 0, 300, 64, 1]
+CASES = {
+    # heads, kv_heads, head_dim, block_size, window
+    "mha": (2, 2, 64, 64, 0),
+    "mha_small_blocks": (2, 2, 128, 4, 0),
+    "mha_window": (1, 1, 48, 16, 100),
+    "mha_tiny_head": (1, 1, 8, 32, 0),
+    "gqa": (4, 2, 128, 64, 0),
+    "gqa_7": (7, 1, 64, 16, 0),
+    "gqa_window": (4, 2, 80, 32, 7),
+    "mqa_many": (20, 1, 96, 128, 0),
+    "gqa_tiny_head": (2, 1, 8, 8, 200),
+}
+
+
+def expected64(q: torch.Tensor, case: PagedCase, scale: float, window: int) -> torch.Tensor:
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for row, keys in enumerate(case.keys):
+        if len(keys):
+            last = torch.tensor([len(keys) - 1], device=q.device)
+            out[row] = attention64(q[row : row + 1], keys, case.values[row], last, scale, window)[0]
+    return out
+
+
+def paged_arguments(case: PagedCase) -> tuple[Any, ...]:
+    return case.key_cache, case.value_cache, case.block_tables, case.seq_lens
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_paged_attention(impl: Implementation, dtype: torch.dtype, name: str) -> None:
+    heads, kv_heads, head_dim, block_size, window = CASES[name]
+    case = paged_case(
+        LENGTHS,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        device=impl.device,
+    )
+    q = normal(len(LENGTHS), heads, head_dim, dtype=dtype, device=impl.device)
+    scale = head_dim**-0.5
+    op = impl(paged_attention, paged_attention_triton)
+    out = op(q, *paged_arguments(case), scale, max(LENGTHS), window)
+    assert_near(out, expected64(q, case, scale, window))
+    assert (out[1] == 0).all(), "a padding row is zeros"
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_one_split_two_splits_and_other_tiles(impl: Implementation, heads: int) -> None:
+    lengths = [90, 0, 17]
+    case = paged_case(
+        lengths, kv_heads=1, head_dim=16, block_size=32, dtype=torch.float32, device=impl.device
+    )
+    q = normal(3, heads, 16, dtype=torch.float32, device=impl.device)
+    op = impl(paged_attention, paged_attention_triton)
+    one = op(q, *paged_arguments(case), 0.3, 90)
+    assert_near(one, expected64(q, case, 0.3, 0))
+    loose_bound = op(q, *paged_arguments(case), 0.3, 4000)
+    assert torch.equal(one, loose_bound), "max_seq_len sizes the launch and nothing else"
+    tiles = {"BLOCK_N": 16, "MAX_SPLITS": 3, "num_warps": 2, "num_stages": 1}
+    assert_near(op(q, *paged_arguments(case), 0.3, 90, tiles=tiles), expected64(q, case, 0.3, 0))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_alone_is_bitwise_as_in_a_batch(impl: Implementation, heads: int) -> None:
+    case = paged_case(
+        [290, 3, 600], kv_heads=2, head_dim=32, block_size=64, dtype=torch.float16, device=impl.device
+    )
+    q = normal(3, heads, 32, dtype=torch.float16, device=impl.device)
+    op = impl(paged_attention, paged_attention_triton)
+    together = op(q, *paged_arguments(case), 0.2, 600)
+    for row, length in enumerate([290, 3, 600]):
+        one = slice(row, row + 1)
+        alone = op(
+            q[one],
+            case.key_cache,
+            case.value_cache,
+            case.block_tables[one],
+            case.seq_lens[one],
+            0.2,
+            length,
+        )
+        assert torch.equal(alone, together[one])
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_large_scores_do_not_overflow(impl: Implementation) -> None:
+    case = paged_case([40], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, device=impl.device)
+    q = normal(1, 1, 16, dtype=torch.float32, device=impl.device) * 300
+    out = impl(paged_attention, paged_attention_triton)(q, *paged_arguments(case), 1.0, 40)
+    assert_near(out, expected64(q, case, 1.0, 0))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_empty_batch(impl: Implementation) -> None:
+    case = paged_case([], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, device=impl.device)
+    q = torch.zeros(0, 2, 16, device=impl.device)
+    assert impl(paged_attention, paged_attention_triton)(q, *paged_arguments(case), 1.0, 0).shape == (
+        0,
+        2,
+        16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("q", torch.zeros(2, 4, 300), "head_dim is out of range"),
+        ("q", torch.zeros(2, 3, 16), "multiple"),
+        ("q", torch.zeros(2, 16, 4).transpose(1, 2), "not contiguous"),
+        ("q", torch.zeros(4, 2, 16).transpose(0, 1), "not contiguous within a row"),
+        ("key_cache", torch.zeros(5, 2, 8, 16).half(), "key_cache has the wrong dtype"),
+        ("block_tables", torch.zeros(2, 3, dtype=torch.int64), "block_tables has the wrong dtype"),
+        ("seq_lens", torch.zeros(3, dtype=torch.int32), "seq_lens has the wrong shape"),
+        ("window", -1, "window is out of range"),
+    ],
+)
+def test_refused(field: str, value: Any, message: str) -> None:
+    arguments = {
+        "q": torch.zeros(2, 4, 16),
+        "key_cache": torch.zeros(5, 2, 8, 16),
+        "value_cache": torch.zeros(5, 2, 8, 16),
+        "block_tables": torch.zeros(2, 3, dtype=torch.int32),
+        "seq_lens": torch.zeros(2, dtype=torch.int32),
+        "scale": 1.0,
+        "max_seq_len": 8,
+        "window": 0,
+    }
+    paged_attention(**arguments)
+    with pytest.raises(IngotError, match=message):
+        paged_attention(**{**arguments, field: value})
