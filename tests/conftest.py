@@ -13,6 +13,10 @@ if not torch.cuda.is_available():
     # any kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+torch.set_num_threads(
+    1
+)  # test workers share the cores; threads that wait for each other cost more than they bring
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 

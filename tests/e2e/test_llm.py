@@ -1,0 +1,125 @@
+"""The Python API as a user meets it: kinds of prompts, streams side by side, stop strings, logprobs, taps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot import LLM, Prompt, SamplingParams
+from ingot.errors import RequestError
+
+
+@pytest.fixture(scope="module")
+def llm(golden: Path) -> LLM:
+    return LLM(golden / "llama_aidreams260K" / "hf", device="cpu")
+
+
+def greedy(new: int = 20, **values: object) -> SamplingParams:
+    return SamplingParams(max_new_tokens=new, ignore_eos=True, **values)
+
+
+def test_text_ids_and_prompt_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The sea")
+    outputs = llm.generate(["The sea", ids, Prompt("The sea"), Prompt([ids])], greedy())
+    assert len({tuple(o.token_ids) for o in outputs}) == 1
+    assert [o.prompt_token_ids for o in outputs] == [ids] * 4
+    assert llm.generate("The sea", greedy())[0].text == outputs[0].text
+
+
+def test_a_prompt_of_parts_keeps_their_order_and_has_one_start_token(llm: LLM) -> None:
+    ids = Prompt(["The", [300, 301], "sea"]).token_ids(llm.tokenizer)
+    head, tail = llm.tokenizer.encode("The"), llm.tokenizer.encode("sea", add_special_tokens=False)
+    assert ids == [*head, 300, 301, *tail]
+    assert ids.count(llm.tokenizer.bos_id) == 1
+
+
+def test_streams_and_generate_side_by_side(llm: LLM) -> None:
+    alone = [llm.generate(p, greedy())[0].text for p in ("The sea", "Once", "A hum")]
+    first, second = llm.stream("The sea", greedy()), llm.stream("Once", greedy())
+    texts = [next(first).text, next(second).text]
+    between = llm.generate("A hum", greedy())[0].text
+    texts[1] += "".join(p.text for p in second)
+    texts[0] += "".join(p.text for p in first)
+    assert [*texts, between] == alone
+
+
+def test_a_closed_stream_gives_its_blocks_back(llm: LLM) -> None:
+    total = llm.executor.blocks.num_blocks
+    stream = llm.stream("The sea", greedy(100))
+    next(stream)
+    assert llm.executor.blocks.num_free < total
+    stream.close()
+    assert llm.executor.blocks.num_free == total
+    assert not llm.executor.has_work
+
+
+def test_a_stream_checks_its_request_at_once_and_starts_late(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="too long"):
+        llm.stream([1] * 500, greedy())
+    llm.stream("The sea", greedy())
+    assert not llm.executor.has_work
+
+
+def test_text_ends_before_a_stop_string(llm: LLM) -> None:
+    whole = llm.generate("The sea", greedy(40))[0].text
+    stop = whole[10:14]
+    output = llm.generate("The sea", greedy(40, stop=[stop]))[0]
+    assert output.text == whole[: whole.index(stop)]
+    assert (output.finish_reason, output.answers[0].stopped_by) == ("stop", stop)
+    pieces = list(llm.stream("The sea", greedy(40, stop=[stop])))
+    assert "".join(p.text for p in pieces) == output.text
+    assert pieces[-1].finish_reason == "stop"
+
+
+def test_an_end_token_ends_and_is_not_in_the_output(llm: LLM) -> None:
+    whole = llm.generate("The sea", greedy(40))[0].token_ids
+    end = whole[12]
+    output = llm.generate("The sea", greedy(40, stop_token_ids=[end, 511]))[0]
+    assert output.token_ids == whole[: whole.index(end)]
+    assert (output.finish_reason, output.answers[0].stopped_by) == ("stop", end)
+
+
+def test_min_new_tokens_puts_an_end_token_off(llm: LLM) -> None:
+    whole = llm.generate("The sea", greedy(40))[0].token_ids
+    params = greedy(40, stop_token_ids=[whole[2]], min_new_tokens=8)
+    assert len(llm.generate("The sea", params)[0].token_ids) >= 8
+
+
+def test_length_ends_at_the_limit(llm: LLM) -> None:
+    output = llm.generate("The sea", greedy(7))[0]
+    assert (len(output.token_ids), output.finish_reason) == (7, "length")
+    endless = llm.generate("The sea", SamplingParams(max_new_tokens=None, ignore_eos=True))[0]
+    assert len(endless.prompt_token_ids) + len(endless.token_ids) == llm.engine.manifest.build.max_seq_len
+
+
+def test_logprobs_are_the_models_own(llm: LLM) -> None:
+    output = llm.generate("The sea", greedy(6, logprobs=3, repetition_penalty=1.3))[0]
+    full = torch.log_softmax(llm.logits([*output.prompt_token_ids, *output.token_ids]).double(), dim=-1)
+    for i, entry in enumerate(output.logprobs):
+        row = full[len(output.prompt_token_ids) + i - 1]
+        assert entry.token_id == output.token_ids[i]
+        assert entry.logprob == pytest.approx(row[entry.token_id].item(), abs=1e-4)
+        assert [t for t, _ in entry.top] == row.topk(3).indices.tolist()
+
+
+def test_one_params_each(llm: LLM) -> None:
+    outputs = llm.generate(["The sea", "Once"], [greedy(3), greedy(5)])
+    assert [len(o.token_ids) for o in outputs] == [3, 5]
+    with pytest.raises(RequestError, match="as many params"):
+        llm.generate(["a", "b"], [greedy()])
+
+
+def test_logits_of_every_token_and_taps_of_every_layer(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The sea is")
+    plain = llm.logits(ids)
+    assert plain.shape == (len(ids), llm.engine.model.config.vocab_size)
+    assert plain.dtype == torch.float32
+    with llm.tap("layers.*", "norm") as seen:
+        tapped = llm.logits(ids)
+    assert torch.equal(plain, tapped)
+    assert set(seen) == {"norm", *(f"layers.{i}" for i in range(4))}
+    assert all(t.shape == (len(ids), 64) for t in seen.values())
+    with pytest.raises(RequestError, match="no module"), llm.tap("layer.*"):
+        pass
