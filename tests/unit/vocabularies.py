@@ -20,8 +20,8 @@ _STRING, _ARRAY = 8, 9
 
 
 def awkward_cases(data: Path, name: str) -> list[tuple[str, list[int]]]:
-    """The strings of llama.cpp's vocabulary test and the ids that Hugging Face gives, without special
-    tokens.""" base = data / "tokenizers" / "llama.cpp-vocab" / f"ggml-vocab-{name}.gguf"
+    """llama.cpp's test strings and the ids that Hugging Face gives, without special tokens."""
+    base = data / "tokenizers" / "llama.cpp-vocab" / f"ggml-vocab-{name}.gguf"
     text = base.with_suffix(".gguf.inp").read_text(encoding="utf-8")
     inputs = text.split("\n__ggml_vocab_test__\n")
     outputs = base.with_suffix(".gguf.out").read_text(encoding="utf-8").split("\n")
