@@ -41,17 +41,21 @@ class FastTokenizer(Tokenizer):
         self._backend = backend
         self._literals: dict[bool, tokenizers.Tokenizer] = {}
         added = [_added_token(i, token) for i, token in backend.get_added_tokens_decoder().items()]
-        is_llama = folder.tokenizer_class in LLAMA_CLASSES
+        bos_id = _id_of(backend, folder.named_token("bos_token"))
+        eos_id = _id_of(backend, folder.named_token("eos_token"))
+        prefix_ids, suffix_ids = _template(backend)
+        if folder.tokenizer_class in LLAMA_CLASSES:
+            prefix_ids = (bos_id,) if bos_id is not None and folder.flag("add_bos_token", True) else ()
+            suffix_ids = (eos_id,) if eos_id is not None and folder.flag("add_eos_token", False) else ()
         super().__init__(
             added,
             vocab_size=backend.get_vocab_size(with_added_tokens=False),
-            bos_id=_id_of(backend, folder.named_token("bos_token")),
-            eos_id=_id_of(backend, folder.named_token("eos_token")),
+            bos_id=bos_id,
+            eos_id=eos_id,
             files=files,
-            adds_bos=is_llama and folder.flag("add_bos_token", True),
-            adds_eos=is_llama and folder.flag("add_eos_token", False),
+            prefix_ids=prefix_ids,
+            suffix_ids=suffix_ids,
         )
-        self._post_processes = not is_llama
         self._decoding = _decoding(_state(backend.decoder))
         self._spaces_first_only = _is_first_only(_state(backend.pre_tokenizer))
         self._alphabet = byte_alphabet()
@@ -75,11 +79,12 @@ class FastTokenizer(Tokenizer):
         return cls(backend, folder, folder.files(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """See ``Tokenizer.encode``; the library parses special tokens and applies its own template."""
+        """See ``Tokenizer.encode``; the library itself parses special tokens."""
+        if not parse_special:
+            return super().encode(text, add_special_tokens=add_special_tokens, parse_special=False)
         check_text(text)
-        backend = self._backend if parse_special else self._literal(first=True)
-        ids = backend.encode(text, add_special_tokens=add_special_tokens and self._post_processes).ids
-        return self._framed(ids) if add_special_tokens else ids
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer.decode``."""
@@ -164,6 +169,14 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
     backend.add_special_tokens(
         [tokenizers.AddedToken(text, normalized=False, special=True) for text in names]
     )
+
+
+def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the post-processor puts before and after a text."""
+    bare = backend.encode("a", add_special_tokens=False).ids
+    framed = backend.encode("a").ids
+    at = next(n for n in range(len(framed) + 1) if framed[n : n + len(bare)] == bare)
+    return tuple(framed[:at]), tuple(framed[at + len(bare) :])
 
 
 def _added_token(token_id: int, token: Any) -> AddedToken:
