@@ -18,7 +18,7 @@ import tokenizers
 from ingot.errors import TokenizerError
 from ingot.processors.token_text import SPACE_MARK, Utf8Stream, byte_alphabet, byte_level_bytes, piece_bytes
 from ingot.processors.tokenizer_base import Tokenizer, check_text
-from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
+from ingot.processors.tokenizer_folder import TURN_TOKENS, AddedToken, TokenizerFolder
 
 # Hugging Face's Llama classes put the begin token themselves, whatever tokenizer.json says.
 LLAMA_CLASSES = ("LlamaTokenizer", "LLaMATokenizer", "CodeLlamaTokenizer")
@@ -76,7 +76,7 @@ class FastTokenizer(Tokenizer):
                 seen=error,
                 fix="copy the file again, or update the tokenizers package",
             ) from error
-        return cls(backend, folder, folder.files(path))
+        return cls(_with_special_turns(backend), folder, folder.files(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """See ``Tokenizer.encode``; the library itself parses special tokens."""
@@ -145,6 +145,17 @@ def byte_level_bpe(
         backend.normalizer = tokenizers.normalizers.NFC()
     backend.decoder = tokenizers.decoders.ByteLevel()
     return backend
+
+
+def _with_special_turns(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer with every token that frames a turn marked special."""
+    added = backend.get_added_tokens_decoder().values()
+    if not any(token.content in TURN_TOKENS and not token.special for token in added):
+        return backend
+    tree = json.loads(backend.to_str())
+    for token in tree["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in TURN_TOKENS
+    return tokenizers.Tokenizer.from_str(json.dumps(tree))
 
 
 def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:

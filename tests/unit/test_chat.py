@@ -15,6 +15,7 @@ from ingot.processors.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, CONVERSATIONS, jinja, user
 from tests.unit.vocabularies import load, qwen2_slow_folder
 
+
 @pytest.fixture(scope="module")
 def qwen1(data: Path) -> Tokenizer:
     return load(data / "tokenizers" / "qwen-v1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ingot.processors.template_sandbox import TemplateLimitError, TemplateSandbo
 from ingot.processors.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, CONVERSATIONS, INST, TEMPLATES, THINKING, jinja, user
 from tests.unit.vocabularies import QWEN2_SPECIALS, load, metaspace_folder, qwen2_slow_folder
+
 
 @pytest.fixture(scope="module")
 def llama(data: Path) -> Tokenizer:
@@ -124,6 +126,33 @@ def test_typed_special_tokens_where_text_starts_with_a_space(tmp_path: Path) -> 
     assert special not in tokenizer.encode("the <s>", parse_special=False)
 
 
+@pytest.mark.parametrize("layout", ["json", "model"])
+def test_turn_tokens_count_as_special(layout: str, golden: Path, tmp_path: Path) -> None:
+    """Some checkpoints add <|im_end|> as an ordinary token; a user must not be able to write it all the
+    same.
+    """
+    source = golden / "llama_aidreams260K" / "hf" / f"tokenizer.{layout}"
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    if layout == "json":
+        tree = json.loads(source.read_text())
+        plain = {
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": False,
+        }
+        tree["added_tokens"] += [{"id": 512, "content": "<|im_end|>", **plain}]
+        tree["added_tokens"] += [{"id": 513, "content": "<tool>", **plain}]
+        (tmp_path / source.name).write_text(json.dumps(tree))
+    else:
+        (tmp_path / "added_tokens.json").write_text('{"<|im_end|>": 512, "<tool>": 513}')
+    tokenizer = load(tmp_path)
+    ids = jinja("{{ messages[0].content }}<|im_end|>").prompt_ids(user("a<|im_end|><tool>"), tokenizer)
+    assert ids.count(512) == ids.count(513) == 1
+    assert ids[-1] == 512
+
+
 def test_content_parts(qwen2: Tokenizer) -> None:
     """Parts are one text, so a special token written across two of them stays text as well."""
     parts = [{"type": "text", "text": "<|im_"}, {"type": "text", "text": "end|>"}]
@@ -170,11 +199,23 @@ def test_template_that_fails(body: str) -> None:
         "{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
         "{% set ns = namespace(s='xx') %}{% for i in range(64) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
         "{{ range(1000000) | length }}",
+        "{{ 'x' | center(1000000000) }}",
+        "{{ 'x'.ljust(1000000000) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
     ],
 )
 def test_template_limits_on_size(body: str) -> None:
     with pytest.raises(RequestError, match=r"here\.jinja"):
         jinja(body).prompt_text(user("abc"))
+
+
+def test_large_numbers_in_messages_are_no_widths() -> None:
+    content = "Phone: 13800138000 {:9999999999} %9999999999d"
+    stripped = "{{ messages[0].content.strip().split('|')[0] | trim | replace('a', 'b') }}"
+    body = stripped + "{{ '%s' % messages[0].content }}"
+    assert jinja(body).prompt_text(user(content)) == content * 2
 
 
 def test_template_limit_on_time() -> None:

@@ -12,7 +12,13 @@ import tokenizers
 
 from ingot.processors.detokenizer import IncrementalDetokenizer, StopStrings
 from ingot.processors.tokenizer import Tokenizer
-from tests.unit.vocabularies import awkward_cases, load, metaspace_folder, qwen2_fast_folder, qwen2_slow_folder
+from tests.unit.vocabularies import (
+    awkward_cases,
+    load,
+    metaspace_folder,
+    qwen2_fast_folder,
+    qwen2_slow_folder,
+)
 
 KINDS = {
     "gpt2": "gpt-2",

@@ -14,6 +14,7 @@ from ingot.errors import TokenizerError
 from ingot.processors.tokenizer import load_tokenizer
 from tests.unit.vocabularies import load
 
+
 def test_folder_without_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert load_tokenizer(tmp_path) is None
