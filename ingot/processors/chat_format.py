@@ -178,7 +178,7 @@ class ChatML(FramedFormat):
 
 
 class Vicuna(FramedFormat):
-    """Vicuna v1.1: ``USER: …  ASSISTANT: …</s>`` (FastChat's ``vicuna_v1.1``)."""
+    """Vicuna v1.1: ``USER: … ASSISTANT: …</s>`` (FastChat's ``vicuna_v1.1``)."""
 
     name = "vicuna"
 

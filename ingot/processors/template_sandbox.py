@@ -3,7 +3,7 @@
 Owns the Jinja sandbox: what templates may call, and the limits on time and size. Knows no messages and no
 tokens.
 
-    TemplateSandbox().compile("{{ messages[0].content }}").render(messages=[{"content": "Hi"}])
+    sandbox.render(sandbox.compile_template("{{ messages[0].content }}"), messages=[{"content": "Hi"}])
 """
 
 from __future__ import annotations

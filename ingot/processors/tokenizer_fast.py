@@ -20,6 +20,7 @@ from ingot.processors.token_text import SPACE_MARK, Utf8Stream, byte_alphabet, b
 from ingot.processors.tokenizer_base import Tokenizer, check_text
 from ingot.processors.tokenizer_folder import TURN_TOKENS, AddedToken, TokenizerFolder
 
+_NUM_PROBES = 64
 # Hugging Face's Llama classes put the begin token themselves, whatever tokenizer.json says.
 LLAMA_CLASSES = ("LlamaTokenizer", "LLaMATokenizer", "CodeLlamaTokenizer")
 
@@ -168,7 +169,10 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
         entry = tokenizers.AddedToken(
             token.text, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=token.special
         )
-        backend.add_special_tokens([entry]) if token.special else backend.add_tokens([entry])
+        if token.special:
+            backend.add_special_tokens([entry])
+        else:
+            backend.add_tokens([entry])
         if backend.token_to_id(token.text) != token.id:
             raise TokenizerError(
                 f"added token {token.text!r} of {folder.path} does not get the id it claims",
@@ -183,11 +187,15 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
 
 
 def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that the post-processor puts before and after a text."""
-    bare = backend.encode("a", add_special_tokens=False).ids
-    framed = backend.encode("a").ids
-    at = next(n for n in range(len(framed) + 1) if framed[n : n + len(bare)] == bare)
-    return tuple(framed[:at]), tuple(framed[at + len(bare) :])
+    """Ids that the post-processor puts before and after a text, seen on a text that has ids."""
+    tokens = (backend.id_to_token(i) or "" for i in range(_NUM_PROBES))
+    for text in ("a", *tokens):
+        bare = backend.encode(text, add_special_tokens=False).ids
+        framed = backend.encode(text).ids
+        places = [n for n in range(len(framed)) if framed[n : n + len(bare)] == bare]
+        if bare and places:
+            return tuple(framed[: places[0]]), tuple(framed[places[0] + len(bare) :])
+    return tuple(backend.encode("").ids), ()
 
 
 def _added_token(token_id: int, token: Any) -> AddedToken:

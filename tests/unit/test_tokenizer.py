@@ -7,6 +7,7 @@ import shutil
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -112,6 +113,32 @@ def test_llama_layouts_agree_on_special_tokens(golden: Path, tmp_path: Path) -> 
         assert slow.decode(ids) == fast.decode(ids)
         assert slow.decode(ids, skip_special_tokens=False) == fast.decode(ids, skip_special_tokens=False)
     assert slow.special_tokens == fast.special_tokens == {"<unk>": 0, "<s>": 1, "</s>": 2}
+
+
+def test_minigpt4_conversation(golden: Path) -> None:
+    """Ids of each text segment, and the text of what the original generated, broken bytes included."""
+    tokenizer = load(golden / "minigpt4" / "weight" / "llama")
+    rounds = json.loads((golden / "minigpt4" / "conversation.json").read_text(encoding="utf-8"))["rounds"]
+    arrays = np.load(golden / "minigpt4" / "conversation.npz", allow_pickle=False)
+    for n, case in enumerate(rounds):
+        before, after = case["prompt"].split("<ImageHere>")
+        assert tokenizer.encode(before) == arrays[f"r{n}_before_ids"].tolist()
+        assert tokenizer.encode(after, add_special_tokens=False) == arrays[f"r{n}_after_ids"].tolist()
+        assert tokenizer.decode(arrays[f"r{n}_greedy_ids"]) == case["decoded"]
+    assert "\ufffd" in rounds[0]["decoded"]
+
+
+def test_template_around_text(tmp_path: Path) -> None:
+    """What tokenizer.json's post-processor puts around a text, for any way of encoding."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate("bc")}, []))
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> <s> $A </s>", special_tokens=[("<s>", 2), ("</s>", 3)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert (tokenizer.prefix_ids, tokenizer.suffix_ids) == ((2, 2), (3,))
+    assert tokenizer.encode("bc") == tokenizer.encode("bc", parse_special=False) == [2, 2, 0, 1, 3]
 
 
 def test_llama_without_legacy_spaces_only_the_start(golden: Path, tmp_path: Path) -> None:
