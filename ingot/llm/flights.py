@@ -25,12 +25,17 @@ class Flight:
     """One request: its answers, and the pieces that nobody has fetched yet."""
 
     def __init__(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        context: list[int],
     ) -> None:
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.pieces: deque[Piece] = deque()
-        self.answers = [AnswerAssembler(tokenizer, params, prompt_ids, i) for i in range(params.n)]
+        self.answers = [AnswerAssembler(tokenizer, params, context, i) for i in range(params.n)]
 
     @property
     def done(self) -> bool:
@@ -51,13 +56,15 @@ class Flights:
         self._open: dict[str, Flight] = {}
         self._ids = itertools.count()
 
-    def start(self, prompt_ids: list[int], params: SamplingParams) -> Flight:
-        """Queue a request.
+    def start(self, prompt_ids: list[int], params: SamplingParams, *, chat: bool = False) -> Flight:
+        """Queue a request; the text continues the prompt's, or in a chat starts anew.
 
         Raises:
             RequestError: the executor cannot serve it.
         """
-        flight = Flight(f"r{next(self._ids)}", prompt_ids, params, self._tokenizer)
+        flight = Flight(
+            f"r{next(self._ids)}", prompt_ids, params, self._tokenizer, [] if chat else prompt_ids
+        )
         self.executor.add(flight.request_id, prompt_ids, params)
         self._open[flight.request_id] = flight
         return flight
@@ -70,8 +77,8 @@ class Flights:
         try:
             updates = self.executor.step()
         except BaseException:
-            for flight in self._open.values():
-                flight.pieces.extend(a.abort() for a in flight.answers if not a.done)
+            for lost in self._open.values():
+                lost.pieces.extend(a.abort() for a in lost.answers if not a.done)
             self._open.clear()
             raise
         for update in updates:

@@ -154,7 +154,7 @@ class LLM:
         conversations = [messages] if single else messages
         ids = [self.chat_ids(m) for m in conversations]  # type: ignore[arg-type]
         values = [self._with_chat_stops(v) for v in self._params_for(params, len(ids))]
-        outputs = self._run(ids, values)
+        outputs = self._run(ids, values, chat=True)
         return outputs[0] if single else outputs
 
     def chat_ids(self, messages: Messages) -> list[int]:
@@ -181,7 +181,7 @@ class LLM:
         if chat:
             values = self._with_chat_stops(values)
         self.executor.check(ids, values)
-        return self._pieces(ids, values)
+        return self._pieces(ids, values, chat)
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
@@ -204,15 +204,18 @@ class LLM:
         """
         return tap(self.engine.model, self.executor.runner, *patterns)
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Output]:
-        for ids, values in zip(prompts, params, strict=True):
+    def _run(
+        self, prompts: list[list[int]], params: list[SamplingParams], *, chat: bool = False
+    ) -> list[Output]:
+        pairs = list(zip(prompts, params, strict=True))
+        for ids, values in pairs:
             self.executor.check(ids, values)
-        flights = [self._flights.start(ids, values) for ids, values in zip(prompts, params, strict=True)]
+        flights = [self._flights.start(ids, values, chat=chat) for ids, values in pairs]
         self._flights.finish(flights)
         return [flight.output() for flight in flights]
 
-    def _pieces(self, ids: list[int], params: SamplingParams) -> Iterator[Piece]:
-        flight = self._flights.start(ids, params)
+    def _pieces(self, ids: list[int], params: SamplingParams, chat: bool) -> Iterator[Piece]:
+        flight = self._flights.start(ids, params, chat=chat)
         try:
             while flight.pieces or not flight.done:
                 if flight.pieces:

@@ -79,14 +79,14 @@ class Piece:
 
 
 class AnswerAssembler:
-    """Builds one answer, and its pieces, from updates."""
+    """Builds one answer, and its pieces, from updates; its text continues that of the ``context`` ids."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, params: SamplingParams, prompt_ids: list[int], index: int = 0
+        self, tokenizer: Tokenizer | None, params: SamplingParams, context: list[int], index: int = 0
     ) -> None:
         self.answer = Answer("" if tokenizer else None, logprobs=None if params.logprobs is None else [])
         self._index = index
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids) if tokenizer else None
+        self._detokenizer = IncrementalDetokenizer(tokenizer, context) if tokenizer else None
         self._stops = StopStrings(params.stop)
         self._params = params
 

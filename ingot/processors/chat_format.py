@@ -112,8 +112,7 @@ class FramedFormat(ChatFormat):
     ) -> list[int]:
         """See ``ChatFormat.prompt_ids``."""
         parts = self._checked_parts(messages, tokenizer, add_generation_prompt, variables)
-        ids = encode_literals(parts, tokenizer)
-        return [tokenizer.bos_id, *ids] if tokenizer.adds_bos and tokenizer.bos_id is not None else ids
+        return [*tokenizer.prefix_ids, *encode_literals(parts, tokenizer)]
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         """See ``ChatFormat.stop_ids``."""
@@ -179,7 +178,7 @@ class ChatML(FramedFormat):
 
 
 class Vicuna(FramedFormat):
-    """Vicuna v1.1: ``USER: …  ASSISTANT: …</s>`` (FastChat's ``vicuna_v1.1``)."""
+    """Vicuna v1.1: ``USER: … ASSISTANT: …</s>`` (FastChat's ``vicuna_v1.1``)."""
 
     name = "vicuna"
 

@@ -19,8 +19,8 @@ from ingot.processors.chat_format import ChatFormat
 from ingot.processors.chat_messages import TEMPLATE_ROLES, check_messages
 from ingot.processors.template_sandbox import TemplateRefusal, TemplateSandbox
 from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_folder import TURN_ENDS
 
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>")
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _RENDER_ERRORS = (
     jinja2.TemplateError,

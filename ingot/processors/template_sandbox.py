@@ -3,12 +3,14 @@
 Owns the Jinja sandbox: what templates may call, and the limits on time and size. Knows no messages and no
 tokens.
 
-    TemplateSandbox().compile("{{ messages[0].content }}").render(messages=[{"content": "Hi"}])
+    sandbox.render(sandbox.compile_template("{{ messages[0].content }}"), messages=[{"content": "Hi"}])
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -17,13 +19,14 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import ext, nodes, parser, runtime
+from jinja2.filters import FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARS = 8 * 1024 * 1024
-MAX_ITEMS = 100_000
 MAX_SECONDS = 5.0
 _MAX_POWER = 64
+_WIDTH = re.compile(r"[%:{][^a-zA-Z%}]*?(\d{6,18})")
 
 
 class TemplateLimitError(jinja2.TemplateError):
@@ -38,11 +41,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The environment in which Hugging Face renders chat templates, with limits.
 
     Time is looked at whenever a template reads an attribute or an item, calls something or writes text, so
-    only a bare loop over a ready list escapes it; such a list has at most ``MAX_ITEMS`` items. Values may
-    not grow beyond ``max_chars`` characters.
+    only a bare loop over a ready list escapes it; a ``range`` has at most 100,000 items (Jinja's
+    ``MAX_RANGE``). Values may not grow beyond ``max_chars`` characters.
     """
 
-    intercepted_binops = frozenset(["+", "*", "**"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
 
     def __init__(self, *, max_chars: int = MAX_CHARS, max_seconds: float = MAX_SECONDS) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
@@ -51,6 +54,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.clock: Callable[[], float] = time.monotonic
         self._local = threading.local()
         self.filters["tojson"] = _to_json
+        for name in ("center", "indent", "format", "batch", "slice", "truncate", "wordwrap"):
+            self.filters[name] = self._limited(self.filters[name])
         self.globals = {
             "range": self.globals["range"],
             "cycler": self.globals["cycler"],
@@ -94,6 +99,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self._check_size(_repeated_size(left, right))
         elif operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, type(left)):
             self._check_size(len(left) + len(right))
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left)
         elif operator == "**" and isinstance(right, (int, float)) and abs(right) > _MAX_POWER:
             raise TemplateLimitError(f"the template raises to a power above {_MAX_POWER}")
         return super().call_binop(context, operator, left, right)
@@ -108,6 +115,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """As Jinja's sandbox, with the limits checked."""
+        __self._check_numbers(*args, *kwargs.values())
+        if getattr(__obj, "__name__", "") in ("format", "format_map"):
+            __self._check_format(getattr(__obj, "__self__", ""))
         return __self._checked(super().call(__context, __obj, *args, **kwargs))
 
     def _checked(self, value: Any) -> Any:
@@ -115,6 +125,28 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(value, str):
             self._check_size(len(value))
         return value
+
+    def _limited(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that pads, refusing to pad out of bounds."""
+
+        @functools.wraps(function)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            self._check_numbers(*args, *kwargs.values())
+            if function is FILTERS["format"]:
+                self._check_format(args[0])
+            return function(*args, **kwargs)
+
+        return limited
+
+    def _check_numbers(self, *values: Any) -> None:
+        for value in values:
+            if isinstance(value, int):
+                self._check_size(value)
+
+    def _check_format(self, pattern: Any) -> None:
+        """Widths inside a format string, of either kind."""
+        for width in _WIDTH.findall(str(pattern)):
+            self._check_size(int(width))
 
     def _check_size(self, size: int) -> None:
         if size > self.max_chars:

@@ -8,6 +8,7 @@ says how plain text becomes ids and which bytes an id stands for.
 
 from __future__ import annotations
 
+import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -39,8 +40,8 @@ class Tokenizer(ABC):
         bos_id: int | None,
         eos_id: int | None,
         files: tuple[Path, ...],
-        adds_bos: bool = False,
-        adds_eos: bool = False,
+        prefix_ids: tuple[int, ...] = (),
+        suffix_ids: tuple[int, ...] = (),
     ) -> None:
         self._added = tuple(added)
         self._added_texts = {token.id: token.text for token in self._added}
@@ -52,8 +53,7 @@ class Tokenizer(ABC):
         self.vocab_size = max([vocab_size, *(token.id + 1 for token in self._added)])
         self.bos_id, self.eos_id = bos_id, eos_id
         self.files = files
-        self.adds_bos = adds_bos and bos_id is not None
-        self.adds_eos = adds_eos and eos_id is not None
+        self.prefix_ids, self.suffix_ids = prefix_ids, suffix_ids
         self.joins_bytes = True
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
@@ -68,7 +68,7 @@ class Tokenizer(ABC):
         """
         check_text(text)
         ids = self.encode_parts(self.split_special(text) if parse_special else [text])
-        return self._framed(ids) if add_special_tokens else ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def encode_parts(self, parts: Sequence[str | int]) -> list[int]:
         """Ids of a prompt in parts: an int is a token, a string is text whose special tokens stay text.
@@ -82,7 +82,7 @@ class Tokenizer(ABC):
                 ids.append(part)
             elif part:
                 check_text(part)
-                ids += self._encode_text(part, first=index == 0)
+                ids += self._encode_literal(part, first=index == 0)
         return ids
 
     def split_special(self, text: str) -> list[str | int]:
@@ -123,10 +123,15 @@ class Tokenizer(ABC):
         """A fresh stream that turns this tokenizer's bytes into text."""
         return Utf8Stream()
 
-    def _framed(self, ids: list[int]) -> list[int]:
-        before = [self.bos_id] if self.adds_bos and self.bos_id is not None else []
-        after = [self.eos_id] if self.adds_eos and self.eos_id is not None else []
-        return [*before, *ids, *after]
+    def _encode_literal(self, text: str, *, first: bool) -> list[int]:
+        """Ids of text whose special tokens stay text, also where the vocabulary itself would rebuild one."""
+        ids = self._encode_text(text, first=first)
+        starts = [m.start() for m in self._special_pattern.finditer(text) if self.special_tokens[m[0]] in ids]
+        if not starts:
+            return ids
+        cuts = [0, *(start + 1 for start in starts), len(text)]
+        pieces = [text[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+        return [i for n, p in enumerate(pieces) for i in self._encode_text(p, first=first and n == 0)]
 
     def _lookup(self, token_id: int) -> bytes:
         if token_id in self._added_texts:

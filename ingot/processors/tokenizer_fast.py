@@ -18,8 +18,9 @@ import tokenizers
 from ingot.errors import TokenizerError
 from ingot.processors.token_text import SPACE_MARK, Utf8Stream, byte_alphabet, byte_level_bytes, piece_bytes
 from ingot.processors.tokenizer_base import Tokenizer, check_text
-from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
+from ingot.processors.tokenizer_folder import TURN_TOKENS, AddedToken, TokenizerFolder
 
+_NUM_PROBES = 64
 # Hugging Face's Llama classes put the begin token themselves, whatever tokenizer.json says.
 LLAMA_CLASSES = ("LlamaTokenizer", "LLaMATokenizer", "CodeLlamaTokenizer")
 
@@ -41,17 +42,21 @@ class FastTokenizer(Tokenizer):
         self._backend = backend
         self._literals: dict[bool, tokenizers.Tokenizer] = {}
         added = [_added_token(i, token) for i, token in backend.get_added_tokens_decoder().items()]
-        is_llama = folder.tokenizer_class in LLAMA_CLASSES
+        bos_id = _id_of(backend, folder.named_token("bos_token"))
+        eos_id = _id_of(backend, folder.named_token("eos_token"))
+        prefix_ids, suffix_ids = _template(backend)
+        if folder.tokenizer_class in LLAMA_CLASSES:
+            prefix_ids = (bos_id,) if bos_id is not None and folder.flag("add_bos_token", True) else ()
+            suffix_ids = (eos_id,) if eos_id is not None and folder.flag("add_eos_token", False) else ()
         super().__init__(
             added,
             vocab_size=backend.get_vocab_size(with_added_tokens=False),
-            bos_id=_id_of(backend, folder.named_token("bos_token")),
-            eos_id=_id_of(backend, folder.named_token("eos_token")),
+            bos_id=bos_id,
+            eos_id=eos_id,
             files=files,
-            adds_bos=is_llama and folder.flag("add_bos_token", True),
-            adds_eos=is_llama and folder.flag("add_eos_token", False),
+            prefix_ids=prefix_ids,
+            suffix_ids=suffix_ids,
         )
-        self._post_processes = not is_llama
         self._decoding = _decoding(_state(backend.decoder))
         self._spaces_first_only = _is_first_only(_state(backend.pre_tokenizer))
         self._alphabet = byte_alphabet()
@@ -72,14 +77,15 @@ class FastTokenizer(Tokenizer):
                 seen=error,
                 fix="copy the file again, or update the tokenizers package",
             ) from error
-        return cls(backend, folder, folder.files(path))
+        return cls(_with_special_turns(backend), folder, folder.files(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """See ``Tokenizer.encode``; the library parses special tokens and applies its own template."""
+        """See ``Tokenizer.encode``; the library itself parses special tokens."""
+        if not parse_special:
+            return super().encode(text, add_special_tokens=add_special_tokens, parse_special=False)
         check_text(text)
-        backend = self._backend if parse_special else self._literal(first=True)
-        ids = backend.encode(text, add_special_tokens=add_special_tokens and self._post_processes).ids
-        return self._framed(ids) if add_special_tokens else ids
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """See ``Tokenizer.decode``."""
@@ -142,6 +148,17 @@ def byte_level_bpe(
     return backend
 
 
+def _with_special_turns(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer with every token that frames a turn marked special."""
+    added = backend.get_added_tokens_decoder().values()
+    if not any(token.content in TURN_TOKENS and not token.special for token in added):
+        return backend
+    tree = json.loads(backend.to_str())
+    for token in tree["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in TURN_TOKENS
+    return tokenizers.Tokenizer.from_str(json.dumps(tree))
+
+
 def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None:
     """Special tokens that only the JSON files beside tokenizer.json name."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -152,7 +169,10 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
         entry = tokenizers.AddedToken(
             token.text, lstrip=token.lstrip, rstrip=token.rstrip, normalized=False, special=token.special
         )
-        backend.add_special_tokens([entry]) if token.special else backend.add_tokens([entry])
+        if token.special:
+            backend.add_special_tokens([entry])
+        else:
+            backend.add_tokens([entry])
         if backend.token_to_id(token.text) != token.id:
             raise TokenizerError(
                 f"added token {token.text!r} of {folder.path} does not get the id it claims",
@@ -164,6 +184,18 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
     backend.add_special_tokens(
         [tokenizers.AddedToken(text, normalized=False, special=True) for text in names]
     )
+
+
+def _template(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that the post-processor puts before and after a text, seen on a text that has ids."""
+    tokens = (backend.id_to_token(i) or "" for i in range(_NUM_PROBES))
+    for text in ("a", *tokens):
+        bare = backend.encode(text, add_special_tokens=False).ids
+        framed = backend.encode(text).ids
+        places = [n for n in range(len(framed)) if framed[n : n + len(bare)] == bare]
+        if bare and places:
+            return tuple(framed[: places[0]]), tuple(framed[places[0] + len(bare) :])
+    return tuple(backend.encode("").ids), ()
 
 
 def _added_token(token_id: int, token: Any) -> AddedToken:

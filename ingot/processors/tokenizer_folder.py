@@ -24,6 +24,10 @@ SIDE_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+# These frame a turn. Some checkpoints forget to call them special; a user must not be able to write them.
+TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>")
+TURN_TOKENS = frozenset(TURN_STARTS + TURN_ENDS)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -131,7 +135,7 @@ class TokenizerFolder:
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens with ids of their own: added_tokens_decoder, then added_tokens.json."""
-        special = set(self.special_texts())
+        special = TURN_TOKENS.union(self.special_texts())
         tokens = {token.text: token for token in self._from_decoder(special)}
         for text, token_id in self._added.items():
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
@@ -140,7 +144,7 @@ class TokenizerFolder:
             tokens.setdefault(text, AddedToken(text, token_id, special=text in special))
         return sorted(tokens.values(), key=lambda token: token.id)
 
-    def _from_decoder(self, special: set[str]) -> Iterator[AddedToken]:
+    def _from_decoder(self, special: frozenset[str]) -> Iterator[AddedToken]:
         entries = self.config.get("added_tokens_decoder") or {}
         where = self.path / CONFIG_FILE
         if not isinstance(entries, dict):

@@ -34,14 +34,16 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor = _processor(model)
         added = _special_pieces(self._processor, folder)
         ids = {token.text: token.id for token in added}
+        bos_id = _named_id(folder, "bos_token", ids, self._processor.bos_id())
+        eos_id = _named_id(folder, "eos_token", ids, self._processor.eos_id())
         super().__init__(
             added,
             vocab_size=self._processor.get_piece_size(),
-            bos_id=_named_id(folder, "bos_token", ids, self._processor.bos_id()),
-            eos_id=_named_id(folder, "eos_token", ids, self._processor.eos_id()),
+            bos_id=bos_id,
+            eos_id=eos_id,
             files=files,
-            adds_bos=folder.flag("add_bos_token", True),
-            adds_eos=folder.flag("add_eos_token", False),
+            prefix_ids=(bos_id,) if bos_id is not None and folder.flag("add_bos_token", True) else (),
+            suffix_ids=(eos_id,) if eos_id is not None and folder.flag("add_eos_token", False) else (),
         )
         self._ordinary = OrdinaryAddedTokens(added)
         self._has_prefix = self._processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)

@@ -14,13 +14,15 @@ from typing import Any, BinaryIO
 
 import tokenizers
 
+from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+
 QWEN2_SPECIALS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645}
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 def awkward_cases(data: Path, name: str) -> list[tuple[str, list[int]]]:
-    """The strings of llama.cpp's vocabulary test and the ids that Hugging Face gives, without specials."""
+    """llama.cpp's test strings and the ids that Hugging Face gives, without special tokens."""
     base = data / "tokenizers" / "llama.cpp-vocab" / f"ggml-vocab-{name}.gguf"
     text = base.with_suffix(".gguf.inp").read_text(encoding="utf-8")
     inputs = text.split("\n__ggml_vocab_test__\n")
@@ -28,6 +30,13 @@ def awkward_cases(data: Path, name: str) -> list[tuple[str, list[int]]]:
     cases = [(i, [int(n) for n in o.split()]) for i, o in zip(inputs, outputs, strict=True)]
     assert len(cases) == 47
     return cases
+
+
+def load(folder: Path) -> Tokenizer:
+    """The tokenizer that must be in ``folder``."""
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None
+    return tokenizer
 
 
 def read_gguf_metadata(path: Path) -> dict[str, Any]:
