@@ -54,7 +54,7 @@ class Assembly:
             ConfigError: ``layers`` or ``max_seq_len`` do not fit the model.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
-        whole = architecture.config_from_hf(checkpoint.config)
+        whole = architecture.read_config(checkpoint.config)
         config = _cut(whole, build)
         model = empty_model(architecture, config, build, quant, KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def build_config(
         dtype = _source_dtype(source)
     if max_seq_len is None:
         architecture = find_architecture(source.config.get("architectures") or ())
-        max_seq_len = min(architecture.config_from_hf(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
+        max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
     kept = parse_layers(layers) if isinstance(layers, str) else layers
     return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingot.checkpoint.weight_map import WeightMap
 from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 
@@ -38,6 +38,23 @@ class Architecture:
     hf_names: tuple[str, ...]
     config_from_hf: Callable[[HfConfig], DecoderConfig]
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
+
+    def read_config(self, hf: HfConfig) -> DecoderConfig:
+        """``config_from_hf`` on a file that may hold anything.
+
+        Raises:
+            CheckpointError: it lacks a key, or a value is unsupported, of the wrong type or out of range.
+        """
+        try:
+            return self.config_from_hf(hf)
+        except ConfigError as error:
+            raise CheckpointError(
+                error.what, seen=error.seen, allowed=error.allowed, fix="config.json"
+            ) from None
+        except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"config.json does not describe a {self.name} model", seen=error, fix="config.json"
+            ) from None
 
     def build(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> Decoder:
         """The modules, uninitialised, on the current default device."""
@@ -65,18 +82,23 @@ def check_silu(hf: HfConfig) -> None:
         )
 
 
-def sliding_window(hf: HfConfig) -> int:
+def sliding_window(hf: HfConfig, default_on: bool = False) -> int:
     """Window of every layer, 0 for none.
+
+    Args:
+        default_on: what a config without ``use_sliding_window`` means (Mistral: on, Qwen: off).
 
     Raises:
         CheckpointError: some layers have a window and others do not.
     """
     kinds = set(hf.get("layer_types") or ())
     window = hf.get("sliding_window") or 0
-    if kinds == {"full_attention"} or not window or hf.get("use_sliding_window") is False:
+    if kinds == {"full_attention"} or not window or not hf.get("use_sliding_window", default_on):
         return 0
-    full = hf.get("max_window_layers")
-    mixed = len(kinds) > 1 or (not kinds and hf.get("use_sliding_window") and full not in (None, 0))
+    full = (hf.get("max_window_layers") or 0) if hf.get("use_sliding_window") and not kinds else 0
+    if full and full >= int(require(hf, "num_hidden_layers")):
+        return 0
+    mixed = len(kinds) > 1 or full > 0
     if mixed:
         raise CheckpointError(
             "layers with and without a sliding window in one model are not supported",
@@ -91,18 +113,24 @@ def rope_from_hf(hf: HfConfig, head_dim: int) -> RopeConfig:
     Raises:
         CheckpointError: the scaling type is not supported.
     """
-    settings: dict[str, Any] = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
+    settings = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(settings, dict):
+        raise CheckpointError("rope settings must be an object", seen=settings, fix="config.json")
     kind = settings.get("rope_type") or settings.get("type") or "default"
     theta = float(settings.get("rope_theta") or hf.get("rope_theta") or 10000.0)
-    rope = RopeConfig(dim=int(head_dim * float(hf.get("partial_rotary_factor") or 1.0)), theta=theta)
+    partial = float(settings.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0)
+    rope = RopeConfig(dim=int(head_dim * partial), theta=theta)
     original = int(settings.get("original_max_position_embeddings") or require(hf, "max_position_embeddings"))
-    factor = float(settings.get("factor") or 1.0)
     if kind == "default":
         return rope
+    if kind == "yarn" and settings.get("factor") is None:
+        settings = {**settings, "factor": require(hf, "max_position_embeddings") / original}
+    factor = float(require(settings, "factor")) if kind in ("linear", "llama3", "yarn") else 1.0
     if kind == "linear":
         return rope.replace(scaling="linear", factor=factor)
     if kind == "llama3":
-        low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+        low = float(require(settings, "low_freq_factor"))
+        high = float(require(settings, "high_freq_factor"))
         return rope.replace(
             scaling="llama3", factor=factor, original_max=original, low_freq_factor=low, high_freq_factor=high
         )

@@ -41,7 +41,7 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
         output_bias=bias,
         mlp_bias=bool(hf.get("mlp_bias", False)),
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-        sliding_window=sliding_window(hf),
+        sliding_window=sliding_window(hf, default_on=True),
     )
 
 

@@ -165,7 +165,10 @@ class Executor:
         for item in batch.requests:
             request = item.request
             if request.all_logits:
-                self._prompt_logits[request.request_id].append(logits[row : row + item.count].float().cpu())
+                pieces = self._prompt_logits[request.request_id]
+                if item.start == 0:
+                    pieces.clear()  # a preempted prompt starts over
+                pieces.append(logits[row : row + item.count].float().cpu())
                 row += item.count
                 if item.samples:
                     updates.append(self._finished(request, FinishReason.LENGTH))

@@ -118,7 +118,7 @@ class Scheduler:
         """
         while self.waiting and budget > 0:
             request = self.waiting[0]
-            if len(self.running) + request.width > self.max_batch_size:
+            if sum(r.width for r in self.running) + request.width > self.max_batch_size:
                 return
             self.cache.reuse_prefix(request)
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
