@@ -208,8 +208,8 @@ class LLM:
         names = [f"r{next(self._ids)}" for _ in prompts]
         answers: dict[str, list[AnswerAssembler]] = {}
         try:
-            for name, ids, values in zip(names, prompts, params, strict=True):
-                self.executor.add(name, ids, values)
+            for position, (name, ids, values) in enumerate(zip(names, prompts, params, strict=True), start=1):
+                self._add(name, ids, values, f"prompt {position}: " if len(prompts) > 1 else "")
                 answers[name] = [AnswerAssembler(self.tokenizer, values, ids, i) for i in range(values.n)]
             while self.executor.has_work:
                 self._advance(answers)
@@ -221,6 +221,15 @@ class LLM:
             Output(ids, [a.answer for a in answers[name] if a.done])
             for name, ids in zip(names, prompts, strict=True)
         ]
+
+    def _add(self, name: str, ids: list[int], params: SamplingParams, which: str) -> None:
+        """Queue a request; ``which`` goes before the message of an error."""
+        try:
+            self.executor.add(name, ids, params)
+        except RequestError as error:
+            raise RequestError(
+                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
+            ) from None
 
     def _advance(self, answers: Mapping[str, list[AnswerAssembler]]) -> list[Piece]:
         """One step of the executor; returns the pieces that it brought to these answers."""
