@@ -3,14 +3,29 @@
 from ingot import LLM, SamplingParams, build
 build("checkpoint", "engine", dtype="fp16")
 print(LLM("engine").generate("Hello", SamplingParams(max_new_tokens=16))[0].text)
+
+What needs PyTorch is imported when it is first used, so that ``ingot --help`` does not wait for it.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ingot.config.sampling import SamplingParams
-from ingot.engine.builder import build
 from ingot.errors import IngotError
-from ingot.llm import LLM
-from ingot.processors.prompt import Prompt
 from ingot.version import VERSION
+
+if TYPE_CHECKING:
+    from ingot.engine.builder import build
+    from ingot.llm import LLM
+    from ingot.processors.prompt import Prompt
 
 __version__ = VERSION
 __all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build"]
+
+_HOMES = {"LLM": "ingot.llm", "Prompt": "ingot.processors.prompt", "build": "ingot.engine.builder"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

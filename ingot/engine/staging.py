@@ -44,15 +44,26 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
                 allowed=f"at least {size / 1e9:.2f} GB",
                 fix="free space or choose another -o",
             )
-        folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
-        folder.mkdir()
     except OSError as error:
-        raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from None
+        raise _not_writable(error) from None
+    folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
     try:
+        _make(folder)
         yield folder
         _swap_in(folder, target)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _clean_up(folder, target)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise _not_writable(error) from None
+
+
+def _not_writable(error: OSError) -> BuildError:
+    return BuildError("the engine's place cannot be written", seen=error, fix="-o")
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -70,20 +81,25 @@ def _check_target(target: Path, force: bool) -> None:
 
 
 def _swap_in(folder: Path, target: Path) -> None:
-    """Rename the finished folder to the target; an engine there is moved aside first and put back on
-    failure.
+    """Rename the finished folder to the target; an engine there is moved aside first."""
+    if target.exists():
+        target.rename(_old(folder))
+    folder.rename(target)
+
+
+def _old(folder: Path) -> Path:
+    """Where an engine that is being replaced lies meanwhile."""
+    return folder.with_name(folder.name + "-old")
+
+
+def _clean_up(folder: Path, target: Path) -> None:
+    """Whatever happened and wherever it was interrupted: an engine moved aside returns unless it was
+    replaced, and nothing else stays.
     """
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = folder.with_name(folder.name + "-old")
-    target.rename(old)
-    try:
-        folder.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    if _old(folder).exists() and not target.exists():
+        _old(folder).rename(target)
+    for left in (folder, _old(folder)):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _remove_orphans(parent: Path, name: str) -> None:

@@ -208,11 +208,20 @@ class LLM:
         self, prompts: list[list[int]], params: list[SamplingParams], *, chat: bool = False
     ) -> list[Output]:
         pairs = list(zip(prompts, params, strict=True))
-        for ids, values in pairs:
-            self.executor.check(ids, values)
+        for position, (ids, values) in enumerate(pairs, start=1):
+            self._check(ids, values, f"prompt {position}: " if len(pairs) > 1 else "")
         flights = [self._flights.start(ids, values, chat=chat) for ids, values in pairs]
         self._flights.finish(flights)
         return [flight.output() for flight in flights]
+
+    def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:
+        """Refuse a request that cannot be served; ``which`` goes before the message."""
+        try:
+            self.executor.check(ids, params)
+        except RequestError as error:
+            raise RequestError(
+                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
+            ) from None
 
     def _pieces(self, ids: list[int], params: SamplingParams, chat: bool) -> Iterator[Piece]:
         flight = self._flights.start(ids, params, chat=chat)

@@ -1,0 +1,88 @@
+"""``ingot build``: a checkpoint becomes an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.cli.console import size_text, stderr
+from ingot.cli.flags import Device, given
+from ingot.cli.signals import ends_once
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+
+Progress = Callable[[str, int, int], None]
+
+
+def build(
+    checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or a Hugging Face id.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The engine folder to make.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="fp16, bf16, fp32, or auto: the checkpoint's own.", show_default="auto"),
+    ] = None,
+    device: Device = None,
+    max_batch_size: Annotated[
+        int | None, typer.Option(help="Most requests in one step.", show_default=str(DEFAULT_MAX_BATCH_SIZE))
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of one request, prompt and output together.",
+            show_default=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(help="Keep only these decoder layers.", metavar="START:END", show_default="all"),
+    ] = None,
+    chat_template: Annotated[
+        str | None,
+        typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
+    ] = None,
+    plan: Annotated[Path | None, typer.Option(help="Take this plan.json as it is.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
+) -> None:
+    """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
+    start = time.perf_counter()
+    with ends_once():
+        from ingot.engine import builder
+
+        with _progress() as progress:
+            path = builder.build(
+                checkpoint,
+                output,
+                force=force,
+                progress=progress,
+                **given(
+                    dtype=dtype,
+                    device=device,
+                    max_batch_size=max_batch_size,
+                    max_seq_len=max_seq_len,
+                    layers=layers,
+                    chat_template=chat_template,
+                    plan=plan,
+                    revision=revision,
+                ),
+            )
+    size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+    typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    """A progress bar on stderr; None where that is no terminal."""
+    if not stderr().is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=stderr(), transient=True) as bar:
+        task = bar.add_task("reading the checkpoint", total=None)
+        yield lambda name, done, total: bar.update(task, completed=done, total=total, description=name)

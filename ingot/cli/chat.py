@@ -1,0 +1,122 @@
+"""``ingot chat``: talk with an engine."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_error, stderr, write
+from ingot.cli.flags import Device, EnginePath, open_llm
+from ingot.cli.sampling import flag_name, sampling_flags, with_given
+from ingot.cli.signals import StopOnInterrupt
+from ingot.errors import IngotError
+
+if TYPE_CHECKING:
+    from ingot.llm.conversation import Conversation
+
+_QUOTES = '"""'
+_HELP = """/clear        forget the conversation
+/system TEXT  set the system message; without TEXT: show it
+/help         this
+/exit         end (so does Ctrl-D)
+Three double quotes begin and end a message of several lines. Ctrl-C stops an answer."""
+
+
+@sampling_flags
+def chat(
+    engine: EnginePath,
+    sampling: dict[str, Any],
+    system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
+    device: Device = None,
+) -> None:
+    """Talk with an engine. /help lists the commands; lines on a piped stdin are turns."""
+    llm = open_llm(engine, device)
+    from ingot.llm.conversation import Conversation
+
+    talk = Conversation(llm, system, with_given(llm.default_params, sampling))
+    llm.chat_ids(talk.messages("Hello"))  # an engine that cannot chat says so now
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  (line editing in input())
+        stderr().print("/help lists the commands, Ctrl-D ends the chat", style="dim")
+    while (message := _next_message()) is not None:
+        if message.startswith("/"):
+            if not _command(talk, message):
+                return
+        elif message.strip():
+            _answer(talk, message)
+
+
+def _next_message() -> str | None:
+    """What the user says next, None at the end of stdin. Ctrl-C throws away what was typed so far."""
+    try:
+        message = _read_line(">>> ")
+        if message is None or not message.startswith(_QUOTES):
+            return message
+        lines = [message.removeprefix(_QUOTES)]
+        while not lines[-1].endswith(_QUOTES):
+            line = _read_line("... ")
+            if line is None:
+                return None
+            lines.append(line)
+        return "\n".join(lines).removesuffix(_QUOTES)
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        stderr().print("\n/exit or Ctrl-D ends the chat", style="dim")
+        return ""
+
+
+def _read_line(prompt: str) -> str | None:
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.rstrip("\r\n") if line else None
+    try:
+        return input(prompt)
+    except EOFError:
+        stderr().print()
+        return None
+
+
+def _command(talk: Conversation, message: str) -> bool:
+    """Do what a line that begins with / says; False ends the chat."""
+    name, _, rest = message.partition(" ")
+    console = stderr()
+    if name == "/exit":
+        return False
+    if name == "/clear":
+        talk.clear()
+        console.print("the conversation is forgotten", style="dim")
+    elif name == "/system":
+        talk.system = rest.strip() or talk.system
+        console.print(f"system: {talk.system or '(the chat format has its own)'}", style="dim", markup=False)
+    elif name == "/help":
+        console.print(_HELP, markup=False)
+    else:
+        console.print(f"no such command: {name}; /help lists them", style="yellow", markup=False)
+    return True
+
+
+def _answer(talk: Conversation, message: str) -> None:
+    """Stream an answer; an error is shown and the chat goes on."""
+    before, reason = talk.num_dropped, None
+    try:
+        with StopOnInterrupt() as stop, closing(talk.ask(message)) as pieces:  # type: ignore[type-var]
+            for piece in pieces:
+                write(piece.text)
+                reason = piece.finish_reason
+                if stop.requested:
+                    break
+        write("\n")
+    except IngotError as error:
+        print_error(error)
+        return
+    if stop.requested:
+        stderr().print("(stopped)", style="dim")
+    elif reason == "length":
+        stderr().print(f"(cut off; {flag_name('max_new_tokens')} sets the limit)", style="dim")
+    if talk.num_dropped > before == 0:
+        stderr().print("(the oldest turns no longer fit and are dropped from now on)", style="dim")

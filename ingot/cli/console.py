@@ -1,0 +1,90 @@
+"""What the verbs write: data on stdout, everything else on stderr, colour only on terminals.
+
+Owns the two consoles, error messages and number formats. Knows no verb.
+
+    stderr().print("loading")
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ingot.errors import IngotError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def stdout() -> Console:
+    """The console for data. Lines are never wrapped or cut."""
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    """The console for progress, logs and errors."""
+    return _console(stderr=True)
+
+
+def write(text: str) -> None:
+    """Text of a model to stdout, at once; on a terminal without control characters that could steer it."""
+    sys.stdout.write(_CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on stdout; numbers that JSON cannot hold (infinity, NaN) become null."""
+    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False) + "\n")
+
+
+def print_error(error: IngotError) -> None:
+    """What happened, and what was seen, allowed and to be changed on lines of their own."""
+    console = stderr()
+    console.print("error:", style="bold red", end=" ")
+    console.print(error.what, markup=False)
+    for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", error.fix)):
+        if value is not None:
+            console.print(f"  {name}: {_listed(value)}", markup=False)
+
+
+def size_text(num_bytes: float) -> str:
+    """Bytes for people: ``13.5 MB`` (powers of 1000)."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.2f} TB"
+
+
+def speed_text(num_tokens: int, seconds: float) -> str:
+    """``12 tokens in 0.31 s (38.7 tokens/s)``."""
+    rate = f" ({num_tokens / seconds:.1f} tokens/s)" if seconds > 0 else ""
+    return f"{num_tokens} tokens in {seconds:.2f} s{rate}"
+
+
+def _console(stderr: bool) -> Console:
+    from rich.console import Console
+
+    class PlainConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    return PlainConsole(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
+
+
+def _listed(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value

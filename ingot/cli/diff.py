@@ -1,0 +1,85 @@
+"""``ingot diff``: what differs between two engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, stderr, stdout
+from ingot.cli.flags import AsJson
+
+if TYPE_CHECKING:
+    from ingot.engine.compare import Comparison, FieldChange, TensorChange
+    from ingot.engine.manifest import TensorEntry
+
+
+def diff(
+    left: Annotated[Path, typer.Argument(help="An engine folder.", metavar="A")],
+    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    as_json: AsJson = False,
+) -> None:
+    """Explain how two engines differ. Exit code 0: equal, 1: different."""
+    from ingot.engine.compare import compare_engines
+
+    console = stderr()
+    if console.is_terminal:
+        with console.status("comparing") as status:
+            found = compare_engines(
+                left, right, lambda name, done, total: status.update(f"{name} ({done}/{total})")
+            )
+    else:
+        found = compare_engines(left, right)
+    if as_json:
+        print_json({"equal": found.equal, **found.to_json()})
+    else:
+        _show(found)
+    raise typer.Exit(0 if found.equal else 1)
+
+
+def _show(found: Comparison) -> None:
+    console = stdout()
+    if found.equal:
+        console.print("equal")
+        return
+    for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
+        _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
+    _section("files", [_file_line(c) for c in found.files])
+    _section("tensors", [_tensor_line(c) for c in found.tensors])
+
+
+def _section(title: str, lines: Sequence[str]) -> None:
+    if lines:
+        stdout().print(f"{title}: {len(lines)} differ", style="bold")
+    for line in lines:
+        stdout().print(f"  {line}", markup=False)
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _file_line(change: FieldChange) -> str:
+    from ingot.engine.compare import ABSENT
+
+    if change.left == ABSENT:
+        return f"{change.name}: only in B"
+    return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: other content"
+
+
+def _tensor_line(change: TensorChange) -> str:
+    if change.left is None or change.right is None:
+        entry = change.left or change.right
+        return f"{change.name}: only in {'A' if change.left else 'B'} ({_entry(entry)})"
+    parts = [f"{change.name}: {', '.join(change.aspects)}"]
+    if change.left.dtype != change.right.dtype or change.left.shape != change.right.shape:
+        parts.append(f"{_entry(change.left)} -> {_entry(change.right)}")
+    if change.max_abs is not None:
+        parts.append(f"max-abs {change.max_abs:.3g}, relative {change.relative:.3g}")
+    return "; ".join(parts)
+
+
+def _entry(entry: TensorEntry | None) -> str:
+    return "" if entry is None else f"{entry.dtype} {'x'.join(map(str, entry.shape))}"

@@ -1,0 +1,43 @@
+"""Parameters that several verbs share.
+
+Owns their names, help and how an engine is opened for a verb. Defaults are the library's: a flag that is not
+given is not passed on.
+
+    llm = open_llm(engine, device)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import stderr
+
+if TYPE_CHECKING:
+    from ingot.llm import LLM
+
+EnginePath = Annotated[
+    str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", show_default="auto")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None, for a call whose defaults should hold otherwise."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def open_llm(path: str, device: str | None) -> LLM:
+    """Load an engine, showing so on a terminal."""
+    with stderr().status("loading") if stderr().is_terminal else _nothing():
+        from ingot.llm import LLM
+
+        return LLM(path, **given(device=device))
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()

@@ -1,0 +1,98 @@
+"""``ingot inspect``: what is inside an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, size_text, stdout
+from ingot.cli.flags import AsJson, EnginePath
+
+if TYPE_CHECKING:
+    from ingot.config.sampling import SamplingParams
+    from ingot.engine.describe import Description
+
+
+def inspect(
+    engine: EnginePath,
+    as_json: AsJson = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor with its hash.")] = False,
+) -> None:
+    """Show what is inside an engine, or what a checkpoint would become. Reads no weights."""
+    from ingot.checkpoint.hub import resolve_checkpoint
+    from ingot.engine.describe import describe
+    from ingot.llm.defaults import default_params
+
+    found = describe(resolve_checkpoint(Path(engine) if Path(engine).exists() else engine, offline=True))
+    params = default_params(found.manifest.generation)
+    if as_json:
+        value = found.to_json() | {"default_params": params.to_json()}
+        print_json(value if tensors else {k: v for k, v in value.items() if k != "tensors"})
+        return
+    show(found, params)
+    if tensors:
+        _show_tensors(found)
+
+
+def show(found: Description, params: SamplingParams) -> None:
+    """Print a description, one fact a line."""
+    console = stdout()
+    console.print(f"{found.kind} {found.path}", style="bold", markup=False)
+    for name, value in _facts(found, params):
+        console.print(f"  {name:<14}", style="cyan", end="")
+        console.print(value, markup=False)
+
+
+def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
+    model, build = found.manifest.model, found.manifest.build
+    yield "architecture", f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}"
+    heads = f"{model.num_heads} heads of {model.head_dim}, {model.num_kv_heads} for keys and values"
+    yield "attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")
+    yield "MLP", f"{model.mlp}, {model.intermediate_size} wide"
+    yield "positions", _positions(found)
+    yield "parameters", f"{found.num_parameters:,}"
+    kept = "" if build.layers is None else f", layers {build.layers[0]}:{build.layers[1]} of the checkpoint"
+    yield "weights", f"{build.dtype} (checkpoint: {found.manifest.source_dtype}){kept}"
+    yield "quantization", found.manifest.quant.scheme
+    yield "size on disk", size_text(found.bytes_on_disk)
+    yield "KV cache", f"{size_text(found.kv_bytes_per_token)} a token in {build.dtype}"
+    yield "limits", f"{build.max_batch_size} requests a step, {build.max_seq_len} tokens a request"
+    yield "tokenizer", f"{found.tokenizer}, {found.vocabulary} ids" if found.tokenizer else "none"
+    yield "vocabulary", f"{model.vocab_size} rows"
+    yield "chat format", found.chat_format or "none"
+    yield "stop ids", " ".join(map(str, found.manifest.stop_ids)) or "none"
+    yield "sampling", _changed(params)
+    yield "kernel plan", _plan(found)
+    if found.kind == "engine":
+        yield "versions", f"ingot {found.manifest.ingot_version}, format {found.manifest.format_version}"
+
+
+def _positions(found: Description) -> str:
+    model = found.manifest.model
+    if model.rope is None:
+        return f"learned, {model.max_positions}"
+    scaling = "" if model.rope.scaling == "none" else f", scaling {model.rope.scaling}"
+    return f"RoPE, theta {model.rope.theta:g}{scaling}, {model.max_positions}"
+
+
+def _changed(params: SamplingParams) -> str:
+    """The values that generation_config sets."""
+    plain = type(params)().to_json()
+    changed: dict[str, Any] = {k: v for k, v in params.to_json().items() if v != plain[k]}
+    return ", ".join(f"{k} {v:g}" for k, v in changed.items()) or "greedy, Ingot's defaults"
+
+
+def _plan(found: Description) -> str:
+    tiles = found.plan.tiles
+    return f"{len(tiles)} kernels, measured on {found.plan.gpu or 'no GPU'}" if tiles else "defaults"
+
+
+def _show_tensors(found: Description) -> None:
+    width = max(map(len, found.tensors), default=0)
+    for name, tensor in found.tensors.items():
+        shape = "x".join(map(str, tensor.shape))
+        line = f"  {name:<{width}}  {tensor.dtype:<8} {shape:<16} {tensor.sha256 or ''}"
+        stdout().print(line.rstrip(), markup=False)

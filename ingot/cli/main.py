@@ -1,0 +1,104 @@
+"""``ingot``: the verbs together.
+
+Owns the list of verbs, ``--version``, ``--debug`` and the exit codes: 0 done, 1 failed, 2 misused, 130
+interrupted, 141 the reader of stdout went away. Knows nothing of what verbs do.
+
+    ingot build models/pocket-chat -o engines/pocket-chat
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ingot.cli.build import build
+from ingot.cli.chat import chat
+from ingot.cli.console import print_error, stderr
+from ingot.cli.diff import diff
+from ingot.cli.inspect import inspect
+from ingot.cli.run import run
+from ingot.errors import IngotError
+from ingot.version import VERSION
+
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class Verbs(TyperGroup):
+    """Runs a verb and turns what it raises into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb that was asked for."""
+        _never_fail_to_encode()
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except IngotError as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            print_error(error)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            stderr().print("interrupted")
+            raise typer.Exit(_INTERRUPTED) from None
+        except BrokenPipeError:
+            _forget_stdout()
+            raise typer.Exit(_BROKEN_PIPE) from None
+        return result
+
+
+app = typer.Typer(
+    cls=Verbs,
+    name="ingot",
+    help="Turn a checkpoint into an engine, and run it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ingot {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="INGOT_DEBUG", help="Show the traceback of an error.")
+    ] = False,
+) -> None:
+    """Turn a checkpoint into an engine, and run it."""
+
+
+for verb in (build, run, chat, inspect, diff):
+    app.command()(verb)
+
+
+def _never_fail_to_encode() -> None:
+    """A terminal that cannot show a character shows a substitute; a character of a prompt is never lost to
+    an encoding.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _forget_stdout() -> None:
+    """Let what is still buffered go nowhere, so that the interpreter's last flush does not fail."""
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+    except OSError:  # stdout is no file
+        return

@@ -1,0 +1,116 @@
+"""Prompts from the command line, from files and from stdin.
+
+Owns the reading of prompts for ``ingot run``. Knows no tokenizer; what a prompt may be, the library says.
+
+    read_prompts(["Hello"], file=None, chat=False, ids=False)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ingot.errors import RequestError
+
+_KEYS = ("prompt", "messages", "prompt_token_ids")
+
+
+@dataclass(frozen=True)
+class PromptGiven:
+    """One prompt: exactly one of the three is set."""
+
+    prompt: str | None = None
+    messages: Sequence[Any] | None = None
+    prompt_token_ids: Sequence[Any] | None = None
+
+    @property
+    def title(self) -> str:
+        """One short line that tells it from others."""
+        text = self.prompt
+        if self.messages:
+            text = str(self.messages[-1].get("content")) if isinstance(self.messages[-1], dict) else ""
+        if self.prompt_token_ids is not None:
+            text = " ".join(map(str, self.prompt_token_ids))
+        line = " ".join((text or "").split())
+        return line if len(line) <= 72 else line[:71] + "…"
+
+
+def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: bool) -> list[PromptGiven]:
+    """All prompts: the arguments, else the lines of a file, else the whole of stdin as one.
+
+    A ``.jsonl`` file holds an object a line, with one of the keys prompt, messages, prompt_token_ids; any
+    other file, and ``-`` for stdin, holds a prompt a line. Empty lines are skipped.
+
+    Raises:
+        RequestError: a file cannot be read, or one of its lines is no prompt; it names the line.
+    """
+    if texts and file is not None:
+        raise typer.BadParameter("give prompts or --file, not both")
+    if chat and ids:
+        raise typer.BadParameter("--chat needs text, --ids gives token ids")
+    if file is None and not texts and sys.stdin.isatty():
+        raise typer.BadParameter("give a prompt, --file, or text on stdin")
+    if file is None:
+        return [_of_text(text, chat, ids) for text in texts or [_decoded(sys.stdin.buffer.read(), "stdin")]]
+    lines = _lines(file)
+    if file.endswith(".jsonl"):
+        found = [_of_object(line, f"{file}, line {number}", chat, ids) for number, line in lines]
+    else:
+        found = [_of_text(line, chat, ids) for _, line in lines]
+    if not found:
+        raise RequestError("no prompts", seen=f"{file} is empty", fix="--file")
+    return found
+
+
+def _lines(file: str) -> list[tuple[int, str]]:
+    """The non-empty lines of a file (``-``: stdin) and their numbers."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise RequestError("the prompts cannot be read", seen=error, fix="--file") from None
+    lines = _decoded(data, file).split("\n")
+    return [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _decoded(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{where} is not UTF-8", seen=error, fix="convert it to UTF-8") from None
+
+
+def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
+    if chat:
+        return PromptGiven(messages=[{"role": "user", "content": text}])
+    if not ids:
+        return PromptGiven(prompt=text)
+    try:
+        return PromptGiven(prompt_token_ids=[int(word) for word in text.split()])
+    except ValueError:
+        raise RequestError(
+            "--ids takes token ids", seen=text[:80], allowed="integers with spaces between", fix="the prompt"
+        ) from None
+
+
+def _of_object(line: str, where: str, chat: bool, ids: bool) -> PromptGiven:
+    """A line of a .jsonl file."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    keys = [key for key in _KEYS if isinstance(value, dict) and key in value]
+    kind = str if keys == ["prompt"] else list
+    if len(keys) != 1 or not isinstance(value[keys[0]], kind):
+        raise RequestError(
+            f"{where} is no prompt",
+            seen=line[:80],
+            allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
+            fix="--file",
+        )
+    return _of_text(value["prompt"], chat, ids) if kind is str else PromptGiven(**{keys[0]: value[keys[0]]})

@@ -1,0 +1,109 @@
+"""``ingot run``: prompts in, answers out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, speed_text, stderr, write
+from ingot.cli.flags import AsJson, Device, EnginePath, open_llm
+from ingot.cli.prompts import PromptGiven, read_prompts
+from ingot.cli.sampling import sampling_flags, with_given
+from ingot.config.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from ingot.llm import LLM, Answer, Output
+    from ingot.llm.llm import PromptLike
+
+
+@sampling_flags
+def run(
+    engine: EnginePath,
+    sampling: dict[str, Any],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="Prompts; none: stdin is one prompt.", show_default=False)
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompts from a file, one a line ('-': stdin). Lines of a .jsonl file are objects with "
+            "prompt, messages or prompt_token_ids."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Make each prompt a user's message of the chat format.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
+    device: Device = None,
+) -> None:
+    """Answer prompts, all in flight together.
+
+    Sampling values that are not given are those of the checkpoint's generation_config.
+    """
+    given = read_prompts(prompts or [], file, chat=chat, ids=ids)
+    start = time.perf_counter()
+    llm = open_llm(engine, device)
+    params = with_given(llm.default_params, sampling)
+    inputs = [_input(llm, one) for one in given]
+    loaded = time.perf_counter()
+    streams = sys.stdout.isatty() and not as_json and len(given) == params.n == params.num_beams == 1
+    if streams and llm.tokenizer is not None:
+        num_tokens = _stream(llm, inputs[0], params)
+        outputs = []
+    else:
+        outputs = llm.generate(inputs, params)
+        num_tokens = sum(len(a.token_ids) for output in outputs for a in output.answers)
+    seconds = time.perf_counter() - loaded
+    if as_json:
+        timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
+        _print_json(given, outputs, timing)
+    else:
+        _print_text(given, outputs)
+    stderr().print(speed_text(num_tokens, seconds), style="dim")
+
+
+def _input(llm: LLM, given: PromptGiven) -> PromptLike:
+    if given.messages is not None:
+        return llm.chat_ids(given.messages)
+    return given.prompt if given.prompt is not None else list(given.prompt_token_ids or [])
+
+
+def _stream(llm: LLM, prompt: PromptLike, params: SamplingParams) -> int:
+    """Write an answer as it comes; returns its number of tokens."""
+    count = 0
+    for piece in llm.stream(prompt, params):
+        write(piece.text)
+        count += len(piece.token_ids)
+    write("\n")
+    return count
+
+
+def _print_text(given: list[PromptGiven], outputs: list[Output]) -> None:
+    """The answers; a line that begins with === goes before each when there are several."""
+    for i, (one, output) in enumerate(zip(given, outputs, strict=False), start=1):
+        for j, answer in enumerate(output.answers, start=1):
+            which = f" answer {j}/{len(output.answers)}" if len(output.answers) > 1 else ""
+            if len(given) > 1 or which:
+                write(f"=== {i}/{len(given)}{which}: {one.title}\n")
+            write(_text(answer) + "\n")
+
+
+def _text(answer: Answer) -> str:
+    """The answer's text, or its token ids where the engine has no tokenizer."""
+    return " ".join(map(str, answer.token_ids)) if answer.text is None else answer.text
+
+
+def _print_json(given: list[PromptGiven], outputs: list[Output], timing: dict[str, Any]) -> None:
+    """An object a line and prompt; the timing is of all prompts together."""
+    for one, output in zip(given, outputs, strict=True):
+        line: dict[str, Any] = {"prompt": one.prompt}
+        if one.messages is not None:
+            line["messages"] = one.messages
+        line["prompt_token_ids"] = output.prompt_token_ids
+        line["answers"] = [asdict(answer) for answer in output.answers]
+        print_json(line | {"timing": timing})

@@ -1,0 +1,103 @@
+"""The sampling flags that several verbs share.
+
+Owns their names and help; which there are, and of what type, ``SamplingParams`` says. Knows no defaults: a
+flag that is not given is not passed on.
+
+    @sampling_flags
+    def chat(engine: str, sampling: dict[str, Any]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
+
+_HELP = {
+    "max_new_tokens": "Most tokens of an answer.",
+    "min_new_tokens": "Fewest tokens before an end token may come.",
+    "temperature": "0 is greedy.",
+    "top_k": "Sample from the k likeliest tokens; 0: from all.",
+    "top_p": "Sample from the likeliest tokens that together have this probability.",
+    "min_p": "Drop tokens below this share of the likeliest one's probability.",
+    "repetition_penalty": "Over prompt and answer; 1: none.",
+    "presence_penalty": "Over tokens that the answer has; 0: none.",
+    "frequency_penalty": "Times how often the answer has a token; 0: none.",
+    "seed": "Makes sampling repeatable.",
+    "stop": "Text that ends an answer; may be given several times.",
+    "stop_token_ids": "Token id that ends an answer; may be given several times.",
+    "ignore_eos": "Go on after the model's own end tokens.",
+    "logprobs": "Log-probabilities of the chosen and the K likeliest tokens (seen with --json).",
+    "n": "Answers to each prompt.",
+    "num_beams": "Beam search with this many beams.",
+    "length_penalty": "Exponent of a beam's length.",
+    "early_stopping": "End a beam search at the first finished beams.",
+}
+_NAMES = {"stop_token_ids": "--stop-token-id", "n": "-n"}
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of ``SamplingParams``."""
+    return _NAMES.get(field, "--" + field.replace("_", "-"))
+
+
+def sampling_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
+    dict.
+    """
+    hints = typing.get_type_hints(verb, include_extras=True)
+    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "sampling"]
+    flags = [_flag(name, hint) for name, hint in _types().items()]
+
+    @functools.wraps(verb)
+    def with_flags(**values: Any) -> None:
+        given = {flag.name: values.pop(flag.name) for flag in flags}
+        verb(**values, sampling={k: v for k, v in given.items() if _was_given(v)})
+
+    parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_flags
+
+
+def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:
+    """The defaults with the flags that were given.
+
+    Raises:
+        RequestError: a value is out of range; it names the flag.
+    """
+    try:
+        return defaults.replace(**given)
+    except RequestError as error:
+        fix = flag_name(error.fix) if error.fix in _HELP else error.fix
+        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, fix=fix) from None
+
+
+def _was_given(value: Any) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _types() -> dict[str, Any]:
+    """Field → the type of its flag: the field's own, a list for a tuple."""
+    hints = typing.get_type_hints(SamplingParams)
+    types = {}
+    for field in fields(SamplingParams):
+        inner = [a for a in typing.get_args(hints[field.name]) if a not in (type(None), Ellipsis)]
+        is_tuple = typing.get_origin(hints[field.name]) is tuple
+        types[field.name] = list[inner[0]] if is_tuple else (inner or [hints[field.name]])[0]  # type: ignore[valid-type]
+    return types
+
+
+def _flag(name: str, kind: Any) -> inspect.Parameter:
+    option = typer.Option(flag_name(name), help=_HELP[name], rich_help_panel="Sampling", show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

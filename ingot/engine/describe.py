@@ -1,0 +1,141 @@
+"""What is inside an engine or a checkpoint, without loading it.
+
+Owns the collection of facts about a folder. Reads no weights and prints nothing.
+
+    describe(Path("engine")).num_parameters
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.base import JsonConfig
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.device import parse_dtype
+from ingot.engine.assemble import Assembly, empty_model, logical_shapes
+from ingot.engine.builder import build_config, make_manifest, read_plan
+from ingot.engine.manifest import PLAN_FILE, Manifest, is_engine
+from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.layers.decoder import Decoder
+from ingot.models.registry import architecture_named
+
+
+@dataclass(frozen=True)
+class TensorFact(JsonConfig):
+    """A tensor: dtype, shape, and its sha256 where an engine recorded one."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Description(JsonConfig):
+    """Facts about a folder; for a checkpoint, those of the engine that ``build`` would make by default.
+
+    Attributes:
+        num_parameters: weights of the model, a tied head counted once, whatever their packing.
+        bytes_on_disk: all files of the folder together.
+        kv_bytes_per_token: bytes of KV cache that one token takes in the build's dtype.
+        tokenizer: kind of tokenizer, None where there is none.
+        chat_format: name of the chat format, None where there is none.
+        generation: the checkpoint's generation_config.json.
+    """
+
+    path: str
+    kind: Literal["engine", "checkpoint"]
+    manifest: Manifest
+    plan: KernelPlan
+    num_parameters: int
+    bytes_on_disk: int
+    kv_bytes_per_token: int
+    tokenizer: str | None
+    vocabulary: int | None
+    chat_format: str | None
+    tensors: dict[str, TensorFact]
+
+    def to_json(self) -> dict[str, Any]:
+        """See ``JsonConfig.to_json``; tensors come once, the manifest's fields beside the others."""
+        own = super().to_json()
+        inner = own.pop("manifest")
+        inner.pop("tensors")
+        tensors = own.pop("tensors")
+        return {**own, **inner, "tensors": tensors}
+
+
+def describe(folder: Path) -> Description:
+    """Describe an engine folder or a checkpoint folder.
+
+    Raises:
+        EngineError, CheckpointError: the folder is neither, or damaged.
+    """
+    return _engine(folder) if is_engine(folder) else _checkpoint(folder)
+
+
+def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value."""
+    return 2 * config.num_layers * config.kv_size * dtype.itemsize
+
+
+def _engine(folder: Path) -> Description:
+    manifest = Manifest.read(folder)
+    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).is_file() else KernelPlan()
+    model = empty_model(
+        architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
+    )
+    facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
+    text = read_engine_text(folder, manifest)
+    return _describe("engine", folder, manifest, plan, model, text, facts)
+
+
+def _checkpoint(folder: Path) -> Description:
+    with open_checkpoint(folder) as source:
+        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+        assembly = Assembly.of(source, config, QuantConfig())
+        text = read_text_parts(source)
+        facts = {
+            name: TensorFact(str(info.dtype).removeprefix("torch."), tuple(info.shape))
+            for name, info in source.tensors.items()
+        }
+        manifest = make_manifest(assembly, source, text)
+        return _describe("checkpoint", folder, manifest, KernelPlan(), assembly.model, text, facts)
+
+
+def _describe(
+    kind: Literal["engine", "checkpoint"],
+    folder: Path,
+    manifest: Manifest,
+    plan: KernelPlan,
+    model: Decoder,
+    text: TextParts,
+    tensors: dict[str, TensorFact],
+) -> Description:
+    return Description(
+        path=str(folder),
+        kind=kind,
+        manifest=manifest,
+        plan=plan,
+        num_parameters=_count(model),
+        bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
+        kv_bytes_per_token=kv_bytes_per_token(manifest.model, parse_dtype(manifest.build.dtype)),
+        tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
+        vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
+        chat_format=text.chat.name if text.chat else None,
+        tensors=tensors,
+    )
+
+
+def _count(model: Decoder) -> int:
+    """Logical weights of a model; a tied head is the embedding again."""
+    total = sum(math.prod(shape) for shape in logical_shapes(model).values())
+    config = model.config
+    return total - config.vocab_size * config.hidden_size if config.tie_word_embeddings else total
