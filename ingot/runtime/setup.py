@@ -79,26 +79,21 @@ def _num_blocks(
     request.
     """
     per_request = -(-max_seq_len // config.block_size)
+    wanted = per_request * max_batch_size
     if config.cache_tokens is not None:
         wanted = -(-config.cache_tokens // config.block_size)
-        room = wanted * block_bytes
-    else:
-        wanted = per_request * max_batch_size
-        room = _CPU_CACHE_BYTES
     if device.type == "cuda":
-        room = _gpu_room(model, device, dtype, max_batch_size, config)
+        wanted = min(wanted, _gpu_room(model, device, dtype, max_batch_size, config) // block_bytes)
     elif config.cache_tokens is None:
-        wanted = max(min(wanted, room // block_bytes), per_request)
-        room = wanted * block_bytes
-    blocks = min(wanted, room // block_bytes)
-    if blocks < per_request:
+        wanted = max(min(wanted, _CPU_CACHE_BYTES // block_bytes), per_request)
+    if wanted < per_request:
         raise OutOfMemoryError(
             "the KV cache cannot hold one request of the engine's maximum length",
-            seen=f"{blocks * config.block_size} tokens, {block_bytes // config.block_size} bytes each",
+            seen=f"room for {max(wanted, 0) * config.block_size} tokens of {block_bytes // config.block_size} bytes",
             allowed=f"at least {per_request * config.block_size} tokens",
             fix="a smaller --max-seq-len, a larger memory_fraction or cache_tokens, or a larger GPU",
         )
-    return blocks
+    return wanted
 
 
 def _gpu_room(
