@@ -89,7 +89,7 @@ def _num_blocks(
     if wanted < per_request:
         raise OutOfMemoryError(
             "the KV cache cannot hold one request of the engine's maximum length",
-            seen=f"room for {max(wanted, 0) * config.block_size} tokens of {block_bytes // config.block_size} bytes",
+            seen=f"room for {max(wanted, 0) * config.block_size} tokens",
             allowed=f"at least {per_request * config.block_size} tokens",
             fix="a smaller --max-seq-len, a larger memory_fraction or cache_tokens, or a larger GPU",
         )
