@@ -307,6 +307,15 @@ def test_chat_remembers(engine: Path, llm: LLM) -> None:
     assert "cut off; --max-new-tokens" in result.stderr
 
 
+def test_what_is_quoted_is_no_command_and_odd_bytes_are_no_end(engine: Path, llm: LLM) -> None:
+    stdin = b'"""/clear\n"""\n"""one"""\n\xff\n'
+    result = ingot("chat", engine, "--device", "cpu", "--max-new-tokens", 2, stdin=stdin)
+    talk = Conversation(llm, params=SamplingParams(max_new_tokens=2))
+    answers = ["".join(p.text for p in talk.ask(text)) for text in ("/clear\n", "one", "\ufffd")]
+    assert result.exit_code == 0
+    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
+
+
 def test_chat_commands(engine: Path, llm: LLM) -> None:
     lines = ("hi", "/clear", "/system New.", "/system", "/wrong", "/help", "again")
     result = chat(engine, *lines, words=("--system", "Old."))
@@ -370,7 +379,8 @@ def test_inspect_json_and_tensors(engine: Path) -> None:
     assert value["tensors"]["norm.weight"]["sha256"] == manifest.tensors["norm.weight"].sha256
     assert "tensors" not in json.loads(ingot("inspect", engine, "--json").stdout)
     assert manifest.tensors["norm.weight"].sha256 in ingot("inspect", engine, "--tensors").stdout
-    assert ingot("inspect", engine / "nowhere").exit_code == 1
+    nowhere = ingot("inspect", engine / "nowhere")
+    assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (1, True)
 
 
 def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:

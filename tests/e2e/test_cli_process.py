@@ -84,6 +84,16 @@ def test_a_reader_that_goes_away_is_no_error(engine: Path) -> None:
     assert b"BrokenPipe" not in errors
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_a_message(engine: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        process = start([*INGOT, "inspect", engine], stdout=full, stderr=subprocess.PIPE)
+        _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert errors.splitlines()[0] == b"error: No space left on device"
+    assert b"Traceback" not in errors
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_chat(engine: Path) -> None:
     words = ["chat", engine, "--device", "cpu", "--ignore-eos", "--max-new-tokens", 8000]
     pipe = subprocess.PIPE
