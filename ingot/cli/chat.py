@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,27 +43,31 @@ def chat(
         with suppress(ImportError):
             import readline  # noqa: F401  (line editing in input())
         stderr().print("/help lists the commands, Ctrl-D ends the chat", style="dim")
+    elif isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     while (message := _next_message()) is not None:
         if message.startswith("/"):
             if not _command(talk, message):
                 return
         elif message.strip():
-            _answer(talk, message)
+            _answer(talk, message.removeprefix(_QUOTES))
 
 
 def _next_message() -> str | None:
-    """What the user says next, None at the end of stdin. Ctrl-C throws away what was typed so far."""
+    """What the user says next, None at the end of stdin. Ctrl-C throws away what was typed so far.
+
+    A message of several lines keeps its opening quotes, so that it is no command.
+    """
     try:
         message = _read_line(">>> ")
         if message is None or not message.startswith(_QUOTES):
             return message
-        lines = [message.removeprefix(_QUOTES)]
-        while not lines[-1].endswith(_QUOTES):
+        while message.count(_QUOTES) == 1 or not message.endswith(_QUOTES):
             line = _read_line("... ")
             if line is None:
                 return None
-            lines.append(line)
-        return "\n".join(lines).removesuffix(_QUOTES)
+            message += f"\n{line}"
+        return message.removesuffix(_QUOTES)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise

@@ -7,6 +7,7 @@ Owns the two consoles, error messages and number formats. Knows no verb.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -40,7 +41,8 @@ def write(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """One line of JSON on stdout; numbers that JSON cannot hold (infinity, NaN) become null."""
-    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=False) + "\n")
+    escaped = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
+    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=escaped) + "\n")
 
 
 def print_error(error: IngotError) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import AsJson, EnginePath
+from ingot.errors import CheckpointError
 
 if TYPE_CHECKING:
     from ingot.config.sampling import SamplingParams
@@ -22,11 +23,10 @@ def inspect(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor with its hash.")] = False,
 ) -> None:
     """Show what is inside an engine, or what a checkpoint would become. Reads no weights."""
-    from ingot.checkpoint.hub import resolve_checkpoint
     from ingot.engine.describe import describe
     from ingot.llm.defaults import default_params
 
-    found = describe(resolve_checkpoint(Path(engine) if Path(engine).exists() else engine, offline=True))
+    found = describe(_folder(engine))
     params = default_params(found.manifest.generation)
     if as_json:
         value = found.to_json() | {"default_params": params.to_json()}
@@ -35,6 +35,20 @@ def inspect(
     show(found, params)
     if tensors:
         _show_tensors(found)
+
+
+def _folder(name: str) -> Path:
+    """A folder, or a snapshot that is on this machine already: to look inside nothing is downloaded."""
+    from ingot.checkpoint.hub import resolve_checkpoint
+
+    try:
+        return resolve_checkpoint(name, offline=True)
+    except CheckpointError:
+        raise CheckpointError(
+            "neither a folder nor a Hugging Face id in the local cache",
+            seen=name,
+            fix="correct the path, or `ingot build` the id first",
+        ) from None
 
 
 def show(found: Description, params: SamplingParams) -> None:

@@ -37,20 +37,24 @@ class Verbs(TyperGroup):
         """Run the verb that was asked for."""
         _never_fail_to_encode()
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except IngotError as error:
-            if ctx.params.get("debug"):
-                traceback.print_exc()
-            print_error(error)
-            raise typer.Exit(1) from None
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
         except KeyboardInterrupt:
             stderr().print("interrupted")
             raise typer.Exit(_INTERRUPTED) from None
         except BrokenPipeError:
             _forget_stdout()
             raise typer.Exit(_BROKEN_PIPE) from None
-        return result
+        except (IngotError, OSError) as error:
+            if ctx.params.get("debug"):
+                traceback.print_exc()
+            if isinstance(error, OSError):  # a full disk, a file that may not be read
+                _forget_stdout()
+                error = IngotError(error.strerror or str(error), seen=error.filename)
+            print_error(error)
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(

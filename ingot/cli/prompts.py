@@ -54,7 +54,7 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
         raise typer.BadParameter("give prompts or --file, not both")
     if chat and ids:
         raise typer.BadParameter("--chat needs text, --ids gives token ids")
-    if file is None and not texts and sys.stdin.isatty():
+    if file is None and not texts and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("give a prompt, --file, or text on stdin")
     if file is None:
         return [_of_text(text, chat, ids) for text in texts or [_decoded(sys.stdin.buffer.read(), "stdin")]]

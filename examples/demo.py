@@ -1,0 +1,104 @@
+"""Ingot in a few seconds on the pocket model: build, inspect, chat, summarise, measure.
+
+make demo, or: python examples/demo.py [CHECKPOINT ENGINE]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+
+from ingot import LLM, IngotError, SamplingParams, build
+from ingot.cli.inspect import show
+from ingot.engine.describe import describe
+
+QUESTIONS = ("Hello! What can you do?", "How much is 27 + 58?", "你好，请介绍一下你自己。")
+NEWS = (
+    "Smoke rose over Elmwick when a hotel caught fire. 55 people were brought to safety. Daya Ashmont, "
+    "a baker who lives nearby, saw it first. It began in the early hours of 25 March. The weather was wet."
+)
+BATCH = 16
+
+
+def main(checkpoint: Path, engine: Path) -> None:
+    """Run the tour."""
+    console = Console(highlight=False)
+    step(console, "Build", f"ingot build {checkpoint} -o {engine} --force")
+    start = time.perf_counter()
+    build(checkpoint, engine, force=True)
+    console.print(f"{engine}: built in {time.perf_counter() - start:.1f} s")
+    llm = LLM(engine)
+    step(console, "Inspect", f"ingot inspect {engine}")
+    show(describe(engine), llm.default_params)
+    step(console, "Chat", f"ingot chat {engine}")
+    for question in QUESTIONS:
+        ask(console, llm, question)
+    step(
+        console,
+        "Summarise a news item that the model has never seen",
+        f"ingot run {engine} --chat < item.txt",
+    )
+    question, reference = news_item(checkpoint)
+    ask(console, llm, question)
+    if reference:
+        console.print(f"[dim]reference: {escape(reference)}[/dim]")
+    step(console, "Measure", f"on {llm.engine.device}, {llm.engine.dtype}".replace("torch.", ""))
+    for count in (1, BATCH):
+        console.print(f"{count:>3} at once: [bold]{tokens_per_second(llm, count):,.0f} tokens/s[/bold]")
+    console.print(Panel(next_steps(engine), title="What to type next", title_align="left", expand=False))
+
+
+def step(console: Console, title: str, command: str) -> None:
+    """A heading with the command that does the same."""
+    console.print()
+    console.rule(f"[bold cyan]{title}[/bold cyan]  [dim]{escape(command)}[/dim]", align="left")
+
+
+def ask(console: Console, llm: LLM, question: str) -> None:
+    """Show a question and stream its answer."""
+    console.print(f"[cyan]> {escape(question)}[/cyan]")
+    for piece in llm.stream([{"role": "user", "content": question}]):
+        console.print(piece.text, end="", markup=False, soft_wrap=True)
+    console.print()
+
+
+def news_item(checkpoint: Path) -> tuple[str, str | None]:
+    """A request for a summary and the expected answer, from the checkpoint's held-out items if it has any."""
+    path = checkpoint / "heldout.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for item in map(json.loads, lines):
+        if item["task"] == "summary":
+            return item["messages"][-1]["content"], item["answer"]
+    return f"Summarize this news item in one sentence:\n{NEWS}", None
+
+
+def tokens_per_second(llm: LLM, count: int, length: int = 64) -> float:
+    """Output tokens a second of ``count`` requests in flight together."""
+    prompts = [llm.chat_ids([{"role": "user", "content": f"How much is {i} + {i}?"}]) for i in range(count)]
+    start = time.perf_counter()
+    llm.generate(prompts, SamplingParams(max_new_tokens=length, ignore_eos=True))
+    return count * length / (time.perf_counter() - start)
+
+
+def next_steps(engine: Path) -> str:
+    """Commands to try."""
+    return (
+        f"ingot chat {engine}\n"
+        f'ingot run {engine} --chat "How much is 12 + 30?" --json --logprobs 3\n'
+        f"ingot inspect {engine} --tensors\n"
+        "python examples/tap_layers.py"
+    )
+
+
+if __name__ == "__main__":
+    given = [Path(word) for word in sys.argv[1:]]
+    try:
+        main(*(given or (Path("models/pocket-chat"), Path("engines/pocket-chat"))))
+    except IngotError as error:
+        sys.exit(f"error: {error}")

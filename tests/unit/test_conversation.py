@@ -1,0 +1,115 @@
+"""A conversation's memory: what it keeps, what it drops, what an error or a stop leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.llm.conversation import Conversation
+from ingot.llm.outputs import Piece
+
+Messages = Sequence[Mapping[str, str]]
+
+
+class FakeLLM:
+    """Answers ``re: question`` letter by letter; a message takes as many tokens as its letters."""
+
+    def __init__(self, max_seq_len: int = 1000) -> None:
+        self.executor = SimpleNamespace(max_seq_len=max_seq_len)
+        self.default_params = SamplingParams(max_new_tokens=10)
+        self.asked: list[Messages] = []
+        self.closed = 0
+
+    def chat_ids(self, messages: Messages) -> list[int]:
+        return [0] * sum(len(m["content"]) for m in messages)
+
+    def stream(self, messages: Messages, params: SamplingParams) -> Iterator[Piece]:
+        if len(self.chat_ids(messages)) >= self.executor.max_seq_len:
+            raise RequestError("the prompt is too long")
+        self.asked.append(messages)
+        return self._pieces("re: " + messages[-1]["content"])
+
+    def _pieces(self, answer: str) -> Iterator[Piece]:
+        try:
+            for letter in answer:
+                if letter == "!":
+                    raise RequestError("broken")
+                yield Piece(letter)
+        finally:
+            self.closed += 1
+
+
+def talk(llm: FakeLLM, **values: Any) -> Conversation:
+    return Conversation(llm, **values)  # type: ignore[arg-type]
+
+
+def said(messages: Messages) -> list[str]:
+    return [f"{m['role'][0]}:{m['content']}" for m in messages]
+
+
+def test_each_question_sees_the_turns_before() -> None:
+    llm = FakeLLM()
+    chat = talk(llm, system="S")
+    assert "".join(p.text for p in chat.ask("a")) == "re: a"
+    list(chat.ask("b"))
+    assert said(llm.asked[1]) == ["s:S", "u:a", "a:re: a", "u:b"]
+    chat.system = "T"
+    chat.clear()
+    list(chat.ask("c"))
+    assert said(llm.asked[2]) == ["s:T", "u:c"]
+    assert said(talk(llm).messages("x")) == ["u:x"]
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came() -> None:
+    llm = FakeLLM()
+    chat = talk(llm)
+    pieces = chat.ask("abc")
+    assert next(pieces).text + next(pieces).text == "re"
+    pieces.close()  # type: ignore[attr-defined]
+    assert chat.turns == [("abc", "re")]
+    assert llm.closed == 1
+
+
+def test_an_answer_that_breaks_is_kept_as_far_as_it_came() -> None:
+    chat = talk(FakeLLM())
+    with pytest.raises(RequestError):
+        list(chat.ask("a!"))
+    assert chat.turns == [("a!", "re: a")]
+
+
+def test_a_refused_question_changes_nothing() -> None:
+    chat = talk(FakeLLM(max_seq_len=60))
+    list(chat.ask("one"))
+    with pytest.raises(RequestError, match="too long"):
+        list(chat.ask("x" * 60))
+    assert chat.turns == [("one", "re: one")]
+    assert chat.num_dropped == 0
+
+
+def test_the_oldest_turns_are_dropped_when_room_runs_out() -> None:
+    llm = FakeLLM(max_seq_len=60)
+    chat = talk(llm)
+    list(chat.ask("a" * 10))  # 24 letters with its answer
+    list(chat.ask("b" * 5))  # 14
+    assert chat.num_dropped == 0
+    list(chat.ask("c" * 12))  # 24 + 14 + 12 = 50 leave the 10 that an answer may take
+    assert chat.num_dropped == 0
+    list(chat.ask("d"))
+    assert [m["content"][0] for m in llm.asked[-1]] == ["b", "r", "c", "r", "d"]
+    assert chat.num_dropped == 1
+    assert [question[0] for question, _ in chat.turns] == ["b", "c", "d"]
+
+
+def test_room_for_an_answer_is_at_most_a_quarter() -> None:
+    llm = FakeLLM(max_seq_len=40)
+    chat = talk(llm, params=SamplingParams(max_new_tokens=None))
+    list(chat.ask("a" * 10))
+    list(chat.ask("b" * 6))  # 24 + 6 = 30
+    assert chat.num_dropped == 0
+    list(chat.ask("c"))
+    assert chat.num_dropped == 1
