@@ -41,10 +41,10 @@ def main(checkpoint: Path, engine: Path) -> None:
         ask(console, llm, question)
     step(
         console,
-        "Summarise a news item that the model has never seen",
+        "Summarise unseen news",
         f"ingot run {engine} --chat < item.txt",
     )
-    question, reference = news_item(checkpoint)
+    question, reference = news_item()
     ask(console, llm, question)
     if reference:
         console.print(f"[dim]reference: {escape(reference)}[/dim]")
@@ -68,9 +68,9 @@ def ask(console: Console, llm: LLM, question: str) -> None:
     console.print()
 
 
-def news_item(checkpoint: Path) -> tuple[str, str | None]:
-    """A request for a summary and the expected answer, from the checkpoint's held-out items if it has any."""
-    path = checkpoint / "heldout.jsonl"
+def news_item() -> tuple[str, str | None]:
+    """A request for a summary and the expected answer, from the held-out items."""
+    path = Path(__file__).resolve().parent.parent / "recipes" / "heldout.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     for item in map(json.loads, lines):
         if item["task"] == "summary":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -20,12 +19,6 @@ BUILDERS = ("quickstart.py", "demo.py")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     write_tiny(folder / "checkpoint", seq_length=1024)
-    item = {
-        "task": "summary",
-        "messages": [{"role": "user", "content": "Sum up: A."}],
-        "answer": "An answer.",
-    }
-    (folder / "checkpoint" / "heldout.jsonl").write_text(json.dumps(item))
     return folder / "engine"
 
 
@@ -46,8 +39,8 @@ def test_examples_that_build(engine: Path, name: str, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert out.strip()
     if name == "demo.py":
-        assert "> Sum up: A." in out
-        assert "reference: An answer." in out
+        assert "> Please summarise:" in out
+        assert "reference:" in out
         assert "16 at once:" in out
 
 
