@@ -162,6 +162,21 @@ def test_fork_shares_full_blocks_and_copies_the_open_one() -> None:
     assert cache.num_free == 8
 
 
+def test_siblings_are_known_by_their_own_tokens() -> None:
+    cache = BlockManager(8, 4)
+    parent = fill(cache, request(list(range(6))))
+    children = [request(list(range(6)), [token, token]) for token in (50, 60)]
+    for child in children:
+        cache.fork(parent, child)
+    for child in children:
+        child.num_computed = 8
+        cache.publish(child)
+    for child in children:
+        probe = request([*range(6), *child.output_ids, 0])
+        assert cache.reuse_prefix(probe) == 8
+        assert probe.blocks == child.blocks
+
+
 def test_fork_at_a_block_end_copies_nothing() -> None:
     cache = BlockManager(8, 4)
     parent = fill(cache, request(list(range(8))))

@@ -76,17 +76,13 @@ def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
     assert shares(run(s)) == [("long", 61, 1), ("short", 4, 1), ("other", 14, 14)]
 
 
-def test_a_decode_admitted_after_a_chunked_prompt_goes_first() -> None:
-    s = scheduler(budget=16)
-    s.add(request("long", 18))
-    s.add(request("short", 3, first=100))
-    run(s)
-    assert shares(run(s)) == [("long", 16, 2), ("short", 0, 3)]
-    late = request("late", 40, first=300)
-    s.add(late)
-    run(s)
-    order = [item.request.request_id for item in run(s).requests]
-    assert order == ["long", "short", "late"]
+def test_a_decode_goes_before_an_older_chunk() -> None:
+    s = scheduler()
+    long, short = request("long", 40), request("short", 3, first=100)
+    s.running = [long, short]
+    s.cache.grow(short, 2)
+    short.num_computed = 2
+    assert shares(s.schedule()) == [("short", 2, 1), ("long", 0, 15)]
 
 
 def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
