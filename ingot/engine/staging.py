@@ -9,9 +9,10 @@ engines but how to recognise one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ingot.engine.manifest import is_engine
@@ -31,28 +32,58 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
     Raises:
         BuildError: the target is taken, cannot be written, or the disk lacks the space.
     """
-    parent = target.absolute().parent
+    made: list[Path] = []
+    folder: Path | None = None
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _remove_orphans(parent, target.name)
-        _check_target(target, force)
-        free = shutil.disk_usage(parent).free
-        if free < size:
-            raise BuildError(
-                "the disk is too full for the engine",
-                seen=f"{free / 1e9:.2f} GB free in {parent}",
-                allowed=f"at least {size / 1e9:.2f} GB",
-                fix="free space or choose another -o",
-            )
-        folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
-        folder.mkdir()
+        with _as_build_error():
+            target = target.resolve()  # a link to an engine stays a link
+            made = _make_parents(target.parent)
+            _remove_orphans(target)
+            _check_target(target, force)
+            _check_space(target.parent, size)
+            fresh = target.parent / f"{_MARK}{target.name}-{os.getpid()}"
+            fresh.mkdir()
+            folder = fresh
+        yield folder
+        with _as_build_error():
+            _swap_in(folder, target)
+        made.clear()
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        _remove_empty(made)
+
+
+@contextmanager
+def _as_build_error() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from None
-    try:
-        yield folder
-        _swap_in(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_parents(parent: Path) -> list[Path]:
+    """Make a folder and those above it; returns the ones that were not there, deepest first."""
+    missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _check_space(parent: Path, size: int) -> None:
+    free = shutil.disk_usage(parent).free
+    if free < size:
+        raise BuildError(
+            "the disk is too full for the engine",
+            seen=f"{free / 1e9:.2f} GB free in {parent}",
+            allowed=f"at least {size / 1e9:.2f} GB",
+            fix="free space or choose another -o",
+        )
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -86,13 +117,14 @@ def _swap_in(folder: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_orphans(parent: Path, name: str) -> None:
+def _remove_orphans(target: Path) -> None:
     """Clean up after builds of the same target that were killed: put a moved engine back, remove the rest."""
-    for folder in parent.glob(f"{_MARK}{name}-*"):
-        pid = folder.name.removeprefix(f"{_MARK}{name}-").partition("-")[0]
-        if not pid.isdigit() or Path("/proc", pid).exists():
+    own = re.compile(re.escape(f"{_MARK}{target.name}-") + r"(\d+)(-old)?")
+    for folder in list(target.parent.iterdir()):
+        match = own.fullmatch(folder.name)
+        if match is None or Path("/proc", match[1]).exists():
             continue
-        if folder.name.endswith("-old") and not (parent / name).exists():
-            folder.rename(parent / name)
+        if match[2] and not target.exists():
+            folder.rename(target)
         else:
             shutil.rmtree(folder, ignore_errors=True)
