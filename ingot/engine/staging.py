@@ -32,58 +32,29 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
     Raises:
         BuildError: the target is taken, cannot be written, or the disk lacks the space.
     """
-    made: list[Path] = []
-    folder: Path | None = None
+    target = target.resolve()  # a link to an engine stays a link
+    parent = target.parent
     try:
-        with _as_build_error():
-            target = target.resolve()  # a link to an engine stays a link
-            made = _make_parents(target.parent)
-            _remove_orphans(target)
-            _check_target(target, force)
-            _check_space(target.parent, size)
-            fresh = target.parent / f"{_MARK}{target.name}-{os.getpid()}"
-            fresh.mkdir()
-            folder = fresh
-        yield folder
-        with _as_build_error():
-            _swap_in(folder, target)
-        made.clear()
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        _remove_empty(made)
-
-
-@contextmanager
-def _as_build_error() -> Iterator[None]:
-    try:
-        yield
+        parent.mkdir(parents=True, exist_ok=True)
+        _remove_orphans(parent, target.name)
+        _check_target(target, force)
+        free = shutil.disk_usage(parent).free
+        if free < size:
+            raise BuildError(
+                "the disk is too full for the engine",
+                seen=f"{free / 1e9:.2f} GB free in {parent}",
+                allowed=f"at least {size / 1e9:.2f} GB",
+                fix="free space or choose another -o",
+            )
+        folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
+        folder.mkdir()
     except OSError as error:
         raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from None
-
-
-def _make_parents(parent: Path) -> list[Path]:
-    """Make a folder and those above it; returns the ones that were not there, deepest first."""
-    missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    parent.mkdir(parents=True, exist_ok=True)
-    return missing
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def _check_space(parent: Path, size: int) -> None:
-    free = shutil.disk_usage(parent).free
-    if free < size:
-        raise BuildError(
-            "the disk is too full for the engine",
-            seen=f"{free / 1e9:.2f} GB free in {parent}",
-            allowed=f"at least {size / 1e9:.2f} GB",
-            fix="free space or choose another -o",
-        )
+    try:
+        yield folder
+        _swap_in(folder, target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -117,14 +88,27 @@ def _swap_in(folder: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_orphans(target: Path) -> None:
+def _remove_orphans(parent: Path, name: str) -> None:
     """Clean up after builds of the same target that were killed: put a moved engine back, remove the rest."""
-    own = re.compile(re.escape(f"{_MARK}{target.name}-") + r"(\d+)(-old)?")
-    for folder in list(target.parent.iterdir()):
+    own = re.compile(re.escape(f"{_MARK}{name}-") + r"(\d+)(-old)?")
+    for folder in list(parent.iterdir()):
         match = own.fullmatch(folder.name)
         if match is None or Path("/proc", match[1]).exists():
             continue
-        if match[2] and not target.exists():
-            folder.rename(target)
+        if match[2] and not (parent / name).exists():
+            folder.rename(parent / name)
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def new_parents(target: Path) -> Iterator[None]:
+    """On an error, the folders above the target that were not there are removed again."""
+    missing = [folder for folder in target.absolute().parents if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

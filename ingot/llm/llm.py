@@ -175,7 +175,7 @@ class LLM:
             RequestError: as ``generate``.
         """
         ids = self.chat_ids(prompt) if _is_chat(prompt) else Prompt.of(prompt).token_ids(self.tokenizer)  # type: ignore[arg-type]
-        values = self._params_for(params, 1)[0]
+        values = params or self.default_params
         request_id = f"r{next(self._ids)}"
         self.executor.add(request_id, ids, values)
         return self._pieces(request_id, ids, values)
