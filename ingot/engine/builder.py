@@ -22,7 +22,7 @@ from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.assemble import Assembly
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
-from ingot.engine.staging import staged_folder
+from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import BuildError
@@ -76,8 +76,14 @@ def build(
         assembly = Assembly.of(source, config, QuantConfig())
         text = read_text_parts(source, chat_template)
         kernel_plan = read_plan(Path(plan)) if plan is not None else KernelPlan()
-        with staged_folder(target, force=force, size=_size(assembly, text)) as folder:
-            _write(folder, source, assembly, text, kernel_plan, progress)
+        try:
+            with (
+                new_parents(target),
+                staged_folder(target, force=force, size=_size(assembly, text)) as folder,
+            ):
+                _write(folder, source, assembly, text, kernel_plan, progress)
+        except OSError as error:
+            raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
     return target
 
 

@@ -7,9 +7,11 @@ Owns the filling of empty modules with weights. Knows nothing of requests.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,9 +24,9 @@ from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest, read_plan
-from ingot.engine.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
+from ingot.engine.manifest import PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
-from ingot.errors import EngineError, OutOfMemoryError
+from ingot.errors import EngineError, IngotError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
@@ -59,7 +61,8 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = Manifest.read(folder)
-    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).is_file() else KernelPlan()
+    plan = _read_own_plan(folder / PLAN_FILE)
+    _check_files(folder / TOKENIZER_FOLDER, manifest)
     text = read_engine_text(folder, manifest)
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
@@ -68,7 +71,7 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as file:
-            _check_names(path, set(file.keys()), manifest, model)
+            _check_tensors(path, file, manifest, model)
             fill(model, ((name, file.get_tensor(name)) for name in stored_tensors(model)), device, compute)
     except (SafetensorError, OSError) as error:
         raise EngineError(
@@ -128,12 +131,38 @@ def fill(
     model.eval()
 
 
-def _check_names(path: Path, found: set[str], manifest: Manifest, model: Decoder) -> None:
-    """The file, the manifest and the modules must name the same tensors with the same shapes."""
+def _read_own_plan(path: Path) -> KernelPlan:
+    try:
+        return read_plan(path) if path.is_file() else KernelPlan()
+    except IngotError as error:
+        raise EngineError(f"{PLAN_FILE} is damaged", seen=error, fix="build the engine again") from None
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    """The tokenizer's files must be those that the build wrote: a cut vocabulary would read as a smaller
+    one.
+    """
+    for name, digest in manifest.files.items():
+        path = folder / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise EngineError(
+                "a tokenizer file is missing or not the one that was built",
+                seen=path,
+                fix="build the engine again",
+            )
+
+
+def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) -> None:
+    """The file, the manifest and the modules must name the same tensors, with the same shapes and dtypes."""
     expected = {name: tuple(t.shape) for name, t in stored_tensors(model).items()}
-    listed = {name: entry.shape for name, entry in manifest.tensors.items()}
-    if expected != listed or set(expected) != found:
-        odd = sorted({n for n, _ in set(expected.items()) ^ set(listed.items())} | (set(expected) ^ found))
+    listed = {name: (entry.dtype, tuple(entry.shape)) for name, entry in manifest.tensors.items()}
+    slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    found = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+    odd = {name for name, _ in found.items() ^ listed.items()}
+    odd |= {name for name, _ in expected.items() ^ {n: shape for n, (_, shape) in listed.items()}.items()}
+    if odd:
         raise EngineError(
-            "the weights do not match the manifest", seen=f"{path}: {odd[:5]}", fix="build the engine again"
+            "the weights do not match the manifest",
+            seen=f"{path}: {sorted(odd)[:5]}",
+            fix="build the engine again",
         )

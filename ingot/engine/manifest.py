@@ -85,7 +85,7 @@ class Manifest(JsonConfig):
                 )
             entries = {k: TensorEntry.from_json(v) for k, v in data.pop("tensors").items()}
             return cls.from_json(data).replace(tensors=entries)
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
                 raise
             raise EngineError(

@@ -9,9 +9,10 @@ engines but how to recognise one.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ingot.engine.manifest import is_engine
@@ -31,7 +32,8 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
     Raises:
         BuildError: the target is taken, cannot be written, or the disk lacks the space.
     """
-    parent = target.absolute().parent
+    target = target.resolve()  # a link to an engine stays a link
+    parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
         _remove_orphans(parent, target.name)
@@ -106,11 +108,25 @@ def _clean_up(folder: Path, target: Path) -> None:
 
 def _remove_orphans(parent: Path, name: str) -> None:
     """Clean up after builds of the same target that were killed: put a moved engine back, remove the rest."""
-    for folder in parent.glob(f"{_MARK}{name}-*"):
-        pid = folder.name.removeprefix(f"{_MARK}{name}-").partition("-")[0]
-        if not pid.isdigit() or Path("/proc", pid).exists():
+    own = re.compile(re.escape(f"{_MARK}{name}-") + r"(\d+)(-old)?")
+    for folder in list(parent.iterdir()):
+        match = own.fullmatch(folder.name)
+        if match is None or Path("/proc", match[1]).exists():
             continue
-        if folder.name.endswith("-old") and not (parent / name).exists():
+        if match[2] and not (parent / name).exists():
             folder.rename(parent / name)
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def new_parents(target: Path) -> Iterator[None]:
+    """On an error, the folders above the target that were not there are removed again."""
+    missing = [folder for folder in target.absolute().parents if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in missing:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

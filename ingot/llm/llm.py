@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
@@ -79,7 +80,7 @@ class LLM:
                 resolve_checkpoint(path, revision=revision),
                 place,
                 compute_dtype,
-                max_batch_size=max_batch_size or DEFAULT_MAX_BATCH_SIZE,
+                max_batch_size=DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size,
                 max_seq_len=max_seq_len,
                 chat_template=chat_template,
             )
@@ -245,9 +246,17 @@ class LLM:
         if params is None:
             params = self.default_params
         if isinstance(params, SamplingParams):
-            return [params] * count
+            params = [params] * count
+        if not isinstance(params, Sequence) or not all(isinstance(v, SamplingParams) for v in params):
+            raise RequestError(
+                "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
+            )
         if len(params) != count:
             raise RequestError("as many params as prompts", seen=len(params), allowed=count, fix="params")
+        if self.tokenizer is None and any(v.stop for v in params):
+            raise RequestError(
+                "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"
+            )
         return list(params)
 
 
@@ -255,7 +264,7 @@ def as_prompts(value: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
     """One prompt or a list of prompts → a list; a list of integers is one prompt of ids."""
     if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
         return [Prompt.of(value)]
-    if value and all(isinstance(v, int) for v in value):
+    if value and all(isinstance(v, Integral) for v in value):
         return [Prompt.of(value)]
     return [Prompt.of(v) for v in value]
 

@@ -124,7 +124,9 @@ class Scheduler:
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
             if needed > self.cache.num_free:
                 self.cache.release(request)
-                return
+                if step.requests or not self._take_from_held():
+                    return
+                continue
             count = min(request.num_uncomputed, budget)
             grown = self.cache.grow(request, request.num_computed + count)
             assert grown
@@ -132,6 +134,15 @@ class Scheduler:
             self.running.append(request)
             step.requests.append(ScheduledRequest(request, request.num_computed, count))
             budget -= count
+
+    def _take_from_held(self) -> bool:
+        """Nothing can run until a waiting beam does, and held ones have the blocks: the newest gives up its
+        own.
+        """
+        held = next((r for r in reversed(self.running) if r.held and r.blocks), None)
+        if held is not None:
+            self.cache.release(held)
+        return held is not None
 
     def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
         """Get blocks for ``count`` more tokens, preempting the newest requests for it; False: preempted

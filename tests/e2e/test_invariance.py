@@ -1,0 +1,380 @@
+"""How a request is run never changes what it gives: alone or in a batch, whole or in chunks, preempted, on
+cached beginnings, watched, in blocks of any size, with graphs or without.
+
+Every test proves that the mechanism it is about did happen.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
+from ingot.llm import Output
+from tests.e2e.watch import check_idle, watch
+from tests.tiny_models import random_ids, save_model, tiny_config
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+SAMPLED = GREEDY.replace(temperature=1.0, top_p=0.95, seed=11)
+PENALISED = SAMPLED.replace(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, top_k=40)
+PROMPTS = [random_ids(length, seed=length) for length in (1, 5, 9, 16, 17, 33, 40, 23)]
+MIXED = [GREEDY, SAMPLED, PENALISED, GREEDY.replace(max_new_tokens=3), SAMPLED.replace(n=3)]
+Make = Callable[..., LLM]
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny random checkpoints by kind."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in ("gpt2", "llama", "qwen3"):
+        save_model(tiny_config(kind), root / kind, seed=1)
+    save_model(tiny_config("mistral", sliding_window=11), root / "window", seed=1)
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture(scope="session")
+def make(folders: dict[str, Path]) -> Make:
+    """make(kind, device, token_budget=...): an LLM, made once for the same arguments."""
+
+    @functools.cache
+    def made(
+        kind: str | Path, device: str = "cpu", batch: int = 8, dtype: str = "fp32", **runtime: Any
+    ) -> LLM:
+        values = {"block_size": 16, "cache_tokens": 2048} | runtime
+        folder = folders[kind] if isinstance(kind, str) else kind
+        return LLM(
+            folder,
+            device,
+            compute_dtype=dtype,
+            max_batch_size=batch,
+            max_seq_len=128,
+            runtime=RuntimeConfig(**values),
+        )
+
+    return made
+
+
+def ids_of(outputs: Sequence[Output]) -> list[list[list[int]]]:
+    return [[answer.token_ids for answer in output.answers] for output in outputs]
+
+
+def alone(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[list[int]]]:
+    """Each prompt by itself."""
+    return [ids_of(llm.generate(p, v))[0] for p, v in zip(prompts, params, strict=True)]
+
+
+def mixed_params(count: int) -> list[SamplingParams]:
+    return [MIXED[i % len(MIXED)] for i in range(count)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
+    llm, prompt = make(kind, device), random_ids(20, seed=3)
+    with watch(llm) as steps:
+        ids = llm.generate(prompt, GREEDY)[0].token_ids
+    assert [step[0].count for step in steps.steps] == [20] + [1] * 23
+    rows = llm.logits(prompt + ids)[19:-1]
+    assert rows.argmax(-1).tolist() == ids
+    assert len(set(ids)) > 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+def test_batched_is_single(make: Make, kind: str, device: str) -> None:
+    llm, params = make(kind, device), mixed_params(len(PROMPTS))
+    expected = alone(llm, PROMPTS, params)
+    with watch(llm) as steps:
+        outputs = llm.generate(PROMPTS, params)
+    assert steps.largest_batch == 8
+    assert ids_of(outputs) == expected
+    check_idle(llm)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_joining_in_flight_is_single(make: Make, device: str) -> None:
+    """A request is added at every third step, while others prefill and decode."""
+    llm, params = make("llama", device), [v.replace(n=1) for v in mixed_params(len(PROMPTS))]
+    expected = alone(llm, PROMPTS, params)
+    got: dict[str, list[int]] = {f"join{i}": [] for i in range(len(PROMPTS))}
+    with watch(llm) as steps:
+        for step in range(200):
+            index, due = divmod(step, 3)
+            if due == 0 and index < len(PROMPTS):
+                llm.executor.add(f"join{index}", PROMPTS[index], params[index])
+            for update in llm.executor.step() if llm.executor.has_work else ():
+                got[update.request_id] += update.token_ids
+    both = [s for s in steps.steps if any(i.count > 1 for i in s) and any(i.count == 1 for i in s)]
+    assert len(both) > 4, "prefills beside decodes"
+    assert [[ids] for ids in got.values()] == expected
+    check_idle(llm)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
+    whole, chunked = make(kind, device), make(kind, device, batch=4, token_budget=7)
+    params = mixed_params(len(PROMPTS))
+    with watch(chunked) as steps:
+        outputs = chunked.generate(PROMPTS, params)
+    assert steps.chunks > 20
+    assert max(sum(share.count for share in step) for step in steps.steps) == 7
+    assert ids_of(outputs) == alone(whole, PROMPTS, params)
+    with watch(chunked) as steps:
+        logits = chunked.logits(PROMPTS[6])
+    assert [share.count for step in steps.steps for share in step] == [7] * 5 + [5]
+    assert torch.allclose(logits, whole.logits(PROMPTS[6]), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [66, 100, 150])
+def test_qwen_chunks_know_the_whole_length(golden: Path, length: int) -> None:
+    """The rotary base comes from the prompt's length, of which a first chunk has seen nothing."""
+    ids = random_ids(length, seed=length, vocab_size=500)
+    folder = golden / "qwen_v1_1_safetensors" / "hf"
+    whole, chunked = (
+        LLM(folder, "cpu", max_batch_size=4, max_seq_len=200, runtime=RuntimeConfig(token_budget=budget))
+        for budget in (256, 19)
+    )
+    assert whole.engine.model.rope_offset(length) > 0 == whole.engine.model.rope_offset(19)
+    with watch(chunked) as steps:
+        outputs = chunked.generate(ids, GREEDY)
+    assert steps.chunks == -(-length // 19) - 1
+    assert outputs[0].token_ids == whole.generate(ids, GREEDY)[0].token_ids
+    assert torch.allclose(chunked.logits(ids), whole.logits(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("prefix_reuse", [True, False])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
+def test_preempted_is_undisturbed(
+    make: Make, params: SamplingParams, prefix_reuse: bool, device: str
+) -> None:
+    values = [params] * len(PROMPTS)
+    small = make("llama", device, block_size=4, cache_tokens=160, prefix_reuse=prefix_reuse)
+    with watch(small) as steps:
+        outputs = small.generate(PROMPTS, values)
+    assert steps.preemptions > 2
+    assert steps.restarts
+    assert bool(any(steps.restarts)) == prefix_reuse, "with reuse, own blocks are found after a preemption"
+    assert ids_of(outputs) == alone(make("llama", device), PROMPTS, values)
+    check_idle(small)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_prefix_reuse_changes_nothing(folders: dict[str, Path], make: Make, device: str) -> None:
+    system = random_ids(50, seed=50)
+    prompts = [system + random_ids(n, seed=n) for n in (3, 9, 20)] + [system[:33], system]
+    values = mixed_params(len(prompts))
+    fresh = make("llama", device, prefix_reuse=False)
+    runtime = RuntimeConfig(block_size=16, cache_tokens=2048)
+    sharing = LLM(folders["llama"], device, compute_dtype="fp32", max_batch_size=8, runtime=runtime)
+    sharing.generate(prompts[0], values[0])
+    with watch(sharing) as steps:
+        outputs = sharing.generate(prompts[1:], values[1:])
+    starts = sorted(set(steps.first_starts.values()))
+    assert starts == [32, 48], "48 tokens of the system prompt, 32 where it is cut"
+    with watch(fresh) as steps:
+        expected = fresh.generate(prompts, values)
+    assert set(steps.first_starts.values()) == {0}
+    assert ids_of(outputs) == ids_of(expected)[1:]
+    check_idle(sharing)
+
+
+def test_qwen_shares_a_beginning_only_under_the_same_alpha(golden: Path) -> None:
+    folder = golden / "qwen_v1_1_safetensors" / "hf"
+    ids = random_ids(120, seed=9, vocab_size=500)
+    prompts = [ids[:60], ids[:80], ids[:63], ids[:120]]  # alpha 1, 3, 1, 3; seq_length is 64
+    sharing, fresh = (
+        LLM(
+            folder,
+            "cpu",
+            max_batch_size=4,
+            max_seq_len=200,
+            runtime=RuntimeConfig(block_size=16, prefix_reuse=reuse),
+        )
+        for reuse in (True, False)
+    )
+    starts = []
+    for prompt in prompts:
+        with watch(sharing) as steps:
+            output = sharing.generate(prompt, GREEDY)[0]
+        starts += steps.first_starts.values()
+        assert output.token_ids == fresh.generate(prompt, GREEDY)[0].token_ids
+    assert starts == [0, 0, 48, 80]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tap_changes_nothing(make: Make, kind: str, device: str) -> None:
+    llm, prompt = make(kind, device), PROMPTS[5]
+    plain, ids = llm.logits(prompt), llm.generate(prompt, GREEDY)[0].token_ids
+    with llm.tap("**") as seen:
+        assert torch.equal(llm.logits(prompt), plain)
+        count = seen["layers.1"].shape[0]
+        assert llm.generate(prompt, GREEDY)[0].token_ids == ids
+    assert count == len(prompt)
+    assert seen["layers.0.self_attn.qkv_proj"].shape[0] > count
+    rows = seen["norm"].shape[0]
+    llm.generate(prompt, GREEDY)
+    assert seen["norm"].shape[0] == rows, "a closed tap sees nothing"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_n_answers(make: Make, device: str) -> None:
+    llm, params = make("llama", device), SAMPLED.replace(n=4)
+    answers = ids_of(llm.generate(PROMPTS[3], params))[0]
+    assert len({tuple(ids) for ids in answers}) == 4
+    assert answers[0] == llm.generate(PROMPTS[3], SAMPLED)[0].token_ids
+    assert ids_of(llm.generate(PROMPTS[3], params))[0] == answers
+    other = ids_of(llm.generate(PROMPTS[3], params.replace(seed=12)))[0]
+    assert not {tuple(ids) for ids in other} & {tuple(ids) for ids in answers}
+    unseeded = [llm.generate(PROMPTS[3], params.replace(seed=None, n=1))[0].token_ids for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_beams_beside_others_and_under_preemption_are_alone(make: Make, device: str) -> None:
+    beams = SamplingParams(num_beams=3, n=3, max_new_tokens=12, ignore_eos=True, length_penalty=0.7)
+    end = make("llama").generate(PROMPTS[1], GREEDY)[0].token_ids[3]
+    ending = beams.replace(stop_token_ids=(end,))
+    values = [beams, GREEDY, ending, PENALISED, beams.replace(early_stopping=True)]
+    prompts = [PROMPTS[i] for i in (1, 5, 1, 6, 0)]
+    roomy = make("llama", device)
+    expected = alone(roomy, prompts, values)
+    assert expected[0] != expected[2], "the end token matters"
+    assert ids_of(roomy.generate(prompts, values)) == expected
+    small = make("llama", device, block_size=4, cache_tokens=128)
+    with watch(small) as steps:
+        outputs = small.generate(prompts, values)
+    assert steps.preemptions > 0
+    assert steps.largest_batch > 3
+    assert ids_of(outputs) == expected
+    check_idle(small)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block_size", [4, 8, 32, 64])
+def test_block_size_changes_nothing(make: Make, block_size: int, device: str) -> None:
+    llm, params = make("llama", device, block_size=block_size), mixed_params(len(PROMPTS))
+    assert llm.executor.runner.caches[0].keys.shape[2] == block_size
+    assert ids_of(llm.generate(PROMPTS, params)) == alone(make("llama", device), PROMPTS, params)
+
+
+class TestText:
+    """With the trained LLaMA and its tokenizer."""
+
+    PROMPTS = ("I dream of", "", "A whisper", "The light in my circuits")
+
+    @pytest.fixture
+    def llm(self, golden: Path, make: Make) -> LLM:
+        return make(golden / "llama_aidreams260K" / "hf")
+
+    @pytest.mark.parametrize("stop", [(), ("refine",), ("zzz", ", a")])
+    def test_stream_joined_is_generate(self, llm: LLM, stop: tuple[str, ...]) -> None:
+        params = GREEDY.replace(max_new_tokens=50, stop=stop, logprobs=2)
+        for prompt in self.PROMPTS:
+            output = llm.generate(prompt, params)[0]
+            pieces = list(llm.stream(prompt, params))
+            assert "".join(piece.text for piece in pieces) == output.text
+            assert [t for piece in pieces for t in piece.token_ids] == output.token_ids
+            assert [p for piece in pieces for p in piece.logprobs] == output.logprobs
+            assert [p.finish_reason for p in pieces if p.finish_reason] == [output.finish_reason]
+            assert pieces[-1].finish_reason is not None
+            assert len(pieces) > 5
+            assert not any(s in (output.text or "") for s in stop)
+            check_idle(llm)
+
+    def test_a_stop_string_ends_the_answer_where_it_begins(self, llm: LLM) -> None:
+        whole = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50))[0]
+        answer = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50, stop=("refine",)))[0].answers[0]
+        assert whole.text is not None
+        assert answer.text == whole.text[: whole.text.index("refine")]
+        assert (answer.finish_reason, answer.stopped_by) == ("stop", "refine")
+
+    def test_streams_and_calls_side_by_side(self, llm: LLM) -> None:
+        params = GREEDY.replace(max_new_tokens=30)
+        expected = [llm.generate(p, params)[0].text for p in self.PROMPTS]
+        streams = [llm.stream(p, params) for p in self.PROMPTS[:2]]
+        texts = [next(s).text for s in streams]
+        assert [o.text for o in llm.generate(list(self.PROMPTS[2:]), params)] == expected[2:]
+        before = llm.logits([5, 6, 7])
+        assert before.shape[0] == 3
+        for pieces in zip(*streams, strict=True):
+            texts = [text + piece.text for text, piece in zip(texts, pieces, strict=True)]
+        assert texts == expected[:2]
+        check_idle(llm)
+
+    def test_a_closed_or_unread_stream_leaves_nothing(self, llm: LLM) -> None:
+        stream = llm.stream("I dream of", GREEDY)
+        stream.close()  # type: ignore[attr-defined]
+        check_idle(llm)
+        stream = llm.stream("I dream of", GREEDY.replace(n=3, temperature=1.0))
+        next(stream)
+        assert llm.executor.has_work
+        stream.close()  # type: ignore[attr-defined]
+        check_idle(llm)
+
+
+@pytest.mark.gpu
+class TestCuda:
+    """What only a GPU has: graphs, fp16, another device to agree with."""
+
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+    def test_logits_are_the_cpus(self, make: Make, kind: str) -> None:
+        for prompt in PROMPTS[4:]:
+            ours, cpu = make(kind, "cuda").logits(prompt), make(kind).logits(prompt)
+            assert float((ours - cpu).abs().max() / cpu.abs().max()) < 1e-4
+
+    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+    def test_graphs_are_eager(self, make: Make, kind: str) -> None:
+        graphs, eager = make(kind, "cuda"), make(kind, "cuda", cuda_graphs=False)
+        params = mixed_params(len(PROMPTS))
+        assert ids_of(graphs.generate(PROMPTS, params)) == ids_of(eager.generate(PROMPTS, params))
+        assert graphs.executor.runner.graphs is not None
+        assert len(graphs.executor.runner.graphs._captured) > 2
+        assert eager.executor.runner.graphs is None
+
+    def test_ids_are_the_cpus(self, make: Make) -> None:
+        params = mixed_params(len(PROMPTS))
+        assert ids_of(make("llama", "cuda").generate(PROMPTS, params)) == ids_of(
+            make("llama").generate(PROMPTS, params)
+        )
+
+    @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+    def test_trained_model_graphs_are_eager_and_batched_is_single(
+        self, golden: Path, make: Make, dtype: str
+    ) -> None:
+        folder = golden / "llama_aidreams260K" / "hf"
+        graphs = make(folder, "cuda", dtype=dtype)
+        eager = make(folder, "cuda", dtype=dtype, cuda_graphs=False)
+        params = GREEDY.replace(max_new_tokens=60)
+        texts = [o.text for o in graphs.generate(list(TestText.PROMPTS), params)]
+        assert texts == [o.text for o in eager.generate(list(TestText.PROMPTS), params)]
+
+    @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+    def test_golden_100(self, golden: Path, make: Make, dtype: str) -> None:
+        folder = golden / "llama_aidreams260K"
+        expected = json.loads((folder / "golden100.json").read_text())
+        llm = make(folder / "hf", "cuda", dtype=dtype)
+        params = SamplingParams(max_new_tokens=100, ignore_eos=True)
+        assert llm.generate([expected["bos"]], params)[0].token_ids == expected["ids"]
+
+    @pytest.mark.parametrize("name", ["qwen_v1_1_safetensors", "qwen_v1_1_bin"])
+    def test_qwen_golden(self, golden: Path, name: str) -> None:
+        llm = LLM(golden / name / "hf", "cuda", compute_dtype="fp32", max_batch_size=8, max_seq_len=256)
+        with np.load(golden / name / "long.npz") as long:
+            logits = llm.logits(long["long0_ids"].tolist())
+            assert float((logits - torch.from_numpy(long["long0_on_logits"])).abs().max()) < 1e-3
+        with np.load(golden / name / "greedy.npz") as greedy:
+            for prompt in ("short", "cross", "beyond"):
+                output = llm.generate(greedy[f"{prompt}_prompt_ids"].tolist(), GREEDY)[0]
+                assert output.token_ids == greedy[f"{prompt}_new_ids"].tolist()

@@ -1,0 +1,101 @@
+"""What an executor did, step by step.
+
+Owns a record of the steps that a runner was given. Changes nothing.
+
+    with watch(llm) as steps: llm.generate(...)
+    assert steps.chunks > 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot import LLM
+from ingot.runtime.scheduler import ScheduledBatch
+
+
+@dataclass
+class Share:
+    """One request's part of a step, as it was when the step ran."""
+
+    request_id: str
+    start: int
+    count: int
+    samples: bool
+    num_tokens: int
+
+
+@dataclass
+class Steps:
+    """The steps so far, and how many requests were preempted for them."""
+
+    steps: list[list[Share]] = field(default_factory=list)
+    preemptions: int = 0
+
+    @property
+    def chunks(self) -> int:
+        """Shares that did not reach their request's last token."""
+        return sum(not share.samples for step in self.steps for share in step)
+
+    @property
+    def largest_batch(self) -> int:
+        """Most requests in one step."""
+        return max(len(step) for step in self.steps)
+
+    @property
+    def first_starts(self) -> dict[str, int]:
+        """Where each request's first computed token was: beyond 0, its beginning came from the cache."""
+        starts: dict[str, int] = {}
+        for step in self.steps:
+            for share in step:
+                starts.setdefault(share.request_id, share.start)
+        return starts
+
+    @property
+    def restarts(self) -> list[int]:
+        """Where requests that were preempted went on."""
+        reached: dict[str, int] = {}
+        found = []
+        for step in self.steps:
+            for share in step:
+                if share.start < reached.get(share.request_id, 0):
+                    found.append(share.start)
+                reached[share.request_id] = share.start + share.count
+        return found
+
+
+@contextmanager
+def watch(llm: LLM) -> Iterator[Steps]:
+    """Record the steps of an LLM while the block runs."""
+    seen, runner, before = Steps(), llm.executor.runner, llm.executor.num_preemptions
+    run = runner.run
+
+    def recorded(step: ScheduledBatch) -> torch.Tensor:
+        seen.steps.append(
+            [
+                Share(i.request.request_id, i.start, i.count, i.samples, i.request.num_tokens)
+                for i in step.requests
+            ]
+        )
+        return run(step)
+
+    runner.run = recorded  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        runner.run = run  # type: ignore[method-assign]
+        seen.preemptions = llm.executor.num_preemptions - before
+
+
+def check_idle(llm: LLM) -> None:
+    """Nothing is under way and every block is free."""
+    executor = llm.executor
+    assert not executor.has_work
+    assert executor.blocks.num_free == executor.blocks.num_blocks
+    assert not any(
+        (executor._owner, executor._groups, executor._prompt_logits, executor.selector._processors)
+    )

@@ -1,0 +1,131 @@
+"""An executor without a model: its "keys and values" are the tokens themselves.
+
+Owns a runner whose cache remembers what was written where, and which checks, before it answers, that a
+request's blocks hold exactly its tokens. Logits are a pure function of those tokens, so that two runs can be
+compared token by token.
+
+    executor, runner = fake_executor(num_blocks=16, block_size=4)
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ingot.runtime.executor import Executor
+from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.scheduler import ScheduledBatch
+
+VOCAB = 23
+LONG_PROMPT = 10  # beyond it a request's keys differ, as Qwen v1's do beyond seq_length
+OFFSET = 1000
+
+
+class FakeRunner:
+    """Writes (token, position, rotary row) where the step says, reads them back through the block table."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.device = torch.device("cpu")
+        self.block_size = block_size
+        self.memory: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
+        self.steps: list[ScheduledBatch] = []
+
+    def run(self, step: ScheduledBatch) -> torch.Tensor:
+        """Logits of the step's wanted tokens, rows as the real runner gives them."""
+        self.steps.append(step)
+        assert not any(item.request.held or item.request in step.preempted for item in step.requests)
+        read = [list(self.memory[source]) for source, _ in step.copies]
+        for content, (_, target) in zip(read, step.copies, strict=True):
+            self.memory[target] = content
+        for item in step.requests:
+            for position in range(item.start, item.start + item.count):
+                self._cell(item.request, position, self._entry(item.request, position))
+        rows = []
+        for item in step.requests:
+            end = item.start + item.count
+            first = item.start if item.request.all_logits else end - 1
+            if item.request.all_logits or item.samples:
+                rows += [self._logits(item.request, position) for position in range(first, end)]
+        return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
+
+    def _entry(self, request: Any, position: int) -> object:
+        return request.tokens(position, position + 1)[0], position, position + request.rope_offset
+
+    def _cell(self, request: Any, position: int, write: object = None) -> object:
+        block, slot = request.blocks[position // self.block_size], position % self.block_size
+        if write is not None:
+            self.memory[block][slot] = write
+        return self.memory[block][slot]
+
+    def _logits(self, request: Any, position: int) -> np.ndarray:
+        for earlier in range(position + 1):
+            found, wanted = self._cell(request, earlier), self._entry(request, earlier)
+            assert found == wanted, f"{request.request_id}: {found} in the cache, not {wanted}"
+        tokens = array("q", [request.rope_offset, *request.tokens(0, position + 1)])
+        return np.random.RandomState(zlib.crc32(tokens.tobytes())).standard_normal(VOCAB) * 2
+
+
+def fake_executor(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    max_batch_size: int = 8,
+    max_seq_len: int = 48,
+    token_budget: int = 64,
+    prefix_reuse: bool = True,
+    stop_ids: frozenset[int] = frozenset(),
+) -> tuple[Executor, FakeRunner]:
+    """An executor over a fake model and runner."""
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(vocab_size=VOCAB),
+        rope_offset=lambda length: OFFSET if length > LONG_PROMPT else 0,
+    )
+    runner: Any = FakeRunner(num_blocks, block_size)
+    executor = Executor(
+        model,
+        runner,
+        BlockManager(num_blocks, block_size, prefix_reuse),
+        stop_ids=stop_ids,
+        max_batch_size=max_batch_size,
+        max_seq_len=max_seq_len,
+        token_budget=token_budget,
+    )
+    return executor, runner
+
+
+def check_blocks(executor: Executor) -> None:
+    """Every block is free, or held as often as its reference count says; the two hash tables agree."""
+    cache, scheduler = executor.blocks, executor.scheduler
+    held = [0] * cache.num_blocks
+    for request in [*scheduler.running, *scheduler.waiting]:
+        assert len(set(request.blocks)) == len(request.blocks), "a block twice in one request"
+        assert request.num_computed <= len(request.blocks) * cache.block_size
+        for block in request.blocks:
+            held[block] += 1
+    assert held == cache._references
+    assert set(cache._free) == {block for block, count in enumerate(held) if count == 0}
+    assert {digest: block for block, digest in cache._hash_of.items()} == cache._by_hash
+    assert not any(request.blocks for request in scheduler.waiting)
+
+
+def check_step(executor: Executor, step: ScheduledBatch) -> None:
+    """The promises of one step."""
+    scheduler = executor.scheduler
+    assert 0 < step.num_tokens <= scheduler.token_budget
+    assert len(step.requests) <= scheduler.max_batch_size
+    assert len({id(item.request) for item in step.requests}) == len(step.requests)
+    assert all(item.count > 0 for item in step.requests)
+
+
+def check_empty(executor: Executor) -> None:
+    """Nothing is left of requests that have ended."""
+    check_blocks(executor)
+    assert executor.blocks.num_free == executor.blocks.num_blocks
+    assert not executor.has_work
+    kept = (executor._owner, executor._groups, executor._prompt_logits, executor.selector._processors)
+    assert not any(kept), kept

@@ -1,0 +1,348 @@
+"""Order, fairness and block accounting, over a runner that checks what it is given."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.executor import Executor, Update
+from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.request import Request
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from tests.unit.fake_executor import (
+    LONG_PROMPT,
+    VOCAB,
+    check_blocks,
+    check_empty,
+    check_step,
+    fake_executor,
+)
+
+STOP = frozenset({0})
+
+
+def request(name: str, prompt: int, output: int = 50, first: int = 0, **fields: Any) -> Request:
+    return Request(name, [first + i for i in range(prompt)], SamplingParams(), prompt + output, **fields)
+
+
+def scheduler(
+    blocks: int = 64, size: int = 4, batch: int = 8, budget: int = 16, reuse: bool = True
+) -> Scheduler:
+    return Scheduler(BlockManager(blocks, size, reuse), batch, budget)
+
+
+def run(s: Scheduler) -> ScheduledBatch:
+    """One step: what was scheduled is computed, and who reached its end gets a token (or finishes)."""
+    step = s.schedule()
+    s.computed(step)
+    for item in step.requests:
+        if item.request.num_uncomputed == 0:
+            item.request.output_ids.append(7)
+            if item.request.num_tokens >= item.request.max_total_tokens:
+                s.finish(item.request)
+    return step
+
+
+def shares(step: ScheduledBatch) -> list[tuple[str, int, int]]:
+    return [(item.request.request_id, item.start, item.count) for item in step.requests]
+
+
+def test_a_long_prompt_runs_in_chunks_of_the_budget() -> None:
+    s = scheduler()
+    s.add(request("a", 40))
+    assert [shares(run(s)) for _ in range(4)] == [
+        [("a", 0, 16)],
+        [("a", 16, 16)],
+        [("a", 32, 8)],
+        [("a", 40, 1)],
+    ]
+
+
+def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
+    s = scheduler()
+    s.add(request("long", 60))
+    s.add(request("short", 3, first=100))
+    for _ in range(3):
+        run(s)
+    assert shares(run(s)) == [("long", 48, 12), ("short", 0, 3)]
+    s.add(request("other", 60, first=200))
+    assert shares(run(s)) == [("long", 60, 1), ("short", 3, 1), ("other", 0, 14)]
+    assert shares(run(s)) == [("long", 61, 1), ("short", 4, 1), ("other", 14, 14)]
+
+
+def test_a_decode_goes_before_an_older_chunk() -> None:
+    s = scheduler()
+    long, short = request("long", 40), request("short", 3, first=100)
+    s.running = [long, short]
+    s.cache.grow(short, 2)
+    short.num_computed = 2
+    assert shares(s.schedule()) == [("short", 2, 1), ("long", 0, 15)]
+
+
+def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
+    s = scheduler(blocks=8)
+    s.add(request("a", 20))
+    s.add(request("big", 24, first=100))
+    s.add(request("small", 2, first=200))
+    assert [name for name, _, _ in shares(run(s))] == ["a"]
+    assert [r.request_id for r in s.waiting] == ["big", "small"]
+    assert [name for name, _, _ in shares(run(s))] == ["a"]
+
+
+def test_the_batch_size_bounds_running_requests() -> None:
+    s = scheduler(batch=2)
+    for i in range(4):
+        s.add(request(f"r{i}", 2, output=2, first=10 * i))
+    assert [name for name, _, _ in shares(run(s))] == ["r0", "r1"]
+    assert [name for name, _, _ in shares(run(s))] == ["r0", "r1"]
+    assert [name for name, _, _ in shares(run(s))] == ["r2", "r3"]
+
+
+def test_the_root_of_a_beam_search_takes_the_places_of_all_its_beams() -> None:
+    s = scheduler(batch=4)
+    s.add(request("root", 20, width=3))
+    for i in range(3):
+        s.add(request(f"r{i}", 2, first=100 * (i + 1)))
+    names = [name for _ in range(3) for name, _, _ in shares(run(s))]
+    assert set(names) == {"root", "r0"}
+    assert sum(r.width for r in s.running) == 4
+
+
+def test_the_newest_gives_way_and_comes_back_first() -> None:
+    s = scheduler(blocks=6, reuse=False)
+    a, b, c = request("a", 7), request("b", 7, first=100), request("c", 3, first=200)
+    for r in (a, b, c):
+        s.add(r)
+    assert len(run(s).requests) == 3  # a 2, b 2, c 1 of 6 blocks
+    later = request("later", 2, first=300)
+    run(s)
+    s.add(later)
+    victims = []
+    while not victims:
+        step = run(s)
+        victims = [r.request_id for r in step.preempted]
+    assert victims == ["c"]
+    assert [r.request_id for r in s.waiting] == ["c", "later"]
+    assert c.num_computed == 0
+    assert not c.blocks
+    assert [name for name, _, _ in shares(step)] == ["a", "b"]
+    s.finish(a)
+    assert shares(run(s))[1][:2] == ("c", 0)
+
+
+def test_a_preempted_request_computes_its_output_again() -> None:
+    s = scheduler(reuse=False)
+    a = request("a", 6)
+    s.add(a)
+    for _ in range(5):
+        run(s)
+    s._preempt(a, ScheduledBatch())
+    assert shares(run(s)) == [("a", 0, 11)]
+
+
+def test_no_request_starves_under_pressure() -> None:
+    s = scheduler(blocks=10, batch=4, budget=8)
+    requests = [request(f"r{i}", 5 + i % 7, output=10 + i % 5, first=40 * i) for i in range(20)]
+    for r in requests:
+        s.add(r)
+    ends: list[str] = []
+    for _ in range(2000):
+        if not s.has_work:
+            break
+        before = {r.request_id for r in s.running}
+        run(s)
+        ends += sorted(before - {r.request_id for r in [*s.running, *s.waiting]})
+    assert not s.has_work
+    assert sorted(ends) == sorted(r.request_id for r in requests)
+    places = [ends.index(r.request_id) for r in requests]
+    assert max(abs(place - i) for i, place in enumerate(places)) <= 4, "far from the order of arrival"
+
+
+def test_beams_of_several_searches_cannot_lock_each_other_out() -> None:
+    """Every beam is held, or waits for blocks that held ones have: one must give its blocks up."""
+    s = scheduler(blocks=6, budget=32, reuse=False)
+    held = [request(f"held{i}", 8, first=100 * i) for i in range(3)]
+    for r in held:
+        s.add(r)
+    run(s)
+    for r in held:
+        r.held = True
+    s.add(request("waiting", 8, first=900))
+    step = s.schedule()
+    assert shares(step) == [("waiting", 0, 8)]
+    assert [len(r.blocks) for r in held] == [2, 2, 0]
+    assert all(r in s.running for r in held)
+
+
+@pytest.mark.parametrize("seed", [1, 14, 51, 52, 53])
+def test_a_storm_of_beam_searches_in_a_small_cache(seed: int) -> None:
+    rng = random.Random(seed)
+    executor, _ = fake_executor(rng.choice((6, 7, 8)), max_batch_size=rng.choice((9, 12, 16)), max_seq_len=24)
+    ends: set[str] = set()
+    for i in range(8):
+        length = rng.choice((1, 2, 3))
+        params = SamplingParams(num_beams=3, max_new_tokens=4 - length)
+        executor.add(f"b{i}", [rng.randrange(1, 20) for _ in range(length)], params)
+    for _ in range(200):
+        ends |= {update.request_id for update in executor.step()} if executor.has_work else set()
+    assert ends == {f"b{i}" for i in range(8)}
+    check_empty(executor)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of the random traffic."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams | None  # None: the prompt's logits
+
+
+Result = tuple[tuple[tuple[int, ...], str | None, int | None], ...]
+
+
+class Traffic:
+    """Random arrivals and aborts on one executor, everything checked at every step."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        block_size, max_seq_len = rng.choice((1, 2, 4)), rng.choice((24, 31))
+        least = -(-max_seq_len // block_size)
+        self.executor, self.runner = fake_executor(
+            num_blocks=rng.choice((least, least + 1, least + 4, 2 * least, 4 * least)),
+            block_size=block_size,
+            max_batch_size=rng.choice((4, 6, 8)),
+            max_seq_len=max_seq_len,
+            token_budget=rng.choice((8, 13, 64)),
+            prefix_reuse=rng.random() < 0.8,
+            stop_ids=STOP,
+        )
+        self.jobs: dict[str, Job] = {}
+        self.results: dict[str, dict[int, tuple[list[int], str | None, int | None]]] = {}
+        self.aborted: set[str] = set()
+
+    def run(self, count: int) -> None:
+        for _ in range(3000):
+            if len(self.jobs) < count and self.rng.random() < 0.4:
+                self._arrive()
+            if self.jobs and self.rng.random() < 0.03:
+                self._abort()
+            if self.executor.has_work:
+                self._step()
+            elif len(self.jobs) >= count:
+                return
+        pytest.fail("requests starve")
+
+    def _arrive(self) -> None:
+        job, name = random_job(self.rng, self.executor), f"job{len(self.jobs)}"
+        self.jobs[name], self.results[name] = job, {}
+        if job.params is None:
+            self.executor.add_logits(name, job.prompt)
+        else:
+            self.executor.add(name, job.prompt, job.params)
+
+    def _abort(self) -> None:
+        name = self.rng.choice(list(self.jobs))
+        if self.jobs[name].params is None:
+            return
+        done = name not in {self.executor._owner_of(r) for r in self._live()}
+        if not done:
+            self.aborted.add(name)
+        self.executor.abort(name)
+        check_blocks(self.executor)
+
+    def _live(self) -> list[Request]:
+        return [*self.executor.scheduler.running, *self.executor.scheduler.waiting]
+
+    def _step(self) -> None:
+        before = len(self.runner.steps)
+        updates = self.executor.step()
+        check_blocks(self.executor)
+        if len(self.runner.steps) > before:
+            check_step(self.executor, self.runner.steps[-1])
+        for update in updates:
+            collect(self.results[update.request_id], update)
+
+
+def collect(result: dict[int, tuple[list[int], str | None, int | None]], update: Update) -> None:
+    ids, reason, _ = result.get(update.index, ([], None, None))
+    assert reason is None, "news after the end"
+    result[update.index] = (ids + list(update.token_ids), update.finish_reason, update.stop_id)
+
+
+def random_job(rng: random.Random, executor: Executor) -> Job:
+    length = rng.choice((1, 2, 3, 5, 8, LONG_PROMPT, LONG_PROMPT + 1, 15, 21))
+    length = min(length, executor.max_seq_len - 1)
+    family = rng.randrange(3)
+    prompt = tuple((family + i * i) % (VOCAB - 1) + 1 for i in range(length))
+    if rng.random() < 0.1:
+        return Job(prompt, None)
+    new = rng.choice((1, 2, 5, 9))
+    kind = rng.choice(("greedy", "sampled", "penalised", "n", "beams", "beams"))
+    values: dict[str, Any] = {"max_new_tokens": new, "seed": rng.randrange(100)}
+    if kind in ("sampled", "n"):
+        values |= {"temperature": 1.0, "top_p": 0.9}
+    if kind == "n":
+        values["n"] = 3
+    if kind == "penalised":
+        values |= {"repetition_penalty": 1.5, "frequency_penalty": 0.7, "min_new_tokens": min(new, 3)}
+    if kind == "beams":
+        width = rng.choice((2, 3))
+        blocks = 2 * width * executor.blocks.blocks_for(min(length + new, executor.max_seq_len))
+        if blocks <= executor.blocks.num_blocks:
+            values |= {"num_beams": width, "n": rng.choice((1, width))}
+    return Job(prompt, SamplingParams(**values))
+
+
+@functools.cache
+def alone(job: Job, max_seq_len: int) -> Any:
+    """What a job gives by itself, in a roomy cache."""
+    executor, _ = fake_executor(256, 4, max_seq_len=max_seq_len, stop_ids=STOP, prefix_reuse=False)
+    if job.params is None:
+        executor.add_logits("r", job.prompt)
+    else:
+        executor.add("r", job.prompt, job.params)
+    result: dict[int, tuple[list[int], str | None, int | None]] = {}
+    while executor.has_work:
+        for update in executor.step():
+            collect(result, update)
+    return result if job.params is not None else executor.take_logits("r")
+
+
+@functools.cache
+def traffic(seed: int) -> Traffic:
+    """Traffic that has run to its end."""
+    made = Traffic(seed)
+    made.run(25)
+    return made
+
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_traffic_changes_no_answer_and_leaks_nothing(seed: int) -> None:
+    done = traffic(seed)
+    for name, job in done.jobs.items():
+        expected = alone(job, done.executor.max_seq_len)
+        if job.params is None:
+            assert torch.equal(done.executor.take_logits(name), expected), name
+        elif name not in done.aborted:
+            assert done.results[name] == expected, f"{name}: {job}"
+    check_empty(done.executor)
+
+
+def test_random_traffic_meets_everything() -> None:
+    """The seeds together do preempt, cut prompts, share blocks, copy blocks and abort."""
+    all_traffic = [traffic(seed) for seed in SEEDS]
+    steps = [step for t in all_traffic for step in t.runner.steps]
+    assert sum(t.executor.num_preemptions for t in all_traffic) > 50
+    assert sum(bool(step.copies) for step in steps) > 50
+    assert sum(not item.samples for step in steps for item in step.requests) > 100
+    assert sum(item.start > 0 and item.count > 1 for step in steps for item in step.requests) > 50
+    assert sum(len(t.aborted) for t in all_traffic) > 10
