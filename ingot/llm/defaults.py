@@ -8,25 +8,26 @@ Owns the reading of generation_config.json as sampling parameters. Knows nothing
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
 
-_NAMES = ("top_k", "top_p", "min_p", "repetition_penalty")
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_ALWAYS = ("repetition_penalty", "max_new_tokens")
 
 
 def default_params(generation: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of a generation_config: sampling only when it says ``do_sample``.
 
-    Values outside their range (``top_k: null`` …) fall back to Ingot's defaults, as do absent ones.
+    Values outside their range (``top_k: -1``, ``top_p: null`` …) fall back to Ingot's defaults, as do absent
+    ones.
     """
-    values: dict[str, Any] = {}
     sampling = bool(generation.get("do_sample"))
-    if sampling:
-        values["temperature"] = float(generation.get("temperature") or 1.0)
-        values |= {k: generation[k] for k in _NAMES[:3] if generation.get(k) is not None}
-    if generation.get("repetition_penalty"):
-        values["repetition_penalty"] = generation["repetition_penalty"]
-    if isinstance(generation.get("max_new_tokens"), int):
-        values["max_new_tokens"] = generation["max_new_tokens"]
-    return SamplingParams(**values)
+    params = SamplingParams(temperature=1.0 if sampling else 0.0)
+    for name in (*_SAMPLING, *_ALWAYS) if sampling else _ALWAYS:
+        if generation.get(name) is not None:
+            with suppress(RequestError):
+                params = params.replace(**{name: generation[name]})
+    return params

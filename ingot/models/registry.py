@@ -20,18 +20,21 @@ from ingot.models.qwen3 import QWEN3
 ARCHITECTURES: tuple[Architecture, ...] = (GPT2, LLAMA, QWEN, QWEN2, QWEN3)
 
 
-def find_architecture(hf_names: Sequence[str]) -> Architecture:
-    """The architecture of a checkpoint, by ``architectures`` of its config.json.
+def find_architecture(hf_names: object) -> Architecture:
+    """The architecture of a checkpoint, by ``architectures`` of its config.json, whatever that holds.
 
     Raises:
         CheckpointError: none of the names is supported; the error lists those that are.
     """
     for architecture in ARCHITECTURES:
-        if set(architecture.hf_names) & set(hf_names):
+        if isinstance(hf_names, Sequence) and any(name in architecture.hf_names for name in hf_names):
             return architecture
     supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
     raise CheckpointError(
-        "unknown architecture", seen=list(hf_names) or "no architectures in config.json", allowed=supported
+        "unknown architecture",
+        seen=hf_names or "no architectures in config.json",
+        allowed=supported,
+        fix="architectures in config.json",
     )
 
 

@@ -1,0 +1,339 @@
+"""Whatever a user gets wrong is one clear error, and the same LLM works afterwards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ingot import LLM, IngotError, Prompt, SamplingParams, build
+from ingot.config.runtime import RuntimeConfig
+from ingot.errors import CheckpointError, ConfigError, DeviceError, OutOfMemoryError, RequestError
+from ingot.llm.defaults import default_params
+from tests.e2e.watch import check_idle
+from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
+
+IDS = random_ids(9, seed=2)
+PARAMS = SamplingParams(max_new_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaMA in three shards or more, without a tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_model(tiny_config("llama"), folder, seed=1, max_shard_size="32KB")
+    return folder
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path) -> tuple[LLM, list[int]]:
+    """An LLM that all tests of this file use, and what it says when nothing is wrong."""
+    llm = LLM(checkpoint, "cpu", max_batch_size=4, runtime=RuntimeConfig(cache_tokens=256, block_size=16))
+    return llm, llm.generate(IDS, PARAMS)[0].token_ids
+
+
+@pytest.fixture
+def llm(shared: tuple[LLM, list[int]]) -> Iterator[LLM]:
+    """The shared LLM; after the test nothing is under way and it says what it said."""
+    model, expected = shared
+    yield model
+    check_idle(model)
+    assert model.generate(IDS, PARAMS)[0].token_ids == expected
+    check_idle(model)
+
+
+def clear(error: pytest.ExceptionInfo[IngotError]) -> str:
+    """The message, which says what to change: a fix, or the values allowed."""
+    assert error.value.fix or error.value.allowed, str(error.value)
+    return str(error.value)
+
+
+def largest(folder: Path) -> Path:
+    return max(folder.glob("*.safetensors"), key=lambda p: p.stat().st_size)
+
+
+def write_pickle(folder: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (folder / "owned",)
+
+    for path in folder.glob("model*"):
+        path.unlink()
+    torch.save({"w": torch.ones(1), "evil": Evil()}, folder / "pytorch_model.bin", pickle_module=pickle)
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), r"config\.json"),
+    "config no json": (lambda f: (f / "config.json").write_text("{,"), r"config\.json"),
+    "config a list": (lambda f: (f / "config.json").write_text("[]"), r"config\.json"),
+    "unknown architecture": (
+        lambda f: edit_config(f, architectures=["MambaForCausalLM"]),
+        r"MambaForCausalLM.*LlamaForCausalLM",
+    ),
+    "architectures a number": (lambda f: edit_config(f, architectures=7), "architecture"),
+    "architectures a string": (lambda f: edit_config(f, architectures="LlamaForCausalLM"), "architecture"),
+    "missing shard": (lambda f: largest(f).unlink(), r"model-0000\d-of-0000\d\.safetensors"),
+    "missing index": (lambda f: (f / "model.safetensors.index.json").unlink(), r"index\.json"),
+    "cut shard": (lambda f: largest(f).write_bytes(largest(f).read_bytes()[:-100]), "safetensors"),
+    "empty shard": (lambda f: largest(f).write_bytes(b""), "safetensors"),
+    "shard of noise": (lambda f: largest(f).write_bytes(bytes(range(256)) * 9), "safetensors"),
+    "pickle with code": (write_pickle, "pytorch_model.bin"),
+    "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "no weights"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_that_is_none(copy: Path, name: str) -> None:
+    damage, told = CHECKPOINTS[name]
+    damage(copy)
+    for call in (lambda: LLM(copy, "cpu"), lambda: build(copy, copy.parent / "engine", device="cpu")):
+        with pytest.raises(CheckpointError, match=re.compile(told, re.S)) as error:
+            call()
+        clear(error)
+    assert [p.name for p in copy.parent.iterdir()] == ["checkpoint"]
+    assert not (copy / "owned").exists(), "the pickle ran"
+
+
+def test_places_that_are_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, told in (("nowhere/at/all", "nowhere"), ("empty", r"config\.json"), ("file", "folder")):
+        with pytest.raises(CheckpointError, match=told) as error:
+            LLM(tmp_path / name, "cpu")
+        clear(error)
+
+
+class TestPrompts:
+    @pytest.mark.parametrize(
+        ("prompt", "told"),
+        [
+            ([[]], "empty"),
+            ([97], r"97.*0 to 96"),
+            ([-1, 3], r"-1.*0 to 96"),
+            ([1 << 70], "vocabulary"),
+            ("text", "tokenizer"),
+            (Prompt(["text", [1]]), "tokenizer"),
+            (7, "prompt"),
+            (None, "prompt"),
+            (1.5, "prompt"),
+            ([1.5, 2], "prompt"),
+            ([True, False], "prompt"),
+            ([None], "prompt"),
+            ({"a": 1}, "prompt"),
+            ([[1, 2], "text"], "tokenizer"),
+            ([[1, 2], [97]], "97"),
+            (list(range(90)) * 2, r"180 tokens.*<= 127.*shorten"),
+            ([1] * 128, r"128 tokens.*<= 127"),
+            (np.array([1.5, 2.5]), "prompt"),
+            (torch.tensor([[1, 2]]), "prompt"),
+        ],
+        ids=lambda v: repr(v)[:24],
+    )
+    def test_generate(self, llm: LLM, prompt: Any, told: str) -> None:
+        with pytest.raises(RequestError, match=told) as error:
+            llm.generate(prompt, PARAMS)
+        clear(error)
+
+    @pytest.mark.parametrize("prompt", [[], [97], [1] * 129, "text", None], ids=repr)
+    def test_logits_and_stream(self, llm: LLM, prompt: Any) -> None:
+        for call in (llm.logits, llm.stream):
+            with pytest.raises(RequestError) as error:
+                call(prompt)
+            clear(error)
+
+    def test_one_bad_prompt_of_many_starts_none(self, llm: LLM) -> None:
+        with pytest.raises(RequestError, match="97"):
+            llm.generate([IDS, IDS, [97]], PARAMS.replace(n=3, temperature=1.0))
+
+    def test_arrays_of_ids_are_ids(self, llm: LLM) -> None:
+        expected = llm.generate(IDS, PARAMS)[0].token_ids
+        for ids in (np.array(IDS), torch.tensor(IDS), tuple(IDS), [np.int64(i) for i in IDS]):
+            assert llm.generate(ids, PARAMS)[0].token_ids == expected  # type: ignore[arg-type]
+
+    def test_no_prompts_give_no_outputs(self, llm: LLM) -> None:
+        assert llm.generate([], PARAMS) == []
+
+    @pytest.mark.parametrize("messages", [[], [{}], [{"role": "user"}], [{"role": "king", "content": "x"}]])
+    def test_chat_without_a_format(self, llm: LLM, messages: Any) -> None:
+        with pytest.raises(RequestError):
+            llm.chat(messages)
+
+
+class TestParams:
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"temperature": -1},
+            {"temperature": float("nan")},
+            {"temperature": "hot"},
+            {"top_p": 0},
+            {"top_p": 1.5},
+            {"min_p": -0.1},
+            {"top_k": -1},
+            {"top_k": 1.5},
+            {"max_new_tokens": 0},
+            {"max_new_tokens": True},
+            {"min_new_tokens": 200},
+            {"repetition_penalty": 0},
+            {"presence_penalty": 3},
+            {"frequency_penalty": float("inf")},
+            {"seed": 2**63},
+            {"logprobs": 21},
+            {"n": 0},
+            {"num_beams": 0},
+            {"num_beams": 2, "n": 3},
+            {"num_beams": 2, "temperature": 0.5},
+            {"length_penalty": 11},
+            {"stop": ("",)},
+            {"stop": 7},
+            {"stop_token_ids": (-1,)},
+            {"stop_token_ids": ("a",)},
+            {"ignore_eos": 1},
+        ],
+        ids=str,
+    )
+    def test_out_of_range(self, values: dict[str, Any]) -> None:
+        with pytest.raises(RequestError, match="|".join(values)) as error:
+            SamplingParams(**values)
+        assert error.value.fix in values
+
+    @pytest.mark.parametrize(
+        "params", [[PARAMS], [PARAMS] * 3, {"temperature": 1}, ["a", "b"], 7, [PARAMS, None]], ids=repr
+    )
+    def test_not_one_for_each_prompt(self, llm: LLM, params: Any) -> None:
+        with pytest.raises(RequestError, match="params") as error:
+            llm.generate([IDS, IDS], params)
+        clear(error)
+
+    def test_beams_that_cannot_fit(self, llm: LLM) -> None:
+        with pytest.raises(RequestError, match=r"5.*<= 4.*num_beams"):
+            llm.generate(IDS, SamplingParams(num_beams=5))
+        with pytest.raises(RequestError, match=r"blocks.*cache_tokens"):
+            llm.generate(IDS, SamplingParams(num_beams=4, max_new_tokens=100))
+        assert len(llm.generate(IDS, SamplingParams(num_beams=4, max_new_tokens=5))[0].answers) == 1
+
+    @pytest.mark.parametrize(
+        "written",
+        [
+            {"top_p": 1.5},
+            {"top_k": -1},
+            {"top_k": None, "top_p": None},
+            {"temperature": "hot"},
+            {"temperature": -3},
+            {"repetition_penalty": 0},
+            {"repetition_penalty": "x"},
+            {"max_new_tokens": 0},
+            {"max_new_tokens": True},
+            {"min_p": 7},
+        ],
+        ids=str,
+    )
+    def test_odd_generation_configs_fall_back(self, written: dict[str, Any]) -> None:
+        assert default_params({"do_sample": True, **written}) == SamplingParams(temperature=1.0)
+        good = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "max_new_tokens": 64}
+        params = default_params(good)
+        assert params == SamplingParams(temperature=0.7, top_p=0.8, top_k=20, max_new_tokens=64)
+        assert default_params({**good, "do_sample": False}) == SamplingParams(max_new_tokens=64)
+
+
+class TestSetup:
+    @pytest.mark.parametrize(
+        ("values", "told"),
+        [
+            ({"max_batch_size": 0}, "max_batch_size"),
+            ({"max_seq_len": -1}, "max_seq_len"),
+            ({"max_seq_len": "long"}, "max_seq_len"),
+            ({"compute_dtype": "fp8"}, "dtype"),
+        ],
+        ids=str,
+    )
+    def test_values_out_of_range(self, checkpoint: Path, values: dict[str, Any], told: str) -> None:
+        with pytest.raises(ConfigError, match=told) as error:
+            LLM(checkpoint, "cpu", **values)
+        clear(error)
+
+    @pytest.mark.parametrize("device", ["GPU", "cuda:x", "tpu", "cuda:99", ""])
+    def test_devices_that_are_not_there(self, checkpoint: Path, device: str) -> None:
+        with pytest.raises(DeviceError) as error:
+            LLM(checkpoint, device)
+        clear(error)
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"block_size": 3},
+            {"block_size": 0},
+            {"memory_fraction": 0},
+            {"token_budget": 0},
+            {"cache_tokens": 0},
+        ],
+        ids=str,
+    )
+    def test_runtime_values(self, values: dict[str, Any]) -> None:
+        with pytest.raises(ConfigError, match=next(iter(values))):
+            RuntimeConfig(**values)
+
+    def test_a_cache_smaller_than_one_request(self, checkpoint: Path) -> None:
+        with pytest.raises(OutOfMemoryError, match=r"at least 128 tokens.*--max-seq-len.*cache_tokens"):
+            LLM(checkpoint, "cpu", runtime=RuntimeConfig(cache_tokens=64))
+
+    def test_taps_that_match_nothing(self, llm: LLM) -> None:
+        with pytest.raises(RequestError, match=r"layers\.9.*layers\.0") as error, llm.tap("layers.9"):
+            pass
+        clear(error)
+
+    def test_every_json_of_a_checkpoint_may_hold_anything(self, copy: Path) -> None:
+        (copy / "generation_config.json").write_text(
+            json.dumps({"eos_token_id": "x", "top_p": [], "do_sample": 1})
+        )
+        try:
+            model = LLM(copy, "cpu")
+        except IngotError as error:
+            assert "eos_token_id" in str(error)  # noqa: PT017
+        else:
+            assert len(model.generate(IDS)[0].token_ids) > 0
+
+
+class TestAFailingStep:
+    def test_leaves_the_llm_usable(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        run, calls = llm.executor.runner.run, []
+
+        def failing(step: Any) -> torch.Tensor:
+            calls.append(step)
+            if len(calls) == 4:
+                raise RuntimeError("the GPU fell off")
+            return run(step)
+
+        stream = llm.stream(IDS, PARAMS.replace(max_new_tokens=50))
+        next(stream)
+        monkeypatch.setattr(llm.executor.runner, "run", failing)
+        beams = SamplingParams(num_beams=2, max_new_tokens=20, ignore_eos=True)
+        with pytest.raises(RuntimeError, match="fell off"):
+            llm.generate([IDS, IDS[:3]], [PARAMS, beams])
+        monkeypatch.undo()
+        check_idle(llm)
+        stream.close()  # type: ignore[attr-defined]
+
+    def test_an_interrupt_too(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(step: Any) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm.executor.runner, "run", interrupted)
+        for call in (lambda: llm.generate(IDS, PARAMS), lambda: llm.logits(IDS)):
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            check_idle(llm)
