@@ -277,8 +277,14 @@ class Executor:
         return ids
 
     def _check_fit(self, length: int, params: SamplingParams) -> None:
-        """Refuse a beam search that could never have all its beams in the batch or in the cache."""
+        """Refuse a beam search that could never have all its beams in the batch or in the cache, or that asks
+        for what it does not give.
+        """
         width = params.num_beams
+        if width > 1 and params.logprobs is not None:
+            raise RequestError(
+                "beam search gives scores, no log-probabilities", seen=params.logprobs, fix="logprobs"
+            )
         if width > self.max_batch_size:
             raise RequestError(
                 "more beams than the engine's batch",

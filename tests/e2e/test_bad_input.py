@@ -224,6 +224,8 @@ class TestParams:
             llm.generate(IDS, SamplingParams(num_beams=5))
         with pytest.raises(RequestError, match=r"blocks.*cache_tokens"):
             llm.generate(IDS, SamplingParams(num_beams=4, max_new_tokens=100))
+        with pytest.raises(RequestError, match="logprobs"):
+            llm.generate(IDS, SamplingParams(num_beams=2, max_new_tokens=5, logprobs=1))
         assert len(llm.generate(IDS, SamplingParams(num_beams=4, max_new_tokens=5))[0].answers) == 1
 
     @pytest.mark.parametrize(

@@ -300,6 +300,13 @@ class TestText:
         assert answer.text == whole.text[: whole.text.index("refine")]
         assert (answer.finish_reason, answer.stopped_by) == ("stop", "refine")
 
+    def test_text_held_back_for_a_stop_string_comes_at_the_end(self, llm: LLM) -> None:
+        whole = llm.generate("I dream of", GREEDY)[0].text
+        assert whole is not None
+        params = GREEDY.replace(stop=(whole[-4:] + "never",))
+        assert llm.generate("I dream of", params)[0].text == whole
+        assert "".join(piece.text for piece in llm.stream("I dream of", params)) == whole
+
     def test_streams_and_calls_side_by_side(self, llm: LLM) -> None:
         params = GREEDY.replace(max_new_tokens=30)
         expected = [llm.generate(p, params)[0].text for p in self.PROMPTS]
