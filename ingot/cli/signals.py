@@ -22,17 +22,25 @@ def ends_once() -> Iterator[None]:
     """Let the first Ctrl-C or SIGTERM end the block by an exception, and later ones not disturb its
     clean-up.
 
-    SIGTERM exits with 143, as a process that it kills does; Ctrl-C raises KeyboardInterrupt.
+    SIGTERM exits with 143, as a process that it kills does; Ctrl-C raises KeyboardInterrupt. Native code may
+    turn an exception that a signal raises inside it into one of its own: after a signal, any error is the
+    interrupt.
     """
+    ending: list[BaseException] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(_TERMINATED)
+        ending.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(_TERMINATED))
+        raise ending[0]
 
     before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except Exception:
+        if ending:
+            raise ending[0] from None
+        raise
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -100,8 +100,6 @@ def _clean_up(folder: Path, target: Path) -> None:
     """
     if _old(folder).exists() and not target.exists():
         _old(folder).rename(target)
-    if _old(folder).is_symlink():
-        _old(folder).unlink()
     for left in (folder, _old(folder)):
         shutil.rmtree(left, ignore_errors=True)
 

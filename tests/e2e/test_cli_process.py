@@ -23,6 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds; only a failing test waits this long
 INGOT = [sys.executable, "-m", "ingot"]
 
+# Runs its arguments as a shell would: a test runner in the background passes "ignore Ctrl-C" on to what it
+# starts.
+AS_IN_A_SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 # A build that takes about 20 seconds: 17 tensors, each of which waits.
 SLOW_BUILD = """
 import sys, time
@@ -43,6 +51,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(words: list[object], **pipes: object) -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    words = [sys.executable, "-c", AS_IN_A_SHELL, *words]
     return subprocess.Popen([str(w) for w in words], env=environment, cwd=ROOT, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
@@ -66,7 +75,7 @@ def test_an_interrupted_build_leaves_nothing_and_keeps_the_engine(
     wait_for("staged folder", lambda: staged() and any(staged()[0].iterdir()))
     process.send_signal(number)
     _, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == code
+    assert process.returncode == code, errors.decode()
     assert b"Traceback" not in errors
     assert list(target.parent.iterdir()) == [target]
     assert {file.name: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
