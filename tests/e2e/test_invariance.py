@@ -237,6 +237,8 @@ def test_n_answers(make: Make, device: str) -> None:
     assert ids_of(llm.generate(PROMPTS[3], params))[0] == answers
     other = ids_of(llm.generate(PROMPTS[3], params.replace(seed=12)))[0]
     assert not {tuple(ids) for ids in other} & {tuple(ids) for ids in answers}
+    flat = llm.generate(PROMPTS[3], params.replace(temperature=100.0, top_p=1.0, n=1))[0].token_ids
+    assert len(set(flat)) > 15, "every step draws a number of its own"
     unseeded = [llm.generate(PROMPTS[3], params.replace(seed=None, n=1))[0].token_ids for _ in range(2)]
     assert unseeded[0] != unseeded[1]
 
