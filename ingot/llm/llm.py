@@ -178,7 +178,7 @@ class LLM:
         """
         chat = _is_chat(prompt)
         ids = self.chat_ids(prompt) if chat else Prompt.of(prompt).token_ids(self.tokenizer)  # type: ignore[arg-type]
-        values = params or self.default_params
+        values = self._params_for(params, 1)[0]
         if chat:
             values = self._with_chat_stops(values)
         self.executor.check(ids, values)

@@ -7,8 +7,9 @@ Owns the parts of a prompt and their encoding to token ids. Knows no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from ingot.errors import RequestError
 from ingot.processors.tokenizer import Tokenizer
@@ -67,11 +68,12 @@ class Prompt:
 def _checked(part: object) -> Part:
     if isinstance(part, str):
         return part
-    try:
-        ids = [int(i) for i in part if not isinstance(i, (str, bool, float))]  # type: ignore[attr-defined]
-        whole = len(ids) == len(part)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        whole = False
+    ids: list[int] = []
+    whole = isinstance(part, Iterable) and not isinstance(part, (bytes, bytearray, Mapping))
+    if whole:
+        items = part.tolist() if hasattr(part, "tolist") else list(part)  # type: ignore[call-overload]
+        ids = [int(i) for i in items if isinstance(i, Integral) and not isinstance(i, bool)]
+        whole = len(ids) == len(items)
     if not whole:
         raise RequestError(
             "a prompt is text, a list of token ids, or a Prompt of these",
