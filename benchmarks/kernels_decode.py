@@ -113,6 +113,20 @@ class Stack:
             return F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
         return F.linear(self.inner[:rows] if op == "down" else x, weight)
 
+    def normed_step(self, rows: int, plan: Plan) -> torch.Tensor:
+        """The fused step with the norms before the products kernels of their own: eight launches a layer."""
+        x, norm = self.x[:rows], {"OVERLAP": 2}
+        for layer in range(self.layers):
+            hidden, _ = rms_norm(x, self.norm, EPS, tiles=norm)
+            place = (*self.place(rows), *self.caches[layer], HEADS, HEADS, HEAD_DIM)
+            q = small_qkv(hidden, self.weights["qkv"][layer], None, None, 0.0, *place, tiles=plan.get("qkv"))
+            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
+            x = small_linear(attended, self.weights["o"][layer], residual=x, tiles=plan.get("o"))
+            hidden, _ = rms_norm(x, self.norm, EPS, tiles=norm)
+            inner = small_gate_up(hidden, self.weights["gate_up"][layer], tiles=plan.get("gate_up"))
+            x = small_linear(inner, self.weights["down"][layer], residual=x, tiles=plan.get("down"))
+        return self.fused("head", 0, rows, plan.get("head"), x)
+
     def fused_step(self, rows: int, plan: Plan) -> torch.Tensor:
         """Logits of ``rows`` requests: six launches a layer and one for the head."""
         x = self.x[:rows]
@@ -188,7 +202,7 @@ def sweep(stack: Stack, ops: list[str], rows: list[int], seconds: float) -> dict
         for count in rows:
             stop = time.monotonic() + share
             timed: list[tuple[float, Tiles]] = []
-            candidates = attention_candidates() if op == "attention" else product_candidates(count)
+            candidates = attention_candidates() if op == "attention" else product_candidates(op, count)
             for tiles in candidates:
                 if time.monotonic() > stop:
                     print(f"{op} {count}: out of time after {len(timed)} of {len(candidates)}", flush=True)
@@ -196,9 +210,14 @@ def sweep(stack: Stack, ops: list[str], rows: list[int], seconds: float) -> dict
                 timed.append((candidate_us(stack, op, count, tiles), tiles))
             timed.sort(key=lambda pair: pair[0])
             found[f"{op}.{count}"] = timed
-            for us, tiles in timed[:4]:
-                print(f"{op} {count} rows {us:8.2f} us {tiles}", flush=True)
+            for us, tiles in timed[:5]:
+                print(f"{op} {count} rows {us:8.2f} us {compact(tiles)}", flush=True)
     return found
+
+
+def compact(tiles: Tiles) -> str:
+    """Tiles on one short line."""
+    return " ".join(f"{name.removeprefix('BLOCK_')}={value}" for name, value in tiles.items())
 
 
 def candidate_us(stack: Stack, op: str, rows: int, tiles: Tiles) -> float:
@@ -218,7 +237,7 @@ def compile_share(share: str, ops: list[str], rows: list[int]) -> None:
     index, count = (int(part) for part in share.split("/"))
     stack = Stack(1, max(rows))
     jobs = [(op, n, t) for op in ops for n in rows for t in
-            (attention_candidates() if op == "attention" else product_candidates(n))]  # fmt: skip
+            (attention_candidates() if op == "attention" else product_candidates(op, n))]  # fmt: skip
     for op, n, tiles in jobs[index::count]:
         try:
             if op == "attention":
@@ -238,17 +257,24 @@ def refine(stack: Stack, rows: int, plan: Plan, timed: dict[str, Any], seconds: 
     def step_us(candidate: Plan) -> float:
         return graph_us([lambda: stack.fused_step(rows, candidate)], 7)[3]
 
+    # Alone, a kernel overlaps only itself; start from its fastest overlapping tiles.
+    for op in plan:
+        plan = {**plan, op: next((t for _, t in timed[f"{op}.{rows}"] if t["OVERLAP"] > 1), plan[op])}
     best, best_us = dict(plan), step_us(plan)
     print(f"{rows} rows: step {best_us:.0f} us before", flush=True)
-    for op in ("attention", "o", "gate_up", "down", "qkv", "head"):
-        for _, tiles in timed.get(f"{op}.{rows}", [])[1:7]:
-            for prefetch in (None, 1, 4, 16):
-                if time.monotonic() > stop or (op == "attention" and prefetch):
-                    break
-                trial = {**best, op: tiles if prefetch is None else {**tiles, "PREFETCH": prefetch}}
-                us = step_us(trial)
-                if us < best_us - 2:
-                    best, best_us = trial, us
+    order = ("attention", "o", "gate_up", "down", "qkv", "head")
+    for place, op in enumerate(order):
+        share = time.monotonic() + (stop - time.monotonic()) / (len(order) - place)
+        tried = 0
+        for _, tiles in timed.get(f"{op}.{rows}", []):
+            if time.monotonic() > share:
+                break
+            tried += 1
+            trial = {**best, op: tiles}
+            us = step_us(trial)
+            if us < best_us - 2:
+                best, best_us = trial, us
+        print(f"{rows} rows: {op} {tried} tried, step {best_us:.0f} us with {best.get(op)}", flush=True)
     print(f"{rows} rows: step {best_us:.0f} us after {best}", flush=True)
     return best
 
@@ -287,6 +313,7 @@ def measure_steps(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict
             serial.setdefault(op, {"OVERLAP": 1})
         for name, step in (
             ("fused", lambda: stack.fused_step(count, plan)),  # noqa: B023
+            ("fused_but_norms", lambda: stack.normed_step(count, plan)),  # noqa: B023
             ("fused_without_overlap", lambda: stack.fused_step(count, serial)),  # noqa: B023
             ("library_and_separate_kernels", lambda: stack.unfused_step(count, SERIAL)),  # noqa: B023
         ):

@@ -28,7 +28,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.paged_tile import gather_tokens, split_bounds, tile_rows
+from ingot.kernels.paged_tile import gather_tokens, prefetch_split, split_bounds, tile_rows
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
@@ -66,13 +66,19 @@ def paged_attention_grouped_kernel(
 ) -> None:
     """One split of one key-value head: the queries that share it are the rows of two matrix products."""
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
     split, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_splits, num_heads = tl.num_programs(0), tl.num_programs(1) * GROUP
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     start = base + split * length
     end = tl.minimum(start + length, seq_len)
+    if OVERLAP >= 4:
+        prefetch_split(key_ptr + kv_head * head_stride, value_ptr + kv_head * head_stride,
+                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
+                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        wait_for_previous(OVERLAP)
     if (start >= end) & (num_splits > 1):
         return
     group = tl.arange(0, BLOCK_G)
@@ -139,6 +145,7 @@ def paged_attention_single_kernel(
     MIN_TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One split of one head with a query of its own, in fp32 vector sums.
@@ -147,13 +154,19 @@ def paged_attention_single_kernel(
     warp waits for another while it streams keys and values.
     """
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
     split, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_splits, num_heads = tl.num_programs(0), tl.num_programs(1)
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     start = base + split * length
     end = tl.minimum(start + length, seq_len)
+    if OVERLAP >= 4:
+        prefetch_split(key_ptr + head * head_stride, value_ptr + head * head_stride,
+                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
+                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        wait_for_previous(OVERLAP)
     if (start >= end) & (num_splits > 1):
         return
     cols = tl.arange(0, BLOCK_D)
@@ -165,7 +178,7 @@ def paged_attention_single_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     key_ptr += head * head_stride
     value_ptr += head * head_stride
-    for tile in range(start, end, BLOCK_N):
+    for tile in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         tokens = tile + tl.arange(0, BLOCK_N)
         rows = tile_rows(
             tables_ptr + request * table_stride, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
@@ -213,12 +226,15 @@ def paged_attention_merge_kernel(
 ) -> None:
     """Weigh the splits of one head by their sums of exponentials; zeros where there was no key."""
     start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     _, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     splits = tl.arange(0, BLOCK_S)
     live = splits * length < seq_len - base
+    if OVERLAP >= 4:
+        wait_for_previous(OVERLAP)
     cols = tl.arange(0, BLOCK_D)
     in_head = cols < HEAD_DIM
     place = (request * tl.num_programs(0) + head) * num_splits + splits
@@ -302,7 +318,8 @@ def paged_attention_triton(
     grid = (num_splits, num_kv_heads, batch)
     block_size = key_cache.shape[2]
     if group == 1:
-        paged_attention_single_kernel[grid](*arguments, *numbers, BLOCK_SIZE=block_size, **shared, **launch)
+        single = {"BLOCK_SIZE": block_size, "STAGES": choice["num_stages"]}
+        paged_attention_single_kernel[grid](*arguments, *numbers, **single, **shared, **launch)
     else:
         paged_attention_grouped_kernel[grid](
             *arguments,
@@ -376,7 +393,8 @@ def paged_attention(
         max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
         window: see only the last ``window`` keys; 0: all.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            overlap.py), ``num_warps``, ``num_stages``.
+            overlap.py; 4: besides, read seq_lens and block_tables and fetch keys before the wait, allowed if
+            they were not written by the kernel launched just before), ``num_warps``, ``num_stages``.
 
     Returns:
         [B, num_heads, head_dim], dtype of q.

@@ -23,16 +23,27 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
-from ingot.kernels.overlap import launch_options
+from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
     fitted,
+    num_programs,
+    prefetch_rows,
+    prepare_rows,
     product_shape,
-    small_product,
+    product_tile,
     small_tiles,
     split_pairs,
 )
+
+
+@triton.jit
+def _rows(tile: tl.tensor, INNER: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+    """The gate rows of a tile's outputs, then their up rows; the last again where there are no more."""
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    lane = tl.arange(0, BLOCK_N)
+    return tl.minimum(tile * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
 
 
 @triton.jit
@@ -51,23 +62,42 @@ def small_gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
+    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 outputs of every row a program: their gate rows, then their up rows."""
+    """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
     PAIRS: tl.constexpr = BLOCK_N // 2
-    lane = tl.arange(0, BLOCK_N)
-    rows = tl.minimum(tl.program_id(0) * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
-    acc = small_product(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, norm_ptr, norm_eps,
-                        K, BLOCK_T, BLOCK_N, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP, STAGES)  # fmt: skip
+    TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    outputs = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     token = tl.arange(0, BLOCK_T)
-    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
-    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+    start_next(OVERLAP)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for ahead in tl.static_range(PREFETCH):
+        if BLOCK_T == 1:
+            rows = _rows(first + ahead * programs, INNER, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+        else:
+            rows = _rows(first, INNER, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+                              _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+    for tile in tl.range(first, TILES, programs, num_stages=1):
+        far = tile + PREFETCH * programs
+        if BLOCK_T == 1 and far < TILES:
+            prefetch_rows(weight_ptr, weight_stride, _rows(far, INNER, BLOCK_N), 0, K, BLOCK_L, OVERLAP)
+        rows = _rows(tile, INNER, BLOCK_N)
+        next_rows = _rows(tile + programs, INNER, BLOCK_N)
+        has_next = tile + programs < TILES
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        outputs = tile * PAIRS + tl.arange(0, PAIRS)
+        inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+        tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
 
 def small_gate_up_triton(
@@ -84,7 +114,8 @@ def small_gate_up_triton(
     choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if y.numel():
-        small_gate_up_kernel[(triton.cdiv(inner, choice["BLOCK_N"] // 2),)](
+        tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
+        small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
             weight,
             norm_weight,
@@ -94,7 +125,7 @@ def small_gate_up_triton(
             weight.stride(0),
             norm_eps,
             INNER=inner,
-            **product_shape(choice, width),
+            **product_shape(choice, width, x.element_size()),
             **launch_options(choice, x.device),
         )
     return y

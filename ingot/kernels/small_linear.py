@@ -16,15 +16,24 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options
+from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
     fitted,
+    num_programs,
+    prefetch_rows,
+    prepare_rows,
     product_shape,
-    small_product,
+    product_tile,
     small_tiles,
 )
+
+
+@triton.jit
+def _rows(tile: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+    """The weight rows of a tile; the last row again where there are no more."""
+    return tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
 
 
 @triton.jit
@@ -46,24 +55,44 @@ def small_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
+    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of every row a program."""
-    outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tl.minimum(outputs, N - 1)
-    acc = small_product(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, norm_ptr, norm_eps,
-                        K, BLOCK_T, BLOCK_N, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP, STAGES)  # fmt: skip
+    """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     token = tl.arange(0, BLOCK_T)
-    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-    if residual_ptr is not None:
-        places = token[None, :] * residual_stride + outputs[:, None]
-        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    y = acc.to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
+    start_next(OVERLAP)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for ahead in tl.static_range(PREFETCH):
+        if BLOCK_T == 1:
+            rows = _rows(first + ahead * programs, N, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+        else:
+            rows = _rows(first, N, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+                              _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+    for tile in tl.range(first, TILES, programs, num_stages=1):
+        far = tile + PREFETCH * programs
+        if BLOCK_T == 1 and far < TILES:
+            prefetch_rows(weight_ptr, weight_stride, _rows(far, N, BLOCK_N), 0, K, BLOCK_L, OVERLAP)
+        rows = _rows(tile, N, BLOCK_N)
+        next_rows = _rows(tile + programs, N, BLOCK_N)
+        has_next = tile + programs < TILES
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+        if bias_ptr is not None:
+            acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+        if residual_ptr is not None:
+            places = token[None, :] * residual_stride + outputs[:, None]
+            acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        y = acc.to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
 
 def small_linear_triton(
@@ -82,7 +111,8 @@ def small_linear_triton(
     choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
     if y.numel():
-        small_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]),)](
+        tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
+        small_linear_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
             weight,
             bias,
@@ -95,7 +125,7 @@ def small_linear_triton(
             0 if residual is None else residual.stride(0),
             norm_eps,
             N=outputs,
-            **product_shape(choice, width),
+            **product_shape(choice, width, x.element_size()),
             **launch_options(choice, x.device),
         )
     return y
@@ -139,8 +169,9 @@ def small_linear(
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
         tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
-            ``PREFETCH`` (tiles asked for ahead of the wait), ``OVERLAP`` (1: off; 2: start while the kernel
-            before still runs, sm_90 and later), ``num_warps``, ``num_stages``.
+            ``PROGRAMS`` (a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the kernel before
+            still runs, sm_90 and later), ``PREFETCH`` (with it, tiles fetched ahead into L2), ``num_warps``,
+            ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -3,32 +3,40 @@
 Owns the tile of x · Wᵀ that the ``small_*`` kernels share: how the weight is streamed, how RMSNorm folds into
 the rows, what is fetched while the kernel before still runs, and the default tiles. Knows no epilogue.
 
-    acc = small_product(x_ptr, ..., rows, ...)  # [BLOCK_N, BLOCK_T] fp32
+    held = prepare_rows(x_ptr, ...)
+    for tile in range(...):
+        acc, w = product_tile(w, ...)  # [BLOCK_N, BLOCK_T] fp32
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import triton
 import triton.language as tl
 
 from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import overlaps, start_next, wait_for_previous
+from ingot.kernels.overlap import LINE_BYTES, overlaps, prefetch_lines, wait_for_previous
 
 MAX_ROWS = 16
-LINE_BYTES = tl.constexpr(128)
 
 
 @triton.jit
-def _prefetch(base: tl.tensor, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr) -> None:
-    """Ask for the first WIDTH elements of each row to come into L2; nobody waits for them."""
-    step: tl.constexpr = LINE_BYTES * 8 // base.dtype.element_ty.primitive_bitwidth
-    lines: tl.constexpr = WIDTH // step if step < WIDTH else 1
-    cols = tl.minimum(tl.arange(0, lines) * step, K - 1)
-    places = (base[:, None] + cols[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [places], dtype=tl.int32, is_pure=False, pack=1
-    )
+def prefetch_rows(
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    rows: tl.tensor,
+    start: tl.tensor,
+    K: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """Ask for BLOCK_L cache lines of each row, from column ``start``, to come into L2; nobody waits."""
+    if OVERLAP > 1:
+        step: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+        cols = tl.minimum(start + tl.arange(0, BLOCK_L) * step, K - 1)
+        prefetch_lines(weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :])
 
 
 @triton.jit
@@ -39,29 +47,23 @@ def _normed(x: tl.tensor, rstd: tl.tensor, weight: tl.tensor, DTYPE: tl.constexp
 
 
 @triton.jit
-def _reciprocal_rms(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    eps: tl.tensor,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_X: tl.constexpr,
+def _weights(
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    width: tl.tensor,
+    MASKED: tl.constexpr,
 ) -> tl.tensor:
-    """1 / sqrt(mean(x^2) + eps) of each row, [BLOCK_T]."""
-    token = tl.arange(0, BLOCK_T)
-    squares = tl.zeros([BLOCK_T], dtype=tl.float32)
-    for start in tl.static_range(0, K, BLOCK_X):
-        cols = start + tl.arange(0, BLOCK_X)
-        inside = (token < tokens)[:, None] & (cols < K)[None, :]
-        x = tl.load(x_ptr + token[:, None] * x_stride + cols[None, :], mask=inside, other=0.0)
-        x = x.to(tl.float32)
-        squares += tl.sum(x * x, axis=1)
-    return tl.rsqrt(squares / K + eps)
+    """A tile [rows, cols] of the weight, streamed past the caches; zeros from column ``width`` on."""
+    places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
+    if MASKED:
+        return tl.load(places, mask=(cols < width)[None, :], other=0.0, eviction_policy="evict_first")
+    return tl.load(places, eviction_policy="evict_first")
 
 
 @triton.jit
-def small_product(
+def prepare_rows(
     x_ptr: tl.tensor,
     x_stride: tl.tensor,
     tokens: tl.tensor,
@@ -72,64 +74,109 @@ def small_product(
     norm_eps: tl.tensor,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+) -> tl.tensor:
+    """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel.
+
+    With BLOCK_T = 1 the first tile of weights ``rows`` is on its way before the wait, and a row that fits
+    BLOCK_K stays in registers, normalised. What a variant does not hold is an empty scalar.
+    """
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    cols = tl.arange(0, BLOCK_K)
+    w = 0.0
+    x = 0.0
+    rstd = 0.0
+    if BLOCK_T == 1:
+        w = _weights(weight_ptr, weight_stride, rows, cols, K, K % BLOCK_K != 0)
+        if K <= BLOCK_K and norm_ptr is not None:
+            g = tl.load(norm_ptr + cols, mask=cols < K, other=0.0)
+    wait_for_previous(OVERLAP)
+    if BLOCK_T == 1 and K <= BLOCK_K:
+        x = tl.load(x_ptr + cols, mask=cols < K, other=0.0)
+        if norm_ptr is not None:
+            wide = x.to(tl.float32)
+            x = _normed(x, tl.rsqrt(tl.sum(wide * wide, axis=0) / K + norm_eps), g, dtype)
+        x = x.to(tl.float32)
+    elif norm_ptr is not None:
+        token = tl.arange(0, BLOCK_T)
+        squares = tl.zeros([BLOCK_T, BLOCK_X], dtype=tl.float32)
+        for start in tl.static_range(0, K, BLOCK_X):
+            piece = start + tl.arange(0, BLOCK_X)
+            inside = (token < tokens)[:, None] & (piece < K)[None, :]
+            part = tl.load(x_ptr + token[:, None] * x_stride + piece[None, :], mask=inside, other=0.0)
+            squares += part.to(tl.float32) * part.to(tl.float32)
+        rstd = tl.rsqrt(tl.sum(squares, axis=1) / K + norm_eps)  # [BLOCK_T]
+        if BLOCK_T == 1:
+            rstd = tl.sum(rstd, axis=0)
+    return w, x, rstd
+
+
+@triton.jit
+def product_tile(
+    w: tl.tensor,
+    x: tl.tensor,
+    rstd: tl.tensor,
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    tokens: tl.tensor,
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    rows: tl.tensor,
+    next_rows: tl.tensor,
+    has_next: tl.tensor,
+    norm_ptr: tl.tensor,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Rows ``rows`` [BLOCK_N] of the weight times each row of norm(x): [BLOCK_N, BLOCK_T] fp32.
+    """Rows ``rows`` [BLOCK_N] of the weight times each row of norm(x): [BLOCK_N, BLOCK_T] fp32, and the next
+    w.
 
     BLOCK_T = 1: one row of x, fp32 vector sums, one tile of weights ahead in registers. BLOCK_T >= 8: matrix
     products with the weight as the left operand, so that a row's bits do not depend on the other rows.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    base = weight_ptr + rows.to(tl.int64) * weight_stride
+    even: tl.constexpr = K % BLOCK_K == 0
     cols = tl.arange(0, BLOCK_K)
-    start_next(OVERLAP)
-    if OVERLAP > 1:
-        _prefetch(base, K, PREFETCH * BLOCK_K, BLOCK_N)
     if BLOCK_T == 1:
-        w = tl.load(base[:, None] + cols[None, :], mask=(cols < K)[None, :], other=0.0,
-                    eviction_policy="evict_first")  # fmt: skip
-        wait_for_previous(OVERLAP)
-        if norm_ptr is not None:
-            rstd = tl.sum(_reciprocal_rms(x_ptr, x_stride, tokens, norm_eps, K, 1, BLOCK_X), axis=0)
         sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
-        for start in tl.range(0, K, BLOCK_K, num_stages=1):
-            ahead = start + BLOCK_K + cols
-            w_ahead = tl.load(base[:, None] + ahead[None, :], mask=(ahead < K)[None, :], other=0.0,
-                              eviction_policy="evict_first")  # fmt: skip
+        for start in tl.static_range(0, K, BLOCK_K):
             here = start + cols
-            x = tl.load(x_ptr + here, mask=here < K, other=0.0)
-            if norm_ptr is not None:
-                x = _normed(x, rstd, tl.load(norm_ptr + here, mask=here < K, other=0.0), dtype)
-            products = w.to(tl.float32) * x.to(tl.float32)[None, :]
-            sums += tl.sum(tl.reshape(products, [BLOCK_N, BLOCK_K // 8, 8]), axis=2)
-            w = w_ahead
-        return tl.sum(sums, axis=1)[:, None]
-    wait_for_previous(OVERLAP)
+            if start + BLOCK_K < K:
+                ahead = _weights(weight_ptr, weight_stride, rows, here + BLOCK_K, K, not even)
+            else:
+                ahead = _weights(weight_ptr, weight_stride, next_rows, cols, tl.where(has_next, K, 0), True)
+            if K > BLOCK_K:
+                x = tl.load(x_ptr + here, mask=here < K, other=0.0)
+                if norm_ptr is not None:
+                    x = _normed(x, rstd, tl.load(norm_ptr + here, mask=here < K, other=0.0), dtype)
+                x = x.to(tl.float32)
+            products = tl.reshape(w.to(tl.float32) * x[None, :], [BLOCK_N, BLOCK_K // 8, 8])
+            sums += tl.sum(products, axis=2)
+            w = ahead
+        return tl.sum(sums, axis=1)[:, None], w
     token = tl.arange(0, BLOCK_T)
-    real = token < tokens
-    if norm_ptr is not None:
-        rstd_rows = _reciprocal_rms(x_ptr, x_stride, tokens, norm_eps, K, BLOCK_T, BLOCK_X)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+    base = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None]
     for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         here = start + cols
-        if K % BLOCK_K == 0:
-            w = tl.load(base[:, None] + here[None, :], eviction_policy="evict_first")
-            x_mask = real[None, :]
+        if even:
+            tile = tl.load(base + here[None, :], eviction_policy="evict_first")
+            x_mask = (token < tokens)[None, :]
         else:
-            w = tl.load(base[:, None] + here[None, :], mask=(here < K)[None, :], other=0.0,
-                        eviction_policy="evict_first")  # fmt: skip
-            x_mask = real[None, :] & (here < K)[:, None]
-        x = tl.load(x_ptr + token[None, :] * x_stride + here[:, None], mask=x_mask, other=0.0)
+            tile = tl.load(base + here[None, :], mask=(here < K)[None, :], other=0.0,
+                           eviction_policy="evict_first")  # fmt: skip
+            x_mask = (token < tokens)[None, :] & (here < K)[:, None]
+        columns = tl.load(x_ptr + token[None, :] * x_stride + here[:, None], mask=x_mask, other=0.0)
         if norm_ptr is not None:
             g = tl.load(norm_ptr + here, mask=here < K, other=0.0)
-            x = _normed(x, rstd_rows[None, :], g[:, None], dtype)
-        acc = tl.dot(w, x, acc, input_precision="ieee")
-    return acc
+            columns = _normed(columns, rstd[None, :], g[:, None], dtype)
+        acc = tl.dot(tile, columns, acc, input_precision="ieee")
+    return acc, w
 
 
 @triton.jit
@@ -142,16 +189,15 @@ def small_tiles(
     num_tokens: int, out_features: int, in_features: int, itemsize: int, device: torch.device
 ) -> dict[str, int]:
     """Tile choices of a small product, measured on an H200 for the shapes of 7B models in 16 bits."""
-    tiles = {"BLOCK_N": 16, "BLOCK_K": 1024, "BLOCK_T": 1, "PREFETCH": 2, "num_warps": 4, "num_stages": 1}
+    tiles = {"BLOCK_N": 4, "BLOCK_K": 4096, "BLOCK_T": 1, "PREFETCH": 2, "num_warps": 8, "num_stages": 1}
     if num_tokens > 1:
-        tiles = {"BLOCK_N": 32, "BLOCK_K": 256, "BLOCK_T": 8, "PREFETCH": 4, "num_warps": 2, "num_stages": 4}
+        tiles = {"BLOCK_N": 32, "BLOCK_K": 256, "BLOCK_T": 8, "PREFETCH": 1, "num_warps": 2, "num_stages": 4}
     if itemsize == 4:
         tiles |= {"BLOCK_K": 64, "BLOCK_N": 16}
-    tiles["OVERLAP"] = 2 if overlaps(device) else 1
-    return fitted(tiles, num_tokens, in_features)
+    return {**tiles, "PROGRAMS": 2 if num_tokens == 1 else 64, "OVERLAP": 2 if overlaps(device) else 1}
 
 
-def fitted(tiles: dict[str, int], num_tokens: int, in_features: int) -> dict[str, int]:
+def fitted(tiles: Mapping[str, int], num_tokens: int, in_features: int) -> dict[str, int]:
     """``tiles`` made to hold the rows, and no wider than the weight."""
     block_t = tiles["BLOCK_T"]
     if block_t < num_tokens:
@@ -160,13 +206,24 @@ def fitted(tiles: dict[str, int], num_tokens: int, in_features: int) -> dict[str
     return {**tiles, "BLOCK_T": block_t, "BLOCK_K": block_k}
 
 
-def product_shape(choice: dict[str, int], in_features: int) -> dict[str, int]:
-    """The constants of :func:`small_product` for an op's tiles."""
+def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device) -> int:
+    """Programs to launch: one a tile, but at most PROGRAMS a multiprocessor, which then walk the tiles."""
+    processors = 2
+    if device.type == "cuda":
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return min(num_tiles, processors * choice["PROGRAMS"])
+
+
+def product_shape(choice: Mapping[str, int], in_features: int, itemsize: int) -> dict[str, int]:
+    """The constants of a small product's kernel for an op's tiles."""
     names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
+    # A tile of vector sums is fetched whole; of a matrix product, PREFETCH steps along the row.
+    span = in_features if choice["BLOCK_T"] == 1 else choice["BLOCK_K"]
     block_x = min(next_power_of_two(in_features), max(4096 // choice["BLOCK_T"], 16))
     return {
         "K": in_features,
         "BLOCK_X": max(block_x, next_power_of_two(in_features) // 16),
+        "BLOCK_L": next_power_of_two(triton.cdiv(span * itemsize, LINE_BYTES.value)),
         "STAGES": choice["num_stages"],
         **{name: choice[name] for name in names},
     }

@@ -27,17 +27,78 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options
+from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
     fitted,
+    num_programs,
+    prefetch_rows,
+    prepare_rows,
     product_shape,
-    small_product,
+    product_tile,
     small_tiles,
     split_pairs,
 )
+
+
+@triton.jit
+def _rows(
+    tile: tl.tensor,
+    LAST: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """The weight rows of a tile's pairs: their first channels, then their second ones."""
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    lane = tl.arange(0, BLOCK_N)
+    index = tl.minimum(tile * PAIRS + lane % PAIRS, LAST)
+    pair = index % (HEAD_DIM // 2)
+    first = tl.where(pair < HALF, pair, pair + HALF)
+    second = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
+    return index // (HEAD_DIM // 2) * HEAD_DIM + tl.where(lane < PAIRS, first, second)
+
+
+@triton.jit
+def _turned(
+    a: tl.tensor,
+    b: tl.tensor,
+    heads: tl.tensor,
+    pair: tl.tensor,
+    inside: tl.tensor,
+    token: tl.tensor,
+    tokens: tl.tensor,
+    table_ptr: tl.tensor,
+    table_rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    table_stride: tl.tensor,
+    inverse_log: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    LOGN: tl.constexpr,
+) -> tl.tensor:
+    """The pairs (a, b), both [PAIRS, BLOCK_T], rotated and, queries, scaled by logn; values as they are."""
+    real = token < tokens
+    is_v = (heads >= HEADS + KV_HEADS)[:, None]
+    turned_a, turned_b = a, b
+    if HALF > 0:
+        row = tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride
+        places = table_ptr + row[None, :] + pair[:, None]
+        turns = inside & (pair < HALF)[:, None]
+        cos = tl.load(places, mask=turns, other=1.0)
+        sin = tl.load(places + HALF, mask=turns, other=0.0)
+        turned_a = a * cos - b * sin
+        turned_b = b * cos + a * sin
+    if LOGN:
+        position = tl.load(positions_ptr + token, mask=real, other=0).to(tl.float32)
+        factor = tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0)[None, :]
+        factor = tl.where((heads < HEADS)[:, None], factor, 1.0)
+        turned_a = turned_a * factor
+        turned_b = turned_b * factor
+    return tl.where(is_v, a, turned_a), tl.where(is_v, b, turned_b)
 
 
 @triton.jit
@@ -103,62 +164,59 @@ def small_qkv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
+    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 channel pairs of every row a program; a pair is what one angle rotates.
+    """Tiles of BLOCK_N / 2 channel pairs of every row; a pair is what one angle rotates.
 
-    Channels past the rotary ones pair up half the head apart; their angle is 0.
+    Channels past the rotary ones pair up too; their angle is 0.
     """
     PAIRS: tl.constexpr = BLOCK_N // 2
-    PAIRS_A_HEAD: tl.constexpr = HEAD_DIM // 2
-    LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * PAIRS_A_HEAD - 1
-    lane = tl.arange(0, BLOCK_N)
-    index = tl.minimum(tl.program_id(0) * PAIRS + lane % PAIRS, LAST)
-    pair = index % PAIRS_A_HEAD
-    first = tl.where(pair < HALF, pair, pair + HALF)
-    second = tl.where(pair < HALF, pair + HALF, pair + PAIRS_A_HEAD)
-    rows = index // PAIRS_A_HEAD * HEAD_DIM + tl.where(lane < PAIRS, first, second)
-    acc = small_product(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, norm_ptr, norm_eps,
-                        K, BLOCK_T, BLOCK_N, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP, STAGES)  # fmt: skip
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-    a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)  # [PAIRS, BLOCK_T]
-
-    index = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
-    heads = index // PAIRS_A_HEAD
-    pair = index % PAIRS_A_HEAD
+    LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
+    TILES: tl.constexpr = LAST // PAIRS + 1
     token = tl.arange(0, BLOCK_T)
-    real = token < tokens
-    inside = (index <= LAST)[:, None] & real[None, :]
-    is_v = (heads >= HEADS + KV_HEADS)[:, None]
-    turned_a, turned_b = a, b
-    if HALF > 0:
-        row = tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride
-        places = table_ptr + row[None, :] + pair[:, None]
-        turns = inside & (pair < HALF)[:, None]
-        cos = tl.load(places, mask=turns, other=1.0)
-        sin = tl.load(places + HALF, mask=turns, other=0.0)
-        turned_a = a * cos - b * sin
-        turned_b = b * cos + a * sin
-    if LOGN:
-        position = tl.load(positions_ptr + token, mask=real, other=0).to(tl.float32)
-        factor = tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0)[None, :]
-        factor = tl.where((heads < HEADS)[:, None], factor, 1.0)
-        turned_a = turned_a * factor
-        turned_b = turned_b * factor
-    a = tl.where(is_v, a, turned_a)
-    b = tl.where(is_v, b, turned_b)
-    slot = tl.load(slots_ptr + token, mask=real, other=-1)
-    block = slot // BLOCK_SIZE
-    cache_rows = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
-    first = tl.where(pair < HALF, pair, pair + HALF)
-    second = tl.where(pair < HALF, pair + HALF, pair + PAIRS_A_HEAD)
-    _store_by_role(a, heads, first, inside, token, q_ptr, key_ptr, value_ptr, cache_rows, slot >= 0,
-                   head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
-    _store_by_role(b, heads, second, inside, token, q_ptr, key_ptr, value_ptr, cache_rows, slot >= 0,
-                   head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
+    start_next(OVERLAP)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for ahead in tl.static_range(PREFETCH):
+        if BLOCK_T == 1:
+            rows = _rows(first + ahead * programs, LAST, HEAD_DIM, HALF, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+        else:
+            rows = _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+                              _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N), norm_ptr, norm_eps,
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+    for tile in tl.range(first, TILES, programs, num_stages=1):
+        far = tile + PREFETCH * programs
+        if BLOCK_T == 1 and far < TILES:
+            prefetch_rows(
+                weight_ptr, weight_stride, _rows(far, LAST, HEAD_DIM, HALF, BLOCK_N), 0, K, BLOCK_L, OVERLAP
+            )
+        rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
+        next_rows = _rows(tile + programs, LAST, HEAD_DIM, HALF, BLOCK_N)
+        has_next = tile + programs < TILES
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        if bias_ptr is not None:
+            acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+        a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
+        index = tile * PAIRS + tl.arange(0, PAIRS)
+        heads, pair = index // (HEAD_DIM // 2), index % (HEAD_DIM // 2)
+        inside = (index <= LAST)[:, None] & (token < tokens)[None, :]
+        a, b = _turned(a, b, heads, pair, inside, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+                       table_stride, inverse_log, HEADS, KV_HEADS, HALF, LOGN)  # fmt: skip
+        slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
+        block = slot // BLOCK_SIZE
+        cache_rows = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
+        first_channel = tl.where(pair < HALF, pair, pair + HALF)
+        second_channel = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
+        _store_by_role(a, heads, first_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
+                       slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
+        _store_by_role(b, heads, second_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
+                       slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
 
 
 def small_qkv_triton(
@@ -185,7 +243,8 @@ def small_qkv_triton(
     choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
     if num_tokens:
-        small_qkv_kernel[(triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2),)](
+        tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
+        small_qkv_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
             weight,
             bias,
@@ -210,7 +269,7 @@ def small_qkv_triton(
             HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
             BLOCK_SIZE=key_cache.shape[2],
             LOGN=logn_length > 0,
-            **product_shape(choice, width),
+            **product_shape(choice, width, x.element_size()),
             **launch_options(choice, x.device),
         )
     return q

@@ -243,10 +243,8 @@ def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     slots = torch.tensor([0, 1, 2, -1], device="cuda")
     if name == "small_qkv":
         w = normal(48 * 128, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
-        call = lambda: small_qkv(
-            x[:4], w, None, None, 0.0, table, positions, positions, slots, *caches, 32, 8, 128
-        )
-        return call, [x]
+        place = (table, positions, positions, slots, *caches, 32, 8, 128)
+        return lambda: small_qkv(x[:4], w, None, None, 0.0, *place), [x]
     call = lambda: rope_kv_write(  # noqa: E731
         qkv, table, positions, positions, slots, *caches, 32, 8, 128
     )
