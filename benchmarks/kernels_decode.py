@@ -255,14 +255,18 @@ def refine(stack: Stack, rows: int, plan: Plan, timed: dict[str, Any], seconds: 
     stop = time.monotonic() + seconds
 
     def step_us(candidate: Plan) -> float:
-        return graph_us([lambda: stack.fused_step(rows, candidate)], 7)[3]
+        return graph_us([lambda: stack.fused_step(rows, candidate)], 4)[1]
 
-    # Alone, a kernel overlaps only itself; start from its fastest overlapping tiles.
-    for op in plan:
-        plan = {**plan, op: next((t for _, t in timed[f"{op}.{rows}"] if t["OVERLAP"] > 1), plan[op])}
-    best, best_us = dict(plan), step_us(plan)
+    # Alone, a kernel overlaps only itself: start from the fastest tiles with and without overlap.
+    starts = [dict(plan)]
+    for wanted in ((1,), (2, 4)):
+        starts.append(
+            {op: next(t for _, t in timed[f"{op}.{rows}"] if t["OVERLAP"] in wanted) for op in plan}
+        )
+    best = min(starts, key=step_us)
+    best_us = step_us(best)
     print(f"{rows} rows: step {best_us:.0f} us before", flush=True)
-    order = ("attention", "o", "gate_up", "down", "qkv", "head")
+    order = ("attention", "o", "gate_up", "down", "qkv") * 2
     for place, op in enumerate(order):
         share = time.monotonic() + (stop - time.monotonic()) / (len(order) - place)
         tried = 0
@@ -272,11 +276,19 @@ def refine(stack: Stack, rows: int, plan: Plan, timed: dict[str, Any], seconds: 
             tried += 1
             trial = {**best, op: tiles}
             us = step_us(trial)
-            if us < best_us - 2:
+            if us < best_us - 1:
                 best, best_us = trial, us
-        print(f"{rows} rows: {op} {tried} tried, step {best_us:.0f} us with {best.get(op)}", flush=True)
+        print(
+            f"{rows} rows: {op} {tried} tried, step {best_us:.0f} us, {compact(best[op] or {})}", flush=True
+        )
     print(f"{rows} rows: step {best_us:.0f} us after {best}", flush=True)
     return best
+
+
+def plan_for(plans: dict[str, Plan], rows: int) -> Plan:
+    """Tiles of the next larger number of rows that was swept; none without."""
+    swept = sorted(int(count) for count in plans if int(count) >= rows)
+    return plans[str(swept[0])] if swept else {}
 
 
 def measure_ops(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict[str, Any]:
@@ -284,7 +296,7 @@ def measure_ops(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict[s
     found: dict[str, Any] = {}
     for op in SHAPES:
         for count in rows:
-            tiles = plans.get(str(count), {}).get(op)
+            tiles = plan_for(plans, count).get(op)
             copies = copies_of(stack, op)
             fused = each_us(lambda i: stack.fused(op, i, count, tiles), copies, 20)  # noqa: B023
             unfused = each_us(lambda i: stack.unfused(op, i, count), copies, 20)  # noqa: B023
@@ -294,7 +306,7 @@ def measure_ops(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict[s
             }
             print(f"{op} {count}: {found[f'{op}.{count}']}", flush=True)
     for count in rows:
-        tiles = plans.get(str(count), {}).get("attention")
+        tiles = plan_for(plans, count).get("attention")
         times = each_us(lambda i: stack.attend(stack.q[:count], i, tiles), stack.layers, 20)  # noqa: B023
         found[f"attention.{count}"] = times
         print(f"attention {count}: {times}", flush=True)
@@ -305,7 +317,7 @@ def measure_steps(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict
     """Milliseconds of 32 layers and the head, fused and unfused, and how far their logits lie apart."""
     found: dict[str, Any] = {}
     for count in rows:
-        plan = plans.get(str(count), {})
+        plan = plan_for(plans, count)
         fused, unfused = stack.fused_step(count, plan).float(), stack.unfused_step(count, SERIAL).float()
         row: dict[str, float] = {"logits_apart": round(float((fused - unfused).norm() / unfused.norm()), 5)}
         serial = {op: {**(tiles or {}), "OVERLAP": 1} for op, tiles in plan.items()}
@@ -346,12 +358,13 @@ def main() -> None:
     if arguments.tiles and arguments.tiles.exists():
         plans = json.loads(arguments.tiles.read_text())
     stack = Stack(LAYERS, max(rows))
+    timed: dict[str, Any] = {}
     if arguments.sweep:
         timed = sweep(stack, ops, sweep_rows, arguments.sweep)
         for count in sweep_rows:
             plan = plans.setdefault(str(count), {})
             plan |= {op: timed[f"{op}.{count}"][0][1] for op in ops if timed.get(f"{op}.{count}")}
-            if arguments.refine:
+            if arguments.refine and count <= 8:
                 plans[str(count)] = refine(stack, count, plan, timed, arguments.refine)
         if arguments.tiles:
             arguments.tiles.write_text(json.dumps(plans, indent=1))
@@ -364,6 +377,7 @@ def main() -> None:
         "steps": measure_steps(stack, rows, plans),
         "ops": measure_ops(stack, rows, plans),
         "tiles": plans,
+        "swept_us": {name: {compact(t): us for us, t in found[:30]} for name, found in timed.items()},
     }
     text = json.dumps(results)
     if arguments.json:

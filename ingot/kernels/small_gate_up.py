@@ -72,25 +72,26 @@ def small_gate_up_kernel(
     TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     token = tl.arange(0, BLOCK_T)
-    start_next(OVERLAP)
+    if OVERLAP == 2:
+        start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(PREFETCH):
+    for ahead in tl.static_range(1, PREFETCH):
         if BLOCK_T == 1:
             rows = _rows(first + ahead * programs, INNER, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
         else:
             rows = _rows(first, INNER, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
                               K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
-        far = tile + PREFETCH * programs
-        if BLOCK_T == 1 and far < TILES:
-            prefetch_rows(weight_ptr, weight_stride, _rows(far, INNER, BLOCK_N), 0, K, BLOCK_L, OVERLAP)
         rows = _rows(tile, INNER, BLOCK_N)
         next_rows = _rows(tile + programs, INNER, BLOCK_N)
         has_next = tile + programs < TILES
+        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile + programs >= TILES:
+                start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
                               has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
         gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)

@@ -63,35 +63,38 @@ def small_linear_kernel(
     """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     token = tl.arange(0, BLOCK_T)
-    start_next(OVERLAP)
+    if OVERLAP == 2:
+        start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(PREFETCH):
+    for ahead in tl.static_range(1, PREFETCH):
         if BLOCK_T == 1:
             rows = _rows(first + ahead * programs, N, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
         else:
             rows = _rows(first, N, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
                               K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
-        far = tile + PREFETCH * programs
-        if BLOCK_T == 1 and far < TILES:
-            prefetch_rows(weight_ptr, weight_stride, _rows(far, N, BLOCK_N), 0, K, BLOCK_L, OVERLAP)
         rows = _rows(tile, N, BLOCK_N)
         next_rows = _rows(tile + programs, N, BLOCK_N)
-        has_next = tile + programs < TILES
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
         outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+        # Asked for before the product, so that nothing waits for them after it.
+        addend = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
         if bias_ptr is not None:
-            acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+            addend += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
         if residual_ptr is not None:
             places = token[None, :] * residual_stride + outputs[:, None]
-            acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
-        y = acc.to(y_ptr.dtype.element_ty)
+            addend += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        has_next = tile + programs < TILES
+        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile + programs >= TILES:
+                start_next(OVERLAP)
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
 
@@ -170,8 +173,9 @@ def small_linear(
         norm_eps: added to the mean square.
         tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
             ``PROGRAMS`` (a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the kernel before
-            still runs, sm_90 and later), ``PREFETCH`` (with it, tiles fetched ahead into L2), ``num_warps``,
-            ``num_stages``.
+            still runs, and let the next one start at once; 4: let the next one start with the last tile;
+            sm_90 and later), ``PREFETCH`` (with it, tiles or steps fetched before the wait, the first into
+            registers, the others into L2), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -30,13 +30,11 @@ def prefetch_rows(
     start: tl.tensor,
     K: tl.constexpr,
     BLOCK_L: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     """Ask for BLOCK_L cache lines of each row, from column ``start``, to come into L2; nobody waits."""
-    if OVERLAP > 1:
-        step: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-        cols = tl.minimum(start + tl.arange(0, BLOCK_L) * step, K - 1)
-        prefetch_lines(weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :])
+    step: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
+    cols = tl.minimum(start + tl.arange(0, BLOCK_L) * step, K - 1)
+    prefetch_lines(weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :])
 
 
 @triton.jit
@@ -194,6 +192,8 @@ def small_tiles(
         tiles = {"BLOCK_N": 32, "BLOCK_K": 256, "BLOCK_T": 8, "PREFETCH": 1, "num_warps": 2, "num_stages": 4}
     if itemsize == 4:
         tiles |= {"BLOCK_K": 64, "BLOCK_N": 16}
+    if device.type == "cpu":
+        tiles["PREFETCH"] = 1  # the interpreter knows no such instruction
     return {**tiles, "PROGRAMS": 2 if num_tokens == 1 else 64, "OVERLAP": 2 if overlaps(device) else 1}
 
 
@@ -217,7 +217,7 @@ def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device
 def product_shape(choice: Mapping[str, int], in_features: int, itemsize: int) -> dict[str, int]:
     """The constants of a small product's kernel for an op's tiles."""
     names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
-    # A tile of vector sums is fetched whole; of a matrix product, PREFETCH steps along the row.
+    # Of vector sums whole tiles are fetched ahead, of a matrix product steps along the row.
     span = in_features if choice["BLOCK_T"] == 1 else choice["BLOCK_K"]
     block_x = min(next_power_of_two(in_features), max(4096 // choice["BLOCK_T"], 16))
     return {

@@ -62,12 +62,9 @@ def _rows(
 
 
 @triton.jit
-def _turned(
-    a: tl.tensor,
-    b: tl.tensor,
+def _turns(
     heads: tl.tensor,
     pair: tl.tensor,
-    inside: tl.tensor,
     token: tl.tensor,
     tokens: tl.tensor,
     table_ptr: tl.tensor,
@@ -76,29 +73,27 @@ def _turned(
     table_stride: tl.tensor,
     inverse_log: tl.tensor,
     HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     LOGN: tl.constexpr,
 ) -> tl.tensor:
-    """The pairs (a, b), both [PAIRS, BLOCK_T], rotated and, queries, scaled by logn; values as they are."""
+    """Cosines and sines of pairs and tokens, [PAIRS, BLOCK_T], scaled by logn where the head is a query's."""
     real = token < tokens
-    is_v = (heads >= HEADS + KV_HEADS)[:, None]
-    turned_a, turned_b = a, b
+    turns = real[None, :] & (pair < HALF)[:, None]
+    places = pair[:, None] + token[None, :] * 0
     if HALF > 0:
-        row = tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride
-        places = table_ptr + row[None, :] + pair[:, None]
-        turns = inside & (pair < HALF)[:, None]
-        cos = tl.load(places, mask=turns, other=1.0)
-        sin = tl.load(places + HALF, mask=turns, other=0.0)
-        turned_a = a * cos - b * sin
-        turned_b = b * cos + a * sin
+        places = (tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride)[None, :] + pair[:, None]
+        cos = tl.load(table_ptr + places, mask=turns, other=1.0)
+        sin = tl.load(table_ptr + places + HALF, mask=turns, other=0.0)
+    else:
+        cos = tl.full(places.shape, 1.0, dtype=tl.float32)
+        sin = tl.full(places.shape, 0.0, dtype=tl.float32)
     if LOGN:
         position = tl.load(positions_ptr + token, mask=real, other=0).to(tl.float32)
         factor = tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0)[None, :]
         factor = tl.where((heads < HEADS)[:, None], factor, 1.0)
-        turned_a = turned_a * factor
-        turned_b = turned_b * factor
-    return tl.where(is_v, a, turned_a), tl.where(is_v, b, turned_b)
+    else:
+        factor = tl.full(places.shape, 1.0, dtype=tl.float32)
+    return cos, sin, factor
 
 
 @triton.jit
@@ -177,40 +172,45 @@ def small_qkv_kernel(
     LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
     TILES: tl.constexpr = LAST // PAIRS + 1
     token = tl.arange(0, BLOCK_T)
-    start_next(OVERLAP)
+    if OVERLAP == 2:
+        start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(PREFETCH):
+    for ahead in tl.static_range(1, PREFETCH):
         if BLOCK_T == 1:
             rows = _rows(first + ahead * programs, LAST, HEAD_DIM, HALF, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
         else:
             rows = _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, ahead * BLOCK_K, K, BLOCK_L, OVERLAP)
+            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N), norm_ptr, norm_eps,
                               K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
-        far = tile + PREFETCH * programs
-        if BLOCK_T == 1 and far < TILES:
-            prefetch_rows(
-                weight_ptr, weight_stride, _rows(far, LAST, HEAD_DIM, HALF, BLOCK_N), 0, K, BLOCK_L, OVERLAP
-            )
         rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
         next_rows = _rows(tile + programs, LAST, HEAD_DIM, HALF, BLOCK_N)
-        has_next = tile + programs < TILES
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
-        if bias_ptr is not None:
-            acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-        a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
         index = tile * PAIRS + tl.arange(0, PAIRS)
         heads, pair = index // (HEAD_DIM // 2), index % (HEAD_DIM // 2)
         inside = (index <= LAST)[:, None] & (token < tokens)[None, :]
-        a, b = _turned(a, b, heads, pair, inside, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
-                       table_stride, inverse_log, HEADS, KV_HEADS, HALF, LOGN)  # fmt: skip
+        # Asked for before the product, so that nothing waits for them after it.
+        bias = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
+        if bias_ptr is not None:
+            bias += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+        cos, sin, factor = _turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+                                  table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
         slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
         block = slot // BLOCK_SIZE
         cache_rows = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
+        has_next = tile + programs < TILES
+        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile + programs >= TILES:
+                start_next(OVERLAP)
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
+        is_v = (heads >= HEADS + KV_HEADS)[:, None]
+        turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
+        b = tl.where(is_v, b, (b * cos + a * sin) * factor)
+        a = turned
         first_channel = tl.where(pair < HALF, pair, pair + HALF)
         second_channel = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
         _store_by_role(a, heads, first_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
