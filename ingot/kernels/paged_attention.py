@@ -27,14 +27,14 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.paged_tile import gather_tokens, split_bounds, tile_rows
+from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.paged_merge import LEAST_SCORE, paged_attention_merge_kernel
+from ingot.kernels.paged_tile import gather_tokens, prefetch_split, split_bounds, tile_rows
 
-MIN_SPLIT = 128  # tokens: fewer would cost more in merging than they save
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
 TILE_BYTES = 16384  # of keys, and of values; three stages fit the shared memory of sm_80 to sm_90
 LOG2_E = math.log2(math.e)
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
 
 
 @triton.jit
@@ -62,14 +62,23 @@ def paged_attention_grouped_kernel(
     MIN_TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One split of one key-value head: the queries that share it are the rows of two matrix products."""
+    start_next(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
     split, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_splits, num_heads = tl.num_programs(0), tl.num_programs(1) * GROUP
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     start = base + split * length
     end = tl.minimum(start + length, seq_len)
+    if OVERLAP >= 4:
+        prefetch_split(key_ptr + kv_head * head_stride, value_ptr + kv_head * head_stride,
+                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
+                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        wait_for_previous(OVERLAP)
     if (start >= end) & (num_splits > 1):
         return
     group = tl.arange(0, BLOCK_G)
@@ -136,18 +145,28 @@ def paged_attention_single_kernel(
     MIN_TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One split of one head with a query of its own, in fp32 vector sums.
 
     Each of the BLOCK_N rows of a tile runs its own online softmax; they meet once, after the loop, so that no
     warp waits for another while it streams keys and values.
     """
+    start_next(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
     split, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     num_splits, num_heads = tl.num_programs(0), tl.num_programs(1)
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
     start = base + split * length
     end = tl.minimum(start + length, seq_len)
+    if OVERLAP >= 4:
+        prefetch_split(key_ptr + head * head_stride, value_ptr + head * head_stride,
+                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
+                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        wait_for_previous(OVERLAP)
     if (start >= end) & (num_splits > 1):
         return
     cols = tl.arange(0, BLOCK_D)
@@ -159,7 +178,7 @@ def paged_attention_single_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     key_ptr += head * head_stride
     value_ptr += head * head_stride
-    for tile in range(start, end, BLOCK_N):
+    for tile in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         tokens = tile + tl.arange(0, BLOCK_N)
         rows = tile_rows(
             tables_ptr + request * table_stride, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
@@ -188,52 +207,17 @@ def paged_attention_single_kernel(
         tl.store(lse_ptr + place, highest + tl.log2(divisor))
 
 
-@triton.jit
-def paged_attention_merge_kernel(
-    partial_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    seq_lens_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    window: tl.tensor,
-    num_splits: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    MIN_TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> None:
-    """Weigh the splits of one head by their sums of exponentials; zeros where there was no key."""
-    head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    seq_len = tl.load(seq_lens_ptr + request)
-    _, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
-    splits = tl.arange(0, BLOCK_S)
-    live = splits * length < seq_len - base
-    cols = tl.arange(0, BLOCK_D)
-    in_head = cols < HEAD_DIM
-    place = (request * tl.num_programs(0) + head) * num_splits + splits
-    lse = tl.load(lse_ptr + place, mask=live, other=float("-inf"))
-    weights = tl.exp2(lse - tl.maximum(tl.max(lse, axis=0), LEAST_SCORE))
-    partial = tl.load(
-        partial_ptr + (place * HEAD_DIM)[:, None] + cols[None, :],
-        mask=live[:, None] & in_head[None, :],
-        other=0.0,
-    )
-    total = tl.sum(weights, axis=0)
-    out = tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    target = out_ptr + (request * tl.num_programs(0) + head) * HEAD_DIM + cols
-    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=in_head)
-
-
-def default_tiles(num_kv_heads: int, group: int, head_dim: int, itemsize: int) -> dict[str, int]:
+def default_tiles(
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+) -> dict[str, int]:
     """Tile choices for an H200: 16 KiB tiles of keys, half of that where sums need the registers."""
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block = max(min(TILE_BYTES // row_bytes, 64), 16)
     if group == 1:
         block = max(block // 2, 16)
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    return {"BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 4, "num_stages": 3}
+    tiles = {"BLOCK_N": block, "MAX_SPLITS": splits, "MIN_SPLIT": 128, "num_warps": 4, "num_stages": 3}
+    return {**tiles, "OVERLAP": 2 if overlaps(device) else 1}
 
 
 def paged_attention_triton(
@@ -251,12 +235,14 @@ def paged_attention_triton(
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    choice = merge_tiles(default_tiles(num_kv_heads, group, head_dim, q.element_size()), tiles)
+    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device)
+    choice = merge_tiles(defaults, tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device)
     if batch == 0:
         return out
-    max_splits, launch = choice["MAX_SPLITS"], {k: v for k, v in choice.items() if k.startswith("num_")}
-    min_tokens = max(MIN_SPLIT, choice["BLOCK_N"])
+    max_splits, launch = choice["MAX_SPLITS"], launch_options(choice, q.device)
+    launch["num_stages"] = choice["num_stages"]
+    min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(max_splits, triton.cdiv(visible, min_tokens)), 1)
     shared = {
@@ -266,6 +252,7 @@ def paged_attention_triton(
         "MIN_TOKENS": min_tokens,
         "HAS_WINDOW": window > 0,
         "BLOCK_N": choice["BLOCK_N"],
+        "OVERLAP": choice["OVERLAP"],
     }
     partial, lse = out, None
     if num_splits > 1:
@@ -287,7 +274,8 @@ def paged_attention_triton(
     grid = (num_splits, num_kv_heads, batch)
     block_size = key_cache.shape[2]
     if group == 1:
-        paged_attention_single_kernel[grid](*arguments, *numbers, BLOCK_SIZE=block_size, **shared, **launch)
+        single = {"BLOCK_SIZE": block_size, "STAGES": choice["num_stages"]}
+        paged_attention_single_kernel[grid](*arguments, *numbers, **single, **shared, **launch)
     else:
         paged_attention_grouped_kernel[grid](
             *arguments,
@@ -308,7 +296,7 @@ def paged_attention_triton(
             num_splits,
             BLOCK_S=next_power_of_two(max_splits),  # not num_splits: the order of the sum must not change
             **shared,
-            num_warps=4,
+            **launch_options({**choice, "num_warps": 4}, q.device),
         )
     return out
 
@@ -360,7 +348,9 @@ def paged_attention(
         scale: multiplies the scores, usually head_dim ** -0.5.
         max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
         window: see only the last ``window`` keys; 0: all.
-        tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
+            overlap.py; 4: besides, read seq_lens and block_tables and fetch keys before the wait, allowed if
+            they were not written by the kernel launched just before), ``num_warps``, ``num_stages``.
 
     Returns:
         [B, num_heads, head_dim], dtype of q.

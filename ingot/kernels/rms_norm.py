@@ -23,6 +23,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
 
@@ -39,13 +40,16 @@ def rms_norm_kernel(
     eps: tl.tensor,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program: add, square, normalise, scale."""
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
     # The weight does not depend on the reduction: asking for it first hides its latency.
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
     s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
@@ -60,7 +64,7 @@ def rms_norm_kernel(
 def default_tiles(hidden: int) -> dict[str, int]:
     """Tile choices for an H200: 8 to 16 elements a thread keep loads 16 bytes wide."""
     block = next_power_of_two(hidden)
-    return {"num_warps": min(max(block // 512, 1), 16)}
+    return {"num_warps": min(max(block // 512, 1), 16), "OVERLAP": 1}
 
 
 def rms_norm_triton(
@@ -74,6 +78,7 @@ def rms_norm_triton(
     rows, hidden = x.shape
     y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     new_residual = x if residual is None else torch.empty_like(y)
+    choice = merge_tiles(default_tiles(hidden), tiles)
     if x.numel():
         rms_norm_kernel[(rows,)](
             x,
@@ -86,7 +91,8 @@ def rms_norm_triton(
             eps,
             HIDDEN=hidden,
             BLOCK_H=next_power_of_two(hidden),
-            **merge_tiles(default_tiles(hidden), tiles),
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, x.device),
         )
     return y, new_residual
 
@@ -115,7 +121,7 @@ def rms_norm(
         weight: [H], dtype of x.
         eps: added to the mean square.
         residual: [T, H] or None; added to x first.
-        tiles: ``num_warps``.
+        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
 
     Returns:
         y [T, H], and s [T, H]: the next layer's residual (x itself, not a copy, without ``residual``).

@@ -324,7 +324,7 @@ def rope_kv_write(
     for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
         expect(name, indices, (qkv.shape[0],), like=qkv, dtype=torch.int64)
     expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=qkv)
-    _expect_options(qkv, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
+    expect_options(qkv, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
     arguments = (
         qkv,
         cos_sin,
@@ -342,7 +342,7 @@ def rope_kv_write(
     return rope_kv_write_reference(*arguments, *options)
 
 
-def _expect_options(
+def expect_options(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor | None,
     q_norm_weight: torch.Tensor | None,

@@ -30,6 +30,9 @@ from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
+from ingot.kernels.small_gate_up import small_gate_up_triton
+from ingot.kernels.small_linear import small_linear_triton
+from ingot.kernels.small_qkv import small_qkv_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 POINTERS = {
@@ -65,13 +68,20 @@ def rope(
 
 
 def decode(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    longest: int,
+    window: int,
+    overlap: int = 1,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
-    paged_attention_triton(
-        empty(4, heads, head_dim, dtype=dtype), cache, cache, tables, lengths, 0.1, longest, window
-    )
+    q = empty(4, heads, head_dim, dtype=dtype)
+    tiles = {"OVERLAP": overlap}
+    paged_attention_triton(q, cache, cache, tables, lengths, 0.1, longest, window, tiles)
 
 
 def prefill(
@@ -82,6 +92,30 @@ def prefill(
     bounds = empty(5, dtype=torch.int32)
     q = empty(4 * longest, heads, head_dim, dtype=dtype)
     prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window)
+
+
+def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
+    x, y, w = (empty(*size, dtype=dtype) for size in ((rows, width), (rows, outputs), (outputs, width)))
+    bias, norm = empty(outputs, dtype=dtype), empty(width, dtype=dtype)
+    small_linear_triton(x, w, None, y, tiles={"OVERLAP": overlap})
+    small_linear_triton(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
+
+
+def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1) -> None:
+    w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
+    small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap})
+
+
+def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
+    index, outputs = empty(rows, dtype=torch.int64), (32 + 2 * kv_heads) * head_dim
+    cache, norm = empty(100, kv_heads, 64, head_dim, dtype=dtype), empty(4096, dtype=dtype)
+    x, w, bias = (
+        empty(rows, 4096, dtype=dtype),
+        empty(outputs, 4096, dtype=dtype),
+        empty(outputs, dtype=dtype),
+    )
+    place = (empty(100, rotary, dtype=FULL), index, index, index, cache, cache, 32, kv_heads, head_dim)
+    small_qkv_triton(x, w, bias, norm, 1e-6, *place, 2048, {"OVERLAP": overlap})
 
 
 CASES: dict[str, Callable[[], Any]] = {
@@ -107,7 +141,22 @@ CASES: dict[str, Callable[[], Any]] = {
     "prefill 12x64 fp32": lambda: prefill(FULL, 12, 12, 64, 64, 512, 0),
     "prefill 32x128 fp32": lambda: prefill(FULL, 32, 32, 128, 64, 512, 0),
     "prefill window 32x80 bf16": lambda: prefill(BRAIN, 32, 32, 80, 64, 512, 256),
+    "small_linear 1 fp16": lambda: linear(HALF, 1, 4096, 11008),
+    "small_linear 8 bf16": lambda: linear(BRAIN, 8, 151936, 4096),
+    "small_linear 16 fp32": lambda: linear(FULL, 16, 768, 3072),
+    "small_gate_up 1 bf16": lambda: gate_up(BRAIN, 1, 11008, 4096),
+    "small_gate_up 16 fp16": lambda: gate_up(HALF, 16, 11008, 4096),
+    "small_qkv 1 fp16": lambda: qkv(HALF, 1, 32, 128, 128),
+    "small_qkv 8 bf16 partial": lambda: qkv(BRAIN, 8, 8, 80, 32),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
+}
+
+
+OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
+    "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
+    "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
+    "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
+    "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
 }
 
 
@@ -171,9 +220,9 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
-    for case, call in CASES.items():
+    for case, call in (CASES | OVERLAPPING).items():
         for kernel, args, kwargs in caught_launches(call):
-            for capability in capabilities:
+            for capability in capabilities if case in CASES else [c for c in capabilities if c >= 90]:
                 source, options = source_of(kernel, args, kwargs)
                 binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 yield {

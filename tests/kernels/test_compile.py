@@ -21,6 +21,9 @@ KERNELS = {
     "rms_norm_kernel",
     "rope_kv_write_kernel",
     "silu_mul_kernel",
+    "small_gate_up_kernel",
+    "small_linear_kernel",
+    "small_qkv_kernel",
 }
 
 

@@ -14,6 +14,9 @@ from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
+from ingot.kernels.small_gate_up import small_gate_up
+from ingot.kernels.small_linear import small_linear
+from ingot.kernels.small_qkv import small_qkv
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case
 
@@ -126,6 +129,112 @@ def test_7b_prefill(
         )
 
 
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_7b_small_products(dtype: torch.dtype, rows: int, overlap: int) -> None:
+    tiles = {"OVERLAP": overlap}
+    x, residual = (normal(rows, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
+    g = normal(4096, dtype=dtype, device="cuda", seed=2)
+    hidden = rms_norm(x, g, 1e-6)[0].double()
+    w = normal(22016, 4096, dtype=dtype, device="cuda", seed=3) / 64
+    gate, up = (hidden @ w.double().T).chunk(2, dim=1)
+    # The rows that rms_norm makes may differ by a last bit of 1 / sqrt, which the sum averages out.
+    assert_near(small_gate_up(x, w, g, 1e-6, tiles), torch.nn.functional.silu(gate) * up, loosen=4)
+    w = w[:4096]
+    y = small_linear(x, w, residual=residual, tiles=tiles)
+    assert_near(y, x.double() @ w.double().T + residual.double())
+    long = normal(rows, 11008, dtype=dtype, device="cuda", seed=4)
+    w = normal(4096, 11008, dtype=dtype, device="cuda", seed=5) / 64
+    assert_near(small_linear(long, w, tiles=tiles), long.double() @ w.double().T, loosen=2)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("rows", [1, 7, 16])
+def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) -> None:
+    x = normal(rows, 4096, dtype=dtype, device="cuda")
+    outputs = (heads + 2 * kv_heads) * 128
+    w, bias = (
+        normal(outputs, 4096, dtype=dtype, device="cuda", seed=1) / 64,
+        normal(outputs, dtype=dtype).cuda(),
+    )
+    g = normal(4096, dtype=dtype, device="cuda", seed=2)
+    angles = torch.arange(4096)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1).cuda()
+    positions = torch.arange(2000, 2000 + rows, device="cuda")
+    slots = torch.randperm(1024, generator=torch.Generator().manual_seed(0))[:rows].cuda()
+    slots[0] = -1 if rows > 1 else slots[0]
+    caches = [torch.zeros(16, kv_heads, 64, 128, dtype=dtype, device="cuda") for _ in range(4)]
+    place = (table, positions, positions, slots)
+    q = small_qkv(x, w, bias, g, 1e-6, *place, *caches[:2], heads, kv_heads, 128, 1024)
+    qkv = (rms_norm(x, g, 1e-6)[0].double() @ w.double().T + bias.double()).to(dtype)
+    expected = rope_kv_write(qkv, *place, *caches[2:], heads, kv_heads, 128, logn_length=1024)
+    for actual, wanted in zip((q, *caches[:2]), (expected, *caches[2:]), strict=True):
+        assert_near(actual, wanted.double(), loosen=8)
+
+
+def test_rows_of_small_products_do_not_depend_on_their_company() -> None:
+    x = normal(16, 4096, dtype=torch.float16, device="cuda")
+    g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
+    w = normal(8192, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+    for low, high in ((2, 8), (9, 16)):
+        assert torch.equal(small_gate_up(x[:low], w, g, 1e-6), small_gate_up(x[:high], w, g, 1e-6)[:low])
+        assert torch.equal(small_linear(x[:low], w), small_linear(x[:high], w)[:low])
+
+
+@pytest.mark.parametrize("heads", [8, 32])
+@pytest.mark.parametrize("overlap", [2, 4])
+def test_attention_overlapping_the_query_product(heads: int, overlap: int) -> None:
+    """The keys it reads and its queries are written by the kernel just before."""
+    x = normal(8, 4096, dtype=torch.float16, device="cuda")
+    w = normal((heads + 16) * 128, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+    lengths = [640, 1, 200, 65, 64, 300, 128, 7]
+    case = paged_case(lengths, kv_heads=8, head_dim=128, block_size=64, dtype=torch.float16, device="cuda")
+    caches = (case.key_cache, case.value_cache)
+    positions = case.seq_lens.long() - 1
+    slots = case.block_tables.gather(1, positions[:, None] // 64)[:, 0] * 64 + positions % 64
+    place = (None, positions, positions, slots.long(), *caches, heads, 8, 128)
+
+    def step(overlap: int) -> torch.Tensor:
+        q = small_qkv(x, w, None, None, 0.0, *place, tiles={"OVERLAP": min(overlap, 2)})
+        tiles = {"OVERLAP": overlap}
+        return paged_attention(q, *caches, case.block_tables, case.seq_lens, SCALE, 4096, tiles=tiles)
+
+    expected = step(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(overlap)
+    for _ in range(10):
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+@pytest.mark.parametrize("start", [2, 4])
+def test_overlapping_kernels_wait_for_each_other(start: int) -> None:
+    """A long chain, each product reading what the one before wrote, replayed: the same bits as one by one."""
+    x = normal(1, 4096, dtype=torch.float16, device="cuda")
+    g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
+    w = normal(4096, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+
+    def chain(overlap: int) -> torch.Tensor:
+        y = x
+        for _ in range(40):
+            y = small_linear(y, w, norm_weight=g, norm_eps=1e-6, tiles={"OVERLAP": overlap})
+        return y
+
+    expected = chain(1)
+    assert torch.equal(chain(start), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(start)
+    for _ in range(20):
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
 def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     """An op as a call without arguments, and the tensors a replay may change."""
     x = normal(8, 4096, dtype=torch.float16, device="cuda")
@@ -136,6 +245,12 @@ def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
         return lambda: layer_norm(x, row, row, 1e-5, x)[0], [x]
     if name == "silu_mul":
         return lambda: silu_mul(x), [x]
+    if name == "small_linear":
+        w = normal(4096, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        return lambda: small_linear(x, w, row, x, row, 1e-6), [x]
+    if name == "small_gate_up":
+        w = normal(2048, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        return lambda: small_gate_up(x, w, None, 0.0), [x]
     lengths = [500, 0, 7, 1200]
     case = paged_case(lengths, kv_heads=8, head_dim=128, block_size=64, dtype=torch.float16, device="cuda")
     caches = (case.key_cache, case.value_cache)
@@ -155,13 +270,20 @@ def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     table = normal(64, 128, dtype=torch.float32, device="cuda", seed=1)
     positions = torch.arange(4, device="cuda")
     slots = torch.tensor([0, 1, 2, -1], device="cuda")
+    if name == "small_qkv":
+        w = normal(48 * 128, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        place = (table, positions, positions, slots, *caches, 32, 8, 128)
+        return lambda: small_qkv(x[:4], w, None, None, 0.0, *place), [x]
     call = lambda: rope_kv_write(  # noqa: E731
         qkv, table, positions, positions, slots, *caches, 32, 8, 128
     )
     return call, [qkv, positions]
 
 
-OPS = ["rms_norm", "layer_norm", "silu_mul", "rope_kv_write", "paged_attention", "prefill_attention"]
+OPS = [
+    *("rms_norm", "layer_norm", "silu_mul", "rope_kv_write", "paged_attention", "prefill_attention"),
+    *("small_linear", "small_gate_up", "small_qkv"),
+]
 
 
 @pytest.mark.parametrize("name", OPS)

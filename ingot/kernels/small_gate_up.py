@@ -1,0 +1,177 @@
+"""The first half of a gated MLP on a few rows: norm, gate and up products, silu(gate) * up, in one kernel.
+
+Owns the formula y = cast(silu(g)) * u with g, u = norm(x) Wg^T, norm(x) Wu^T, each rounded to the dtype, as
+in gated_mlp.py. Knows no model.
+
+    inner = small_gate_up(hidden, gate_up_weight, norm_weight, 1e-6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import (
+    KernelArgumentError,
+    expect,
+    expect_float,
+    expect_range,
+    merge_tiles,
+    runs_on_gpu,
+)
+from ingot.kernels.gated_mlp import silu_mul_reference
+from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.small_linear import small_linear_reference
+from ingot.kernels.small_product import (
+    MAX_ROWS,
+    fitted,
+    num_programs,
+    prefetch_rows,
+    prepare_rows,
+    product_shape,
+    product_tile,
+    small_tiles,
+    split_pairs,
+)
+
+
+@triton.jit
+def _rows(tile: tl.tensor, INNER: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+    """The gate rows of a tile's outputs, then their up rows; the last again where there are no more."""
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    lane = tl.arange(0, BLOCK_N)
+    return tl.minimum(tile * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
+
+
+@triton.jit
+def small_gate_up_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    norm_eps: tl.tensor,
+    INNER: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    token = tl.arange(0, BLOCK_T)
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for ahead in tl.static_range(1, PREFETCH):
+        if BLOCK_T == 1:
+            rows = _rows(first + ahead * programs, INNER, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
+        else:
+            rows = _rows(first, INNER, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
+    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+                              _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+    for tile in tl.range(first, TILES, programs, num_stages=1):
+        rows = _rows(tile, INNER, BLOCK_N)
+        next_rows = _rows(tile + programs, INNER, BLOCK_N)
+        has_next = tile + programs < TILES
+        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile + programs >= TILES:
+                start_next(OVERLAP)
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+        activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        outputs = tile * PAIRS + tl.arange(0, PAIRS)
+        inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+        tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+
+
+def small_gate_up_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`small_gate_up`, unchecked."""
+    num_tokens, width = x.shape
+    inner = weight.shape[0] // 2
+    defaults = small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device)
+    choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
+    y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
+    if y.numel():
+        tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
+        small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
+            x,
+            weight,
+            norm_weight,
+            y,
+            num_tokens,
+            x.stride(0),
+            weight.stride(0),
+            norm_eps,
+            INNER=inner,
+            **product_shape(choice, width, x.element_size()),
+            **launch_options(choice, x.device),
+        )
+    return y
+
+
+def small_gate_up_reference(
+    x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`small_gate_up`."""
+    return silu_mul_reference(small_linear_reference(x, weight, norm_weight=norm_weight, norm_eps=norm_eps))
+
+
+def small_gate_up(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """y = cast(silu(norm(x) Wg^T)) * (norm(x) Wu^T), for the few rows of a decode step (SwiGLU; Shazeer,
+    2020).
+
+    Args:
+        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        weight: [2 I, K], dtype of x: the gate's rows, then the up projection's.
+        norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
+        norm_eps: added to the mean square.
+        tiles: as of :func:`small_linear`; ``BLOCK_N`` counts gate and up rows, at least 2.
+
+    Returns:
+        [M, I], dtype of x. How a row's bits depend on M: see :func:`small_linear`.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
+    expect("weight", weight, (None, x.shape[1]), like=x)
+    if weight.shape[0] % 2:
+        raise KernelArgumentError(
+            "weight must hold two halves", seen=weight.shape[0], allowed="an even height"
+        )
+    if norm_weight is not None:
+        expect("norm_weight", norm_weight, (x.shape[1],), like=x)
+    if runs_on_gpu(x):
+        return small_gate_up_triton(x, weight, norm_weight, norm_eps, tiles)
+    return small_gate_up_reference(x, weight, norm_weight, norm_eps)

@@ -1,0 +1,198 @@
+"""A linear layer on a few rows, with the norm before it and the residual sum after it folded in.
+
+Owns the formula y = norm(x) W^T + bias + residual, where norm is RMSNorm or nothing: the normalised rows are
+rounded to the dtype as in rms_norm.py, the product and the sums are fp32, y is rounded once. Knows no model.
+
+    hidden = small_linear(attended, o_weight, residual=hidden)
+    logits = small_linear(hidden, head, norm_weight=norm, norm_eps=1e-6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
+from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.rms_norm import rms_norm_reference
+from ingot.kernels.small_product import (
+    MAX_ROWS,
+    fitted,
+    num_programs,
+    prefetch_rows,
+    prepare_rows,
+    product_shape,
+    product_tile,
+    small_tiles,
+)
+
+
+@triton.jit
+def _rows(tile: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+    """The weight rows of a tile; the last row again where there are no more."""
+    return tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
+
+
+@triton.jit
+def small_linear_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    norm_eps: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
+    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    token = tl.arange(0, BLOCK_T)
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    first, programs = tl.program_id(0), tl.num_programs(0)
+    for ahead in tl.static_range(1, PREFETCH):
+        if BLOCK_T == 1:
+            rows = _rows(first + ahead * programs, N, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
+        else:
+            rows = _rows(first, N, BLOCK_N)
+            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
+    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+                              _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+    for tile in tl.range(first, TILES, programs, num_stages=1):
+        rows = _rows(tile, N, BLOCK_N)
+        next_rows = _rows(tile + programs, N, BLOCK_N)
+        outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+        # Asked for before the product, so that nothing waits for them after it.
+        addend = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+        if bias_ptr is not None:
+            addend += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+        if residual_ptr is not None:
+            places = token[None, :] * residual_stride + outputs[:, None]
+            addend += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        has_next = tile + programs < TILES
+        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile + programs >= TILES:
+                start_next(OVERLAP)
+        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+        y = (acc + addend).to(y_ptr.dtype.element_ty)
+        tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
+
+
+def small_linear_triton(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`small_linear`, unchecked."""
+    num_tokens, width = x.shape
+    outputs = weight.shape[0]
+    defaults = small_tiles(num_tokens, outputs, width, x.element_size(), x.device)
+    choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
+    y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
+    if y.numel():
+        tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
+        small_linear_kernel[(num_programs(choice, tiles_to_do, x.device),)](
+            x,
+            weight,
+            bias,
+            residual,
+            norm_weight,
+            y,
+            num_tokens,
+            x.stride(0),
+            weight.stride(0),
+            0 if residual is None else residual.stride(0),
+            norm_eps,
+            N=outputs,
+            **product_shape(choice, width, x.element_size()),
+            **launch_options(choice, x.device),
+        )
+    return y
+
+
+def small_linear_reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`small_linear`."""
+    if norm_weight is not None:
+        x, _ = rms_norm_reference(x, norm_weight, norm_eps)
+    y = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return (y if residual is None else y + residual).to(x.dtype)
+
+
+def small_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """y = norm(x) W^T + bias + residual, for the few rows of a decode step.
+
+    A row's result does not depend on the other rows. Alone (BLOCK_T = 1) it is summed in another order than
+    in company, so that the two agree to rounding; among 2 to 8 and among 9 to 16 rows it is the same to the
+    bit.
+
+    Args:
+        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        weight: [N, K], dtype of x.
+        bias: [N] or None.
+        residual: [M, N] or None; added after the bias.
+        norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
+        norm_eps: added to the mean square.
+        tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
+            ``PROGRAMS`` (a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the kernel before
+            still runs, and let the next one start at once; 4: let the next one start with the last tile;
+            sm_90 and later), ``PREFETCH`` (with it, tiles or steps fetched before the wait, the first into
+            registers, the others into L2), ``num_warps``, ``num_stages``.
+
+    Returns:
+        [M, N], dtype of x.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
+    expect("weight", weight, (None, x.shape[1]), like=x)
+    if bias is not None:
+        expect("bias", bias, (weight.shape[0],), like=x)
+    if residual is not None:
+        expect("residual", residual, (x.shape[0], weight.shape[0]), like=x)
+    if norm_weight is not None:
+        expect("norm_weight", norm_weight, (x.shape[1],), like=x)
+    if runs_on_gpu(x):
+        return small_linear_triton(x, weight, bias, residual, norm_weight, norm_eps, tiles)
+    return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps)

@@ -1,0 +1,182 @@
+"""The products of a decode step against float64, against the separate kernels, and row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.small_linear import small_linear, small_linear_triton
+from ingot.kernels.small_qkv import small_qkv, small_qkv_triton
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+
+EPS = 1e-6
+NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even of a small weight
+SHAPES = [(1, 64, 80), (1, 37, 200), (1, 5, 1), (2, 33, 70), (5, 16, 128), (8, 50, 33), (16, 20, 96)]
+
+
+def weights(rows: int, cols: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Random weights whose products stay of order one."""
+    return (normal(rows, cols, dtype=torch.float32, seed=1) / cols**0.5).to(device=device, dtype=dtype)
+
+
+def normed64(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    """RMSNorm in float64, rounded where the kernels round."""
+    if weight is None:
+        return x.double()
+    wide = x.double()
+    y = (wide * (wide.square().mean(1, keepdim=True) + EPS).rsqrt()).to(x.dtype)
+    return (y.double() * weight.double()).to(x.dtype).double()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
+@pytest.mark.parametrize(("norm", "sums"), [(False, True), (True, False), (True, True)])
+def test_small_linear(
+    impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, norm: bool, sums: bool
+) -> None:
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    w = weights(outputs, width, dtype, impl.device)
+    g = normal(width, dtype=dtype, device=impl.device, seed=2) if norm else None
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if sums else None
+    residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4) if sums else None
+    y = impl(small_linear, small_linear_triton)(x, w, bias, residual, g, EPS, tiles=NARROW)
+    expected = normed64(x, g) @ w.double().T
+    if bias is not None and residual is not None:
+        expected = expected + bias.double() + residual.double()
+    assert_near(y, expected, loosen=2 if norm else 1)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "inner", "width"), [(1, 24, 96), (1, 7, 130), (3, 21, 40), (9, 16, 64)])
+def test_small_gate_up(impl: Implementation, dtype: torch.dtype, rows: int, inner: int, width: int) -> None:
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    w = weights(2 * inner, width, dtype, impl.device)
+    g = normal(width, dtype=dtype, device=impl.device, seed=2)
+    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS, tiles=NARROW)
+    gate, up = (normed64(x, g) @ w.double().T).chunk(2, dim=1)
+    assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+
+
+QKV_CASES = {
+    # heads, kv_heads, head_dim, rotary_dim, logn_length, bias
+    "plain": (4, 2, 16, 16, 0, False),
+    "gpt2": (3, 3, 8, 0, 0, True),
+    "partial": (6, 1, 12, 4, 0, False),
+    "qwen": (2, 2, 32, 32, 8, True),
+    "everything": (5, 5, 24, 8, 8, True),
+}
+SLOTS = [37, -1, 0, 21, 5]
+POSITIONS = [29, 0, 3, 40, 12]
+
+
+def qkv_arguments(case: str, dtype: torch.dtype, device: str, rows: int) -> tuple[list[Any], dict[str, Any]]:
+    heads, kv_heads, head_dim, rotary, logn, bias = QKV_CASES[case]
+    outputs, width = (heads + 2 * kv_heads) * head_dim, 48
+    table = None
+    if rotary:
+        angles = torch.arange(50)[:, None] * 100.0 ** (-torch.arange(rotary // 2) * 2 / rotary)
+        table = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+    positions, slots = (torch.tensor(n[:rows], device=device) for n in (POSITIONS, SLOTS))
+    shape = (3, kv_heads, 16, head_dim)
+    caches = [torch.full(shape, fill, dtype=dtype, device=device) for fill in (7.0, 9.0)]
+    product = [
+        normal(rows, width, dtype=dtype, device=device),
+        weights(outputs, width, dtype, device),
+        normal(outputs, dtype=dtype, device=device, seed=3) if bias else None,
+        normal(width, dtype=dtype, device=device, seed=2),
+        EPS,
+    ]
+    place = [table, positions + 2, positions, slots, *caches, heads, kv_heads, head_dim]
+    return product + place, {"logn_length": logn}
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("case", QKV_CASES)
+def test_small_qkv(impl: Implementation, dtype: torch.dtype, rows: int, case: str) -> None:
+    """The twin of rope_kv_write, itself checked against float64, in float64 from the product on."""
+    arguments, options = qkv_arguments(case, dtype, impl.device, rows)
+    q = impl(small_qkv, small_qkv_triton)(*arguments, **options, tiles=NARROW)
+    assert q.is_contiguous()
+    x, w, bias, g, _, table, table_rows, positions, slots, *_ = arguments
+    qkv = normed64(x, g) @ w.double().T + (0.0 if bias is None else bias.double())
+    fresh = [torch.full(arguments[9].shape, fill, device=impl.device) for fill in (7.0, 9.0)]
+    expected = rope_kv_write(
+        qkv.float(), table, table_rows, positions, slots, *fresh, *arguments[11:14], **options
+    )
+    loosen = 4  # the product is rounded before the rotation, which subtracts rounded values
+    assert_near(q, expected.double(), loosen)
+    assert_near(arguments[9], fresh[0].double(), loosen)
+    assert_near(arguments[10], fresh[1].double(), loosen)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_fused_is_unfused_to_rounding(impl: Implementation, rows: int) -> None:
+    """Against the ops it stands for, in fp16: at most one last bit of the product apart."""
+    x = normal(rows, 64, dtype=torch.float16, device=impl.device)
+    g = normal(64, dtype=torch.float16, device=impl.device, seed=2)
+    w = weights(48, 64, torch.float16, impl.device)
+    hidden, _ = rms_norm(x, g, EPS)
+    near: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-3}
+    y = impl(small_linear, small_linear_triton)(x, w, norm_weight=g, norm_eps=EPS)
+    torch.testing.assert_close(y, torch.nn.functional.linear(hidden, w), **near)
+    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS)
+    torch.testing.assert_close(y, silu_mul(torch.nn.functional.linear(hidden, w)), **near)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("low", "high"), [(2, 8), (9, 16)])
+def test_a_row_does_not_depend_on_its_company(impl: Implementation, low: int, high: int) -> None:
+    x = normal(high, 96, dtype=torch.float16, device=impl.device)
+    w, g = weights(32, 96, torch.float16, impl.device), normal(96, dtype=torch.float16, device=impl.device)
+    op: Callable[..., torch.Tensor] = impl(small_linear, small_linear_triton)
+    many = op(x, w, norm_weight=g, norm_eps=EPS)
+    few = op(x[high - low :], w, norm_weight=g, norm_eps=EPS)
+    if impl.interpreted or impl.device == "cuda":  # the twin's matrix library makes no such promise
+        assert torch.equal(few, many[high - low :])
+    else:
+        torch.testing.assert_close(few, many[high - low :], rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_strided_rows_and_no_rows(impl: Implementation) -> None:
+    op = impl(small_linear, small_linear_triton)
+    wide, w = (
+        normal(4, 100, dtype=torch.float32, device=impl.device),
+        weights(9, 60, torch.float32, impl.device),
+    )
+    x, residual = wide[:, :60], wide[:, 90:99]
+    assert_near(op(x, w, residual=residual), x.double() @ w.double().T + residual.double())
+    assert op(x[:0], w).shape == (0, 9)
+
+
+def test_refused() -> None:
+    x, w = torch.zeros(2, 8), torch.zeros(6, 8)
+    with pytest.raises(IngotError, match="number of rows"):
+        small_linear(torch.zeros(17, 8), w)
+    with pytest.raises(IngotError, match="weight has the wrong shape"):
+        small_linear(x, torch.zeros(6, 9))
+    with pytest.raises(IngotError, match="residual has the wrong shape"):
+        small_linear(x, w, residual=torch.zeros(2, 8))
+    with pytest.raises(IngotError, match="norm_weight has the wrong shape"):
+        small_gate_up(x, w, torch.zeros(6))
+    with pytest.raises(IngotError, match="two halves"):
+        small_gate_up(x, torch.zeros(5, 8), torch.zeros(8))
+    with pytest.raises(IngotError, match="unknown tile choice"):
+        small_linear_triton(x, w, tiles={"BLOCK": 32})
+    arguments, options = qkv_arguments("plain", torch.float32, "cpu", 5)
+    arguments[13] = 15
+    with pytest.raises(IngotError, match="even"):
+        small_qkv(*arguments, **options)
