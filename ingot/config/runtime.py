@@ -26,6 +26,9 @@ class RuntimeConfig(JsonConfig):
             a full batch up to 1 GiB.
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps as CUDA graphs.
+        fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
+        activation
+            and residual folded into the products; equal to the others within the dtype's rounding.
     """
 
     memory_fraction: float = 0.9
@@ -34,6 +37,7 @@ class RuntimeConfig(JsonConfig):
     cache_tokens: int | None = None
     prefix_reuse: bool = True
     cuda_graphs: bool = True
+    fused_decode: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

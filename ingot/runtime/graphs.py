@@ -3,7 +3,7 @@
 Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it
 is needed, or by ``warm_up``. Knows nothing of requests beyond a step's rows.
 
-    graphs = DecodeGraphs(model, caches, device, max_batch_size=64, max_seq_len=4096)
+    graphs = DecodeGraphs(forward, device, max_batch_size=64, max_seq_len=4096)
     logits = graphs.run(step, block_size)
 """
 
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.layers.batch import LayerCache
-from ingot.layers.decoder import Decoder
+from ingot.runtime.forward import Forward
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 
@@ -39,16 +38,8 @@ class DecodeGraphs:
     padding.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        caches: list[LayerCache],
-        device: torch.device,
-        max_batch_size: int,
-        max_seq_len: int,
-    ) -> None:
-        self.model = model
-        self.caches = caches
+    def __init__(self, forward: Forward, device: torch.device, max_batch_size: int, max_seq_len: int) -> None:
+        self.forward = forward
         self.device = device
         self.max_seq_len = max_seq_len
         self.buckets = batch_buckets(max_batch_size)
@@ -78,22 +69,18 @@ class DecodeGraphs:
     def _capture(self, bucket: int) -> _Captured:
         if bucket in self._captured:
             return self._captured[bucket]
-        width = -(-self.max_seq_len // self.caches[0].block_size)
+        block_size = self.forward.caches[0].block_size
+        width = -(-self.max_seq_len // block_size)
         buffer = StepBuffer(bucket, bucket, width, bucket, self.device)
-        buffer.fill(ScheduledBatch(), self.caches[0].block_size)
+        buffer.fill(ScheduledBatch(), block_size)
         buffer.host["query_start"][:] = range(bucket + 1)
         buffer.host["logits_indices"][:] = range(bucket)
         buffer.upload()
-        self._forward(buffer)  # compiles kernels and fills workspaces outside of the capture
+        batch = buffer.batch(1, self.max_seq_len)
+        self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._forward(buffer)
+            logits = self.forward(batch)
         self._captured[bucket] = _Captured(graph, buffer, logits)
         return self._captured[bucket]
-
-    def _forward(self, buffer: StepBuffer) -> torch.Tensor:
-        batch = buffer.batch(1, self.max_seq_len)
-        hidden = self.model.embed(batch.input_ids, batch.positions)
-        hidden = self.model(hidden, batch, self.caches)
-        return self.model.logits(hidden[batch.logits_indices])

@@ -13,6 +13,7 @@ import torch
 
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
@@ -37,7 +38,7 @@ def make_caches(
 class Runner:
     """Runs steps of one model on one device.
 
-    ``eager`` turns graphs off while it is set, so that hooks on modules fire.
+    ``eager`` turns graphs and fused kernels off while it is set, so that hooks on modules fire.
     """
 
     def __init__(
@@ -49,15 +50,26 @@ class Runner:
         max_batch_size: int,
         max_seq_len: int,
         cuda_graphs: bool,
+        fused_decode: bool = True,
     ) -> None:
         self.model = model
         self.caches = caches
+        sixteen_bit = caches[0].keys.dtype.itemsize == 2
+        self.forward = Forward(model, caches, fused=fused_decode and sixteen_bit and device.type == "cuda")
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
-        self.eager = False
         use_graphs = cuda_graphs and device.type == "cuda"
-        self.graphs = DecodeGraphs(model, caches, device, max_batch_size, max_seq_len) if use_graphs else None
+        self.graphs = DecodeGraphs(self.forward, device, max_batch_size, max_seq_len) if use_graphs else None
+
+    @property
+    def eager(self) -> bool:
+        """Whether every step runs module by module."""
+        return self.forward.by_module
+
+    @eager.setter
+    def eager(self, value: bool) -> None:
+        self.forward.by_module = value
 
     @torch.inference_mode()
     def run(self, step: ScheduledBatch) -> torch.Tensor:
@@ -84,10 +96,7 @@ class Runner:
         buffer = StepBuffer(step.num_tokens, len(requests), width, rows, self.device)
         buffer.fill(step, self.block_size)
         buffer.upload()
-        batch = buffer.batch(max(i.count for i in requests), self.max_seq_len)
-        hidden = self.model.embed(batch.input_ids, batch.positions)
-        hidden = self.model(hidden, batch, self.caches)
-        return self.model.logits(hidden[batch.logits_indices])
+        return self.forward(buffer.batch(max(i.count for i in requests), self.max_seq_len))
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, in every layer."""

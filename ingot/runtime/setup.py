@@ -48,6 +48,7 @@ def make_executor(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         cuda_graphs=config.cuda_graphs,
+        fused_decode=config.fused_decode,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(
