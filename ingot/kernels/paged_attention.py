@@ -210,13 +210,13 @@ def paged_attention_single_kernel(
 def default_tiles(
     num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
 ) -> dict[str, int]:
-    """Tile choices for an H200: 16 KiB tiles of keys, half of that where sums need the registers."""
+    """Tile choices for an H200: 16 KiB tiles of keys, a quarter of that where sums need the registers."""
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block = max(min(TILE_BYTES // row_bytes, 64), 16)
-    if group == 1:
-        block = max(block // 2, 16)
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
     tiles = {"BLOCK_N": block, "MAX_SPLITS": splits, "MIN_SPLIT": 128, "num_warps": 4, "num_stages": 3}
+    if group == 1:
+        tiles |= {"BLOCK_N": max(block // 4, 16), "MIN_SPLIT": 64, "num_warps": 2}
     return {**tiles, "OVERLAP": 2 if overlaps(device) else 1}
 
 

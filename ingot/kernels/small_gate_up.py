@@ -27,9 +27,8 @@ from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
-    fitted,
+    expect_rows,
     num_programs,
-    prefetch_rows,
     prepare_rows,
     product_shape,
     product_tile,
@@ -62,7 +61,6 @@ def small_gate_up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -75,16 +73,9 @@ def small_gate_up_kernel(
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(1, PREFETCH):
-        if BLOCK_T == 1:
-            rows = _rows(first + ahead * programs, INNER, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
-        else:
-            rows = _rows(first, INNER, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, INNER, BLOCK_N)
         next_rows = _rows(tile + programs, INNER, BLOCK_N)
@@ -93,7 +84,7 @@ def small_gate_up_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
         gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
         activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
@@ -112,7 +103,8 @@ def small_gate_up_triton(
     num_tokens, width = x.shape
     inner = weight.shape[0] // 2
     defaults = small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device)
-    choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
+    choice = merge_tiles(defaults, tiles)
+    expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if y.numel():
         tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
@@ -126,7 +118,7 @@ def small_gate_up_triton(
             weight.stride(0),
             norm_eps,
             INNER=inner,
-            **product_shape(choice, width, x.element_size()),
+            **product_shape(choice, width),
             **launch_options(choice, x.device),
         )
     return y

@@ -20,9 +20,8 @@ from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
-    fitted,
+    expect_rows,
     num_programs,
-    prefetch_rows,
     prepare_rows,
     product_shape,
     product_tile,
@@ -55,7 +54,6 @@ def small_linear_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -66,16 +64,9 @@ def small_linear_kernel(
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(1, PREFETCH):
-        if BLOCK_T == 1:
-            rows = _rows(first + ahead * programs, N, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
-        else:
-            rows = _rows(first, N, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, N, BLOCK_N)
         next_rows = _rows(tile + programs, N, BLOCK_N)
@@ -93,7 +84,7 @@ def small_linear_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
         y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
@@ -111,7 +102,8 @@ def small_linear_triton(
     num_tokens, width = x.shape
     outputs = weight.shape[0]
     defaults = small_tiles(num_tokens, outputs, width, x.element_size(), x.device)
-    choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
+    choice = merge_tiles(defaults, tiles)
+    expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
     if y.numel():
         tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
@@ -128,7 +120,7 @@ def small_linear_triton(
             0 if residual is None else residual.stride(0),
             norm_eps,
             N=outputs,
-            **product_shape(choice, width, x.element_size()),
+            **product_shape(choice, width),
             **launch_options(choice, x.device),
         )
     return y
@@ -166,16 +158,17 @@ def small_linear(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 16.
-        weight: [N, K], dtype of x.
+        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written by the kernel
+            launched just before.
         bias: [N] or None.
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
         tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
-            ``PROGRAMS`` (a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the kernel before
-            still runs, and let the next one start at once; 4: let the next one start with the last tile;
-            sm_90 and later), ``PREFETCH`` (with it, tiles or steps fetched before the wait, the first into
-            registers, the others into L2), ``num_warps``, ``num_stages``.
+            ``PROGRAMS`` (of vector sums, a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the
+            kernel before still runs, and let the next one start at once; 4: let the next one start with the
+            last tile; sm_90 and later), ``PREFETCH`` (2: a matrix product loads its first step before the
+            wait, as vector sums always do; 1: it does not), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -16,25 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import LINE_BYTES, overlaps, prefetch_lines, wait_for_previous
+from ingot.kernels.checks import KernelArgumentError, next_power_of_two
+from ingot.kernels.overlap import overlaps, wait_for_previous
 
 MAX_ROWS = 16
-
-
-@triton.jit
-def prefetch_rows(
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    rows: tl.tensor,
-    start: tl.tensor,
-    K: tl.constexpr,
-    BLOCK_L: tl.constexpr,
-) -> None:
-    """Ask for BLOCK_L cache lines of each row, from column ``start``, to come into L2; nobody waits."""
-    step: tl.constexpr = LINE_BYTES * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    cols = tl.minimum(start + tl.arange(0, BLOCK_L) * step, K - 1)
-    prefetch_lines(weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :])
 
 
 @triton.jit
@@ -74,22 +59,24 @@ def prepare_rows(
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
+    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> tl.tensor:
     """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel.
 
-    With BLOCK_T = 1 the first tile of weights ``rows`` is on its way before the wait, and a row that fits
-    BLOCK_K stays in registers, normalised. What a variant does not hold is an empty scalar.
+    With BLOCK_T = 1, and with PREFETCH, the first step of weights ``rows`` is on its way before the wait.
+    With BLOCK_T = 1 a row that fits BLOCK_K stays in registers, normalised. What a variant does not hold is
+    an empty scalar.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     cols = tl.arange(0, BLOCK_K)
     w = 0.0
     x = 0.0
     rstd = 0.0
-    if BLOCK_T == 1:
+    if BLOCK_T == 1 or PREFETCH > 1:
         w = _weights(weight_ptr, weight_stride, rows, cols, K, K % BLOCK_K != 0)
-        if K <= BLOCK_K and norm_ptr is not None:
-            g = tl.load(norm_ptr + cols, mask=cols < K, other=0.0)
+    if BLOCK_T == 1 and K <= BLOCK_K and norm_ptr is not None:
+        g = tl.load(norm_ptr + cols, mask=cols < K, other=0.0)
     wait_for_previous(OVERLAP)
     if BLOCK_T == 1 and K <= BLOCK_K:
         x = tl.load(x_ptr + cols, mask=cols < K, other=0.0)
@@ -112,6 +99,30 @@ def prepare_rows(
 
 
 @triton.jit
+def _columns(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    tokens: tl.tensor,
+    rstd: tl.tensor,
+    norm_ptr: tl.tensor,
+    here: tl.tensor,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """Columns ``here`` of norm(x), transposed: [BLOCK_K, BLOCK_T]."""
+    token = tl.arange(0, BLOCK_T)
+    mask = (token < tokens)[None, :]
+    if MASKED:
+        mask = mask & (here < K)[:, None]
+    x = tl.load(x_ptr + token[None, :] * x_stride + here[:, None], mask=mask, other=0.0)
+    if norm_ptr is not None:
+        g = tl.load(norm_ptr + here, mask=here < K, other=0.0)
+        x = _normed(x, rstd[None, :], g[:, None], x_ptr.dtype.element_ty)
+    return x
+
+
+@triton.jit
 def product_tile(
     w: tl.tensor,
     x: tl.tensor,
@@ -129,23 +140,23 @@ def product_tile(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Rows ``rows`` [BLOCK_N] of the weight times each row of norm(x): [BLOCK_N, BLOCK_T] fp32, and the next
-    w.
+    """Rows ``rows`` of the weight times each row of norm(x), [BLOCK_N, BLOCK_T] fp32; and the next tile's w.
 
-    BLOCK_T = 1: one row of x, fp32 vector sums, one tile of weights ahead in registers. BLOCK_T >= 8: matrix
+    BLOCK_T = 1: one row of x, fp32 vector sums, one step of weights ahead in registers. BLOCK_T >= 8: matrix
     products with the weight as the left operand, so that a row's bits do not depend on the other rows.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    even: tl.constexpr = K % BLOCK_K == 0
+    masked: tl.constexpr = K % BLOCK_K != 0
     cols = tl.arange(0, BLOCK_K)
     if BLOCK_T == 1:
         sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
         for start in tl.static_range(0, K, BLOCK_K):
             here = start + cols
             if start + BLOCK_K < K:
-                ahead = _weights(weight_ptr, weight_stride, rows, here + BLOCK_K, K, not even)
+                ahead = _weights(weight_ptr, weight_stride, rows, here + BLOCK_K, K, masked)
             else:
                 ahead = _weights(weight_ptr, weight_stride, next_rows, cols, tl.where(has_next, K, 0), True)
             if K > BLOCK_K:
@@ -156,24 +167,18 @@ def product_tile(
             products = tl.reshape(w.to(tl.float32) * x[None, :], [BLOCK_N, BLOCK_K // 8, 8])
             sums += tl.sum(products, axis=2)
             w = ahead
-        return tl.sum(sums, axis=1)[:, None], w
-    token = tl.arange(0, BLOCK_T)
-    acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    base = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None]
-    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        here = start + cols
-        if even:
-            tile = tl.load(base + here[None, :], eviction_policy="evict_first")
-            x_mask = (token < tokens)[None, :]
-        else:
-            tile = tl.load(base + here[None, :], mask=(here < K)[None, :], other=0.0,
-                           eviction_policy="evict_first")  # fmt: skip
-            x_mask = (token < tokens)[None, :] & (here < K)[:, None]
-        columns = tl.load(x_ptr + token[None, :] * x_stride + here[:, None], mask=x_mask, other=0.0)
-        if norm_ptr is not None:
-            g = tl.load(norm_ptr + here, mask=here < K, other=0.0)
-            columns = _normed(columns, rstd[None, :], g[:, None], dtype)
-        acc = tl.dot(tile, columns, acc, input_precision="ieee")
+        acc = tl.sum(sums, axis=1)[:, None]
+    else:
+        acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+        first: tl.constexpr = BLOCK_K if PREFETCH > 1 else 0
+        if PREFETCH > 1:  # the program's only tile: w has no next
+            columns = _columns(x_ptr, x_stride, tokens, rstd, norm_ptr, cols, K, BLOCK_T, masked)
+            acc = tl.dot(w, columns, acc, input_precision="ieee")
+        for start in tl.range(first, K, BLOCK_K, num_stages=STAGES):
+            here = start + cols
+            tile = _weights(weight_ptr, weight_stride, rows, here, K, masked)
+            columns = _columns(x_ptr, x_stride, tokens, rstd, norm_ptr, here, K, BLOCK_T, masked)
+            acc = tl.dot(tile, columns, acc, input_precision="ieee")
     return acc, w
 
 
@@ -186,44 +191,66 @@ def split_pairs(acc: tl.tensor, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr) -> t
 def small_tiles(
     num_tokens: int, out_features: int, in_features: int, itemsize: int, device: torch.device
 ) -> dict[str, int]:
-    """Tile choices of a small product, measured on an H200 for the shapes of 7B models in 16 bits."""
-    tiles = {"BLOCK_N": 4, "BLOCK_K": 4096, "BLOCK_T": 1, "PREFETCH": 2, "num_warps": 8, "num_stages": 1}
+    """Tile choices of a small product, measured on an H200 for the shapes of a 7B model in 16 bits."""
+    whole = max(next_power_of_two(in_features), 16)
+    tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
     if num_tokens > 1:
-        tiles = {"BLOCK_N": 32, "BLOCK_K": 256, "BLOCK_T": 8, "PREFETCH": 1, "num_warps": 2, "num_stages": 4}
+        tiles |= _matrix_tiles(num_tokens, out_features, itemsize)
+        if 16384 <= out_features < 65536:
+            tiles["OVERLAP"] = 1
+    elif whole > 4096:
+        tiles |= {"BLOCK_N": 8, "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
+    elif out_features >= 65536:
+        tiles |= {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 8, "PROGRAMS": 512}
+    else:
+        rows = min(max(8192 // whole, 2), 16)
+        tiles |= {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": 4, "PROGRAMS": 4}
+    return {**tiles, "BLOCK_K": min(tiles["BLOCK_K"], whole)}
+
+
+def _matrix_tiles(num_tokens: int, out_features: int, itemsize: int) -> dict[str, int]:
+    """Of two warps on 16 weight rows each takes half the columns: a narrow weight is best with 16, used or
+    not.
+    """
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+    columns = 8 if num_tokens <= 8 else 16
     if itemsize == 4:
-        tiles |= {"BLOCK_K": 64, "BLOCK_N": 16}
-    if device.type == "cpu":
-        tiles["PREFETCH"] = 1  # the interpreter knows no such instruction
-    return {**tiles, "PROGRAMS": 2 if num_tokens == 1 else 64, "OVERLAP": 2 if overlaps(device) else 1}
+        shape = (16, 64, 2, 3)
+    elif out_features < 8192:
+        shape, columns = (16, 256, 2, 6), 16
+    elif out_features < 16384 and num_tokens <= 8:
+        shape = (32, 256, 4, 4)
+    else:
+        shape = (64, 256, 4, 3) if out_features >= 65536 and num_tokens <= 8 else (64, 128, 4, 3)
+    return {**dict(zip(names, shape, strict=True)), "BLOCK_T": columns, "PROGRAMS": 1}
 
 
-def fitted(tiles: Mapping[str, int], num_tokens: int, in_features: int) -> dict[str, int]:
-    """``tiles`` made to hold the rows, and no wider than the weight."""
-    block_t = tiles["BLOCK_T"]
-    if block_t < num_tokens:
-        block_t = max(next_power_of_two(num_tokens), 8)
-    block_k = min(tiles["BLOCK_K"], max(next_power_of_two(in_features), 16))
-    return {**tiles, "BLOCK_T": block_t, "BLOCK_K": block_k}
+def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
+    """Raise unless a tile holds all rows."""
+    if choice["BLOCK_T"] < num_tokens:
+        raise KernelArgumentError(
+            "BLOCK_T is smaller than the number of rows",
+            seen=choice["BLOCK_T"],
+            allowed=f"{num_tokens} or more",
+        )
 
 
 def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device) -> int:
-    """Programs to launch: one a tile, but at most PROGRAMS a multiprocessor, which then walk the tiles."""
+    """Programs to launch: one a tile; of vector sums at most PROGRAMS a multiprocessor, which walk the
+    tiles.
+    """
+    if choice["BLOCK_T"] > 1:
+        return num_tiles
     processors = 2
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
     return min(num_tiles, processors * choice["PROGRAMS"])
 
 
-def product_shape(choice: Mapping[str, int], in_features: int, itemsize: int) -> dict[str, int]:
+def product_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:
     """The constants of a small product's kernel for an op's tiles."""
     names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
-    # Of vector sums whole tiles are fetched ahead, of a matrix product steps along the row.
-    span = in_features if choice["BLOCK_T"] == 1 else choice["BLOCK_K"]
-    block_x = min(next_power_of_two(in_features), max(4096 // choice["BLOCK_T"], 16))
-    return {
-        "K": in_features,
-        "BLOCK_X": max(block_x, next_power_of_two(in_features) // 16),
-        "BLOCK_L": next_power_of_two(triton.cdiv(span * itemsize, LINE_BYTES.value)),
-        "STAGES": choice["num_stages"],
-        **{name: choice[name] for name in names},
-    }
+    whole = next_power_of_two(in_features)
+    block_x = max(min(whole, max(4096 // choice["BLOCK_T"], 16)), whole // 16)
+    constants = {"K": in_features, "BLOCK_X": block_x, "STAGES": choice["num_stages"]}
+    return constants | {name: choice[name] for name in names}

@@ -32,9 +32,8 @@ from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
-    fitted,
+    expect_rows,
     num_programs,
-    prefetch_rows,
     prepare_rows,
     product_shape,
     product_tile,
@@ -159,7 +158,6 @@ def small_qkv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    BLOCK_L: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
@@ -175,16 +173,9 @@ def small_qkv_kernel(
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    for ahead in tl.static_range(1, PREFETCH):
-        if BLOCK_T == 1:
-            rows = _rows(first + ahead * programs, LAST, HEAD_DIM, HALF, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, 0, K, BLOCK_L)
-        else:
-            rows = _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N)
-            prefetch_rows(weight_ptr, weight_stride, rows, (ahead - 1) * BLOCK_K, K, BLOCK_L)
     w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
                               _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
+                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
         next_rows = _rows(tile + programs, LAST, HEAD_DIM, HALF, BLOCK_N)
@@ -205,7 +196,7 @@ def small_qkv_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, STAGES)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
         a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
         is_v = (heads >= HEADS + KV_HEADS)[:, None]
         turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
@@ -240,7 +231,8 @@ def small_qkv_triton(
     """Launch the kernel; arguments as in :func:`small_qkv`, unchecked."""
     num_tokens, width = x.shape
     defaults = small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device)
-    choice = fitted(merge_tiles(defaults, tiles), num_tokens, width)
+    choice = merge_tiles(defaults, tiles)
+    expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
     if num_tokens:
         tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
@@ -269,7 +261,7 @@ def small_qkv_triton(
             HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
             BLOCK_SIZE=key_cache.shape[2],
             LOGN=logn_length > 0,
-            **product_shape(choice, width, x.element_size()),
+            **product_shape(choice, width),
             **launch_options(choice, x.device),
         )
     return q

@@ -27,6 +27,13 @@ HEADS = [(32, 32), (32, 8), (28, 4)]
 SCALE = 128**-0.5
 
 
+def constant(rows: int, cols: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """A weight that is there before any kernel starts: overlapping kernels read it before they wait."""
+    weight = normal(rows, cols, dtype=dtype, device="cuda", seed=seed) / 64
+    torch.cuda.synchronize()
+    return weight
+
+
 def lengths_of(batch: int, longest: int) -> list[int]:
     """Ragged lengths with the longest first and, from 4 requests on, one padding row."""
     lengths = [max(longest - 61 * index % longest, 1) for index in range(batch)]
@@ -137,7 +144,7 @@ def test_7b_small_products(dtype: torch.dtype, rows: int, overlap: int) -> None:
     x, residual = (normal(rows, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
     g = normal(4096, dtype=dtype, device="cuda", seed=2)
     hidden = rms_norm(x, g, 1e-6)[0].double()
-    w = normal(22016, 4096, dtype=dtype, device="cuda", seed=3) / 64
+    w = constant(22016, 4096, dtype=dtype, seed=3)
     gate, up = (hidden @ w.double().T).chunk(2, dim=1)
     # The rows that rms_norm makes may differ by a last bit of 1 / sqrt, which the sum averages out.
     assert_near(small_gate_up(x, w, g, 1e-6, tiles), torch.nn.functional.silu(gate) * up, loosen=4)
@@ -145,7 +152,7 @@ def test_7b_small_products(dtype: torch.dtype, rows: int, overlap: int) -> None:
     y = small_linear(x, w, residual=residual, tiles=tiles)
     assert_near(y, x.double() @ w.double().T + residual.double())
     long = normal(rows, 11008, dtype=dtype, device="cuda", seed=4)
-    w = normal(4096, 11008, dtype=dtype, device="cuda", seed=5) / 64
+    w = constant(4096, 11008, dtype=dtype, seed=5)
     assert_near(small_linear(long, w, tiles=tiles), long.double() @ w.double().T, loosen=2)
 
 
@@ -156,7 +163,7 @@ def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) 
     x = normal(rows, 4096, dtype=dtype, device="cuda")
     outputs = (heads + 2 * kv_heads) * 128
     w, bias = (
-        normal(outputs, 4096, dtype=dtype, device="cuda", seed=1) / 64,
+        constant(outputs, 4096, dtype=dtype, seed=1),
         normal(outputs, dtype=dtype).cuda(),
     )
     g = normal(4096, dtype=dtype, device="cuda", seed=2)
@@ -177,7 +184,7 @@ def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) 
 def test_rows_of_small_products_do_not_depend_on_their_company() -> None:
     x = normal(16, 4096, dtype=torch.float16, device="cuda")
     g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
-    w = normal(8192, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+    w = constant(8192, 4096, dtype=torch.float16, seed=3)
     for low, high in ((2, 8), (9, 16)):
         assert torch.equal(small_gate_up(x[:low], w, g, 1e-6), small_gate_up(x[:high], w, g, 1e-6)[:low])
         assert torch.equal(small_linear(x[:low], w), small_linear(x[:high], w)[:low])
@@ -188,7 +195,7 @@ def test_rows_of_small_products_do_not_depend_on_their_company() -> None:
 def test_attention_overlapping_the_query_product(heads: int, overlap: int) -> None:
     """The keys it reads and its queries are written by the kernel just before."""
     x = normal(8, 4096, dtype=torch.float16, device="cuda")
-    w = normal((heads + 16) * 128, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+    w = constant((heads + 16) * 128, 4096, dtype=torch.float16, seed=3)
     lengths = [640, 1, 200, 65, 64, 300, 128, 7]
     case = paged_case(lengths, kv_heads=8, head_dim=128, block_size=64, dtype=torch.float16, device="cuda")
     caches = (case.key_cache, case.value_cache)
@@ -216,7 +223,7 @@ def test_overlapping_kernels_wait_for_each_other(start: int) -> None:
     """A long chain, each product reading what the one before wrote, replayed: the same bits as one by one."""
     x = normal(1, 4096, dtype=torch.float16, device="cuda")
     g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
-    w = normal(4096, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+    w = constant(4096, 4096, dtype=torch.float16, seed=3)
 
     def chain(overlap: int) -> torch.Tensor:
         y = x
@@ -246,10 +253,10 @@ def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     if name == "silu_mul":
         return lambda: silu_mul(x), [x]
     if name == "small_linear":
-        w = normal(4096, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        w = constant(4096, 4096, dtype=torch.float16, seed=3)
         return lambda: small_linear(x, w, row, x, row, 1e-6), [x]
     if name == "small_gate_up":
-        w = normal(2048, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        w = constant(2048, 4096, dtype=torch.float16, seed=3)
         return lambda: small_gate_up(x, w, None, 0.0), [x]
     lengths = [500, 0, 7, 1200]
     case = paged_case(lengths, kv_heads=8, head_dim=128, block_size=64, dtype=torch.float16, device="cuda")
@@ -271,7 +278,7 @@ def step_of(name: str) -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
     positions = torch.arange(4, device="cuda")
     slots = torch.tensor([0, 1, 2, -1], device="cuda")
     if name == "small_qkv":
-        w = normal(48 * 128, 4096, dtype=torch.float16, device="cuda", seed=3) / 64
+        w = constant(48 * 128, 4096, dtype=torch.float16, seed=3)
         place = (table, positions, positions, slots, *caches, 32, 8, 128)
         return lambda: small_qkv(x[:4], w, None, None, 0.0, *place), [x]
     call = lambda: rope_kv_write(  # noqa: E731

@@ -1,0 +1,106 @@
+"""The folded decode kernels compute what the modules compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
+from ingot.layers.fused_decode import fuses
+from ingot.runtime import forward
+from tests.tiny_models import save_model, tiny_config
+
+VARIANTS = {
+    "llama": {},
+    "llama-mha-bias": {"num_key_value_heads": 4, "attention_bias": True},
+    "llama-tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {},
+}
+
+
+def steps_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each step that the folded kernels computed."""
+    seen: list[int] = []
+    original = forward.fused_logits
+
+    def counted(model: object, hidden: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(hidden.shape[0])
+        return original(model, hidden, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(forward, "fused_logits", counted)
+    llm.executor.runner.forward.fused = True
+    return seen
+
+
+def compare(llm: LLM, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True, logprobs=4)
+    plain = llm.generate(prompts, params)
+    seen = steps_run(llm, monkeypatch)
+    folded = llm.generate(prompts, params)
+    assert seen.count(len(prompts)) >= 20
+    for one, other in zip(plain, folded, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            assert [t for t, _ in a.top] == [t for t, _ in b.top]
+            assert torch.allclose(
+                torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top]), atol=1e-4
+            )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_folded_is_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    assert not llm.executor.runner.forward.fused
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+
+
+def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(golden / "qwen_v1_1_safetensors" / "hf", device="cpu")
+    compare(llm, [list(range(3, 103)), list(range(60)), [1, 2, 3]], monkeypatch)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3"])
+def test_other_shapes_run_module_by_module(kind: str, tmp_path: Path) -> None:
+    save_model(tiny_config(kind), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    assert not fuses(llm.engine.model)
+
+
+def test_a_tap_sees_the_modules(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(golden / "llama_aidreams260K" / "hf", device="cpu")
+    seen = steps_run(llm, monkeypatch)
+    with llm.tap("layers.*") as tapped:
+        output = llm.generate([1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))[0]
+    assert not seen
+    assert tapped["layers.0"].shape[0] == 3 + len(output.token_ids) - 1
+    assert (
+        llm.generate([1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))[0].token_ids
+        == output.token_ids
+    )
+    assert seen
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_folded_is_plain_on_a_gpu(golden: Path, dtype: str, graphs: bool) -> None:
+    folder = golden / "llama_aidreams260K" / "hf"
+    runs = []
+    for fused in (True, False):
+        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
+        llm = LLM(folder, device="cuda", compute_dtype=dtype, runtime=runtime)
+        assert llm.executor.runner.forward.fused == fused
+        params = SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=0)
+        runs.append(llm.generate([[1], [1, 400], [1, 300, 301]], params))
+    tolerance = {"fp16": 0.02, "bf16": 0.15}[dtype]
+    for one, other in zip(*runs, strict=True):
+        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+        agreed = same.index(False) if False in same else len(same)
+        assert agreed >= 3
+        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
