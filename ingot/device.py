@@ -44,15 +44,18 @@ def resolve_device(name: str | torch.device) -> torch.device:
     return torch.device("cuda", number)
 
 
-def parse_dtype(name: str) -> torch.dtype:
-    """The torch dtype of ``fp16``, ``bf16`` or ``fp32`` (torch's own names work too).
+def parse_dtype(name: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of ``fp16``, ``bf16`` or ``fp32`` (torch's own names, and its dtypes, work too).
 
     Raises:
         ConfigError: the name is none of these.
     """
+    name = str(name).removeprefix("torch.")
     dtype = DTYPES.get(_LONG_NAMES.get(name, name))
     if dtype is None:
-        raise ConfigError("unknown dtype", seen=name, allowed="fp16, bf16, fp32", fix="--dtype")
+        raise ConfigError(
+            "unknown dtype", seen=name, allowed="auto, fp16, bf16, fp32", fix="--dtype (dtype=)"
+        )
     return dtype
 
 

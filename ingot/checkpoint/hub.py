@@ -9,6 +9,7 @@ HF_HUB_OFFLINE, HF_TOKEN) are huggingface_hub's: it reads them when it is import
 
 from __future__ import annotations
 
+import difflib
 import glob
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,13 +56,17 @@ def resolve_checkpoint(
         offline: never use the network; HF_HUB_OFFLINE=1 does the same.
 
     Raises:
-        CheckpointError: neither a folder nor an id; not in the cache while offline; in the cache but
+        CheckpointError: no such folder in one that exists; neither a folder nor an id; not in the cache
+        while offline; in the cache but
             incomplete while offline; no such model or revision; no access; the network failed.
     """
     path = Path(name_or_path).expanduser()
     if name_or_path != "" and path.exists():
         list_files(path)
         return path
+    if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
+        raise CheckpointError("no such folder", seen=path, allowed=near or None, fix="correct the path")
     repo = _repo_id(name_or_path)
     cached = _cached(repo, revision, cache_dir)
     complete = cached if cached is not None and _incomplete(cached) is None else None

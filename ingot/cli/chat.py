@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import Device, EnginePath, open_llm
+from ingot.cli.flags import Device, EnginePath, Threads, open_llm
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.cli.signals import StopOnInterrupt
 from ingot.errors import IngotError
@@ -26,15 +26,16 @@ _HELP = """/clear        forget the conversation
 Three double quotes begin and end a message of several lines. Ctrl-C stops an answer."""
 
 
-@sampling_flags
+@sampling_flags("n", "num_beams", "length_penalty", "early_stopping", "logprobs")
 def chat(
     engine: EnginePath,
     sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
     device: Device = None,
+    threads: Threads = None,
 ) -> None:
     """Talk with an engine. /help lists the commands; lines on a piped stdin are turns."""
-    llm = open_llm(engine, device)
+    llm = open_llm(engine, device, threads)
     from ingot.llm.conversation import Conversation
 
     talk = Conversation(llm, system, with_given(llm.default_params, sampling))
@@ -64,14 +65,14 @@ def _next_message() -> str | None:
             return message
         while message.count(_QUOTES) == 1 or not message.endswith(_QUOTES):
             line = _read_line("... ")
-            if line is None:
-                return None
+            if line is None:  # the end of a pipe closes the block
+                break
             message += f"\n{line}"
         return message.removesuffix(_QUOTES)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
-        stderr().print("\n/exit or Ctrl-D ends the chat", style="dim")
+        stderr().print("\n(thrown away; /exit or Ctrl-D ends the chat)", style="dim")
         return ""
 
 
@@ -90,7 +91,7 @@ def _command(talk: Conversation, message: str) -> bool:
     """Do what a line that begins with / says; False ends the chat."""
     name, _, rest = message.partition(" ")
     console = stderr()
-    if name == "/exit":
+    if name in ("/exit", "/quit"):
         return False
     if name == "/clear":
         talk.clear()

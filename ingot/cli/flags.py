@@ -21,6 +21,14 @@ EnginePath = Annotated[
     str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", show_default="auto")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads; give each its share when several processes compute on the same cores.",
+        min=1,
+        show_default="PyTorch's choice",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -29,11 +37,15 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def open_llm(path: str, device: str | None) -> LLM:
+def open_llm(path: str, device: str | None, threads: int | None = None) -> LLM:
     """Load an engine, showing so on a terminal."""
     with stderr().status("loading") if stderr().is_terminal else _nothing():
+        import torch
+
         from ingot.llm import LLM
 
+        if threads is not None:
+            torch.set_num_threads(threads)
         return LLM(path, **given(device=device))
 
 

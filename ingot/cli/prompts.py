@@ -57,7 +57,7 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
     if file is None and not texts and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("give a prompt, --file, or text on stdin")
     if file is None:
-        return [_of_text(text, chat, ids) for text in texts or [_decoded(sys.stdin.buffer.read(), "stdin")]]
+        return [_of_text(text, chat, ids) for text in texts or [_stdin_text()]]
     lines = _lines(file)
     if file.endswith(".jsonl"):
         found = [_of_object(line, f"{file}, line {number}", chat, ids) for number, line in lines]
@@ -76,6 +76,11 @@ def _lines(file: str) -> list[tuple[int, str]]:
         raise RequestError("the prompts cannot be read", seen=error, fix="--file") from None
     lines = _decoded(data, file).split("\n")
     return [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _stdin_text() -> str:
+    """The whole of stdin without the line end that echo and editors put last."""
+    return _decoded(sys.stdin.buffer.read(), "stdin").removesuffix("\n").removesuffix("\r")
 
 
 def _decoded(data: bytes, where: str) -> str:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, Device, EnginePath, open_llm
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, open_llm
 from ingot.cli.prompts import PromptGiven, read_prompts
-from ingot.cli.sampling import sampling_flags, with_given
+from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.config.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from ingot.llm import LLM, Answer, Output
-    from ingot.llm.llm import PromptLike
+    from ingot.llm.llm import Messages, PromptLike
 
 
-@sampling_flags
+@sampling_flags()
 def run(
     engine: EnginePath,
     sampling: dict[str, Any],
@@ -40,16 +40,19 @@ def run(
     ] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
     device: Device = None,
+    threads: Threads = None,
 ) -> None:
     """Answer prompts, all in flight together.
 
     Sampling values that are not given are those of the checkpoint's generation_config.
     """
+    if "logprobs" in sampling and not as_json:
+        raise typer.BadParameter("--logprobs needs --json, which shows them")
     given = read_prompts(prompts or [], file, chat=chat, ids=ids)
     start = time.perf_counter()
-    llm = open_llm(engine, device)
+    llm = open_llm(engine, device, threads)
     params = with_given(llm.default_params, sampling)
-    inputs = [_input(llm, one) for one in given]
+    inputs = [_input(one) for one in given]
     loaded = time.perf_counter()
     streams = sys.stdout.isatty() and not as_json and len(given) == params.n == params.num_beams == 1
     if streams and llm.tokenizer is not None:
@@ -67,19 +70,22 @@ def run(
     stderr().print(speed_text(num_tokens, seconds), style="dim")
 
 
-def _input(llm: LLM, given: PromptGiven) -> PromptLike:
+def _input(given: PromptGiven) -> PromptLike | Messages:
     if given.messages is not None:
-        return llm.chat_ids(given.messages)
+        return given.messages
     return given.prompt if given.prompt is not None else list(given.prompt_token_ids or [])
 
 
-def _stream(llm: LLM, prompt: PromptLike, params: SamplingParams) -> int:
+def _stream(llm: LLM, prompt: PromptLike | Messages, params: SamplingParams) -> int:
     """Write an answer as it comes; returns its number of tokens."""
     count = 0
+    reason = None
     for piece in llm.stream(prompt, params):
         write(piece.text)
         count += len(piece.token_ids)
+        reason = piece.finish_reason
     write("\n")
+    _note_cut(int(reason == "length"))
     return count
 
 
@@ -91,6 +97,14 @@ def _print_text(given: list[PromptGiven], outputs: list[Output]) -> None:
             if len(given) > 1 or which:
                 write(f"=== {i}/{len(given)}{which}: {one.title}\n")
             write(_text(answer) + "\n")
+    _note_cut(sum(a.finish_reason == "length" for output in outputs for a in output.answers))
+
+
+def _note_cut(count: int) -> None:
+    """Say on stderr that answers ended at their limit and not by themselves."""
+    if count:
+        which = "the answer was" if count == 1 else f"{count} answers were"
+        stderr().print(f"({which} cut off; {flag_name('max_new_tokens')} sets the limit)", style="dim")
 
 
 def _text(answer: Answer) -> str:

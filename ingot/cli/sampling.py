@@ -3,7 +3,7 @@
 Owns their names and help; which there are, and of what type, ``SamplingParams`` says. Knows no defaults: a
 flag that is not given is not passed on.
 
-    @sampling_flags
+    @sampling_flags("n")
     def chat(engine: str, sampling: dict[str, Any]) -> None: ...
 """
 
@@ -49,23 +49,39 @@ def flag_name(field: str) -> str:
     return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
-def sampling_flags(verb: Callable[..., None]) -> Callable[..., None]:
+def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
-    dict.
+    dict, checked.
+
+    Args:
+        without: fields that the verb has no use for, and so no flag.
     """
-    hints = typing.get_type_hints(verb, include_extras=True)
-    own = [p for p in inspect.signature(verb).parameters.values() if p.name != "sampling"]
-    flags = [_flag(name, hint) for name, hint in _types().items()]
 
-    @functools.wraps(verb)
-    def with_flags(**values: Any) -> None:
-        given = {flag.name: values.pop(flag.name) for flag in flags}
-        verb(**values, sampling={k: v for k, v in given.items() if _was_given(v)})
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        hints = typing.get_type_hints(verb, include_extras=True)
+        own = [p for p in inspect.signature(verb).parameters.values() if p.name != "sampling"]
+        flags = [_flag(name, hint) for name, hint in _types().items() if name not in without]
 
-    parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-    return with_flags
+        @functools.wraps(verb)
+        def with_flags(**values: Any) -> None:
+            given = {flag.name: values.pop(flag.name) for flag in flags}
+            sampling = {k: v for k, v in given.items() if _was_given(v)}
+            _check_alone(sampling)
+            verb(**values, sampling=sampling)
+
+        parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
+        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_flags
+
+    return decorate
+
+
+def _check_alone(given: Mapping[str, Any]) -> None:
+    """Refuse what is out of range by itself now, before an engine is loaded."""
+    for name, value in given.items():
+        if name != "min_new_tokens":  # its range depends on another
+            with_given(SamplingParams(num_beams=1), {name: value})
 
 
 def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -132,12 +132,17 @@ class SamplingParams(JsonConfig):
             or value < low
             or (high is not None and value > high)
         ):
-            raise RequestError(f"{name} is out of range", seen=value, allowed=allowed, fix=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
-            raise RequestError(f"{name} is out of range", seen=value, allowed=allowed, fix=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
         object.__setattr__(self, name, float(value))
+
+
+def _shown(value: object) -> object:
+    """A value for a message; text in quotes, so that "1" does not look like a number."""
+    return repr(value) if isinstance(value, str) else value

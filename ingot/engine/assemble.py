@@ -132,9 +132,9 @@ def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
 
 def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
     """The config of the kept layers; checks the build's limits against the model's."""
-    if config.rope is None and build.max_seq_len > config.max_positions:
+    if build.max_seq_len > config.max_positions:
         raise ConfigError(
-            "max_seq_len exceeds the model's learned positions",
+            "max_seq_len exceeds the model's positions",
             seen=build.max_seq_len,
             allowed=f"<= {config.max_positions}",
             fix="--max-seq-len",

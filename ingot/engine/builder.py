@@ -19,7 +19,7 @@ from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.device import dtype_name, resolve_device
+from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
 from ingot.engine.staging import new_parents, staged_folder
@@ -95,8 +95,7 @@ def build_config(
     layers: str | tuple[int, int] | None,
 ) -> BuildConfig:
     """A build's values with every ``auto`` replaced by what the checkpoint says."""
-    if dtype == "auto":
-        dtype = _source_dtype(source)
+    dtype = _source_dtype(source) if dtype == "auto" else dtype_name(parse_dtype(dtype))
     if max_seq_len is None:
         architecture = find_architecture(source.config.get("architectures") or ())
         max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)

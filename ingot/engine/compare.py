@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ingot.config.base import JsonConfig
+from ingot.engine.integrity import check_engine
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, WEIGHTS_FILE, Manifest, TensorEntry
 from ingot.errors import EngineError
 
@@ -75,15 +76,17 @@ class Comparison(JsonConfig):
 
 
 def compare_engines(left: Path, right: Path, progress: Progress | None = None) -> Comparison:
-    """Compare two engine folders. Weights are read only where their hashes differ, one tensor at a time.
+    """Compare two engine folders, after a check that each still is what was built.
 
     Args:
         progress: called as (tensor name, tensors done, tensors in all) while weights are read.
 
     Raises:
-        EngineError: one of them is no engine, or cannot be read.
+        EngineError: one of them is no engine, cannot be read, or is damaged.
     """
     a, b = Manifest.read(left), Manifest.read(right)
+    for folder, manifest in ((left, a), (right, b)):
+        check_engine(folder, manifest)
     return Comparison(
         config=field_changes(_config(a), _config(b)),
         tensors=_tensor_changes(left, right, a.tensors, b.tensors, progress),

@@ -7,7 +7,6 @@ Owns the filling of empty modules with weights. Knows nothing of requests.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,8 @@ from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest, read_plan
-from ingot.engine.manifest import PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
+from ingot.engine.integrity import TensorHashes, check_files
+from ingot.engine.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import EngineError, IngotError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
@@ -57,12 +57,12 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
     """Load an engine folder.
 
     Raises:
-        EngineError: the folder is no engine, or its weights do not match its manifest.
+        EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash).
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = Manifest.read(folder)
     plan = _read_own_plan(folder / PLAN_FILE)
-    _check_files(folder / TOKENIZER_FOLDER, manifest)
+    check_files(folder, manifest)
     text = read_engine_text(folder, manifest)
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
@@ -72,7 +72,9 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
     try:
         with safe_open(path, framework="pt") as file:
             _check_tensors(path, file, manifest, model)
-            fill(model, ((name, file.get_tensor(name)) for name in stored_tensors(model)), device, compute)
+            with TensorHashes(manifest) as hashes:
+                stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
+                fill(model, stored, device, compute)
     except (SafetensorError, OSError) as error:
         raise EngineError(
             f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
@@ -136,20 +138,6 @@ def _read_own_plan(path: Path) -> KernelPlan:
         return read_plan(path) if path.is_file() else KernelPlan()
     except IngotError as error:
         raise EngineError(f"{PLAN_FILE} is damaged", seen=error, fix="build the engine again") from None
-
-
-def _check_files(folder: Path, manifest: Manifest) -> None:
-    """The tokenizer's files must be those that the build wrote: a cut vocabulary would read as a smaller
-    one.
-    """
-    for name, digest in manifest.files.items():
-        path = folder / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            raise EngineError(
-                "a tokenizer file is missing or not the one that was built",
-                seen=path,
-                fix="build the engine again",
-            )
 
 
 def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) -> None:

@@ -76,10 +76,14 @@ def _check_target(target: Path, force: bool) -> None:
         return
     if not is_engine(target):
         raise BuildError(
-            "the target exists and is no engine", seen=target, fix="choose another -o; --force keeps it too"
+            "the target exists and is no engine",
+            seen=target,
+            fix="choose another place; --force does not replace it",
         )
     if not force:
-        raise BuildError("the engine exists", seen=target, fix="--force replaces it, or choose another -o")
+        raise BuildError(
+            "the engine exists", seen=target, fix="--force (force=True) replaces it, or choose another place"
+        )
 
 
 def _swap_in(folder: Path, target: Path) -> None:

@@ -20,7 +20,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
-from ingot.device import resolve_device
+from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, RequestError
@@ -101,6 +101,14 @@ class LLM:
         )
         self._flights = Flights(self.executor, engine.text.tokenizer)
 
+    def __repr__(self) -> str:
+        engine = self.engine
+        limits = engine.manifest.build
+        return (
+            f"LLM({engine.manifest.model.architecture}, {engine.device}, {dtype_name(engine.dtype)}, "
+            f"max_batch_size={limits.max_batch_size}, max_seq_len={limits.max_seq_len})"
+        )
+
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The engine's tokenizer; None for an engine built from a checkpoint without one."""
@@ -120,21 +128,20 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Output]:
         """Answer prompts, all in flight together; outputs follow the prompts' order.
 
         Args:
-            prompts: one prompt (text, a list of ids, a Prompt) or a list of them.
+            prompts: one prompt (text, a list of ids, a Prompt, or a conversation as in ``chat``) or a list.
             params: one for all, or one for each prompt.
 
         Raises:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
-        many = as_prompts(prompts)
-        ids = [p.token_ids(self.tokenizer) for p in many]
-        return self._run(ids, self._params_for(params, len(ids)))
+        many = split_prompts(prompts)
+        return self._run([self._entry(p) for p in many], self._params_for(params, len(many)))
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Output: ...
@@ -151,11 +158,17 @@ class LLM:
         Raises:
             RequestError: the messages are malformed, or the engine has no chat format.
         """
+        if isinstance(messages, str) or not isinstance(messages, Sequence):
+            raise RequestError(
+                "a conversation is a list of messages",
+                seen=repr(messages)[:80],
+                allowed='[{"role": "user", "content": "..."}]',
+                fix="messages",
+            )
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
-        ids = [self.chat_ids(m) for m in conversations]  # type: ignore[arg-type]
-        values = [self._with_chat_stops(v) for v in self._params_for(params, len(ids))]
-        outputs = self._run(ids, values, chat=True)
+        entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
+        outputs = self._run(entries, self._params_for(params, len(entries)))
         return outputs[0] if single else outputs
 
     def chat_ids(self, messages: Messages) -> list[int]:
@@ -176,8 +189,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        chat = _is_chat(prompt)
-        ids = self.chat_ids(prompt) if chat else Prompt.of(prompt).token_ids(self.tokenizer)  # type: ignore[arg-type]
+        ids, chat = self._entry(prompt)
         values = self._params_for(params, 1)[0]
         if chat:
             values = self._with_chat_stops(values)
@@ -205,13 +217,20 @@ class LLM:
         """
         return tap(self.engine.model, self.executor.runner, *patterns)
 
-    def _run(
-        self, prompts: list[list[int]], params: list[SamplingParams], *, chat: bool = False
-    ) -> list[Output]:
-        pairs = list(zip(prompts, params, strict=True))
-        for position, (ids, values) in enumerate(pairs, start=1):
-            self._check(ids, values, f"prompt {position}: " if len(pairs) > 1 else "")
-        flights = [self._flights.start(ids, values, chat=chat) for ids, values in pairs]
+    def _entry(self, prompt: PromptLike | Messages) -> tuple[list[int], bool]:
+        """A prompt's token ids, and whether it is a conversation."""
+        if is_conversation(prompt):
+            return self.chat_ids(prompt), True  # type: ignore[arg-type]
+        return Prompt.of(prompt).token_ids(self.tokenizer), False
+
+    def _run(self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]) -> list[Output]:
+        """Answer prompts, given as token ids and whether they are conversations."""
+        values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
+        for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
+            self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
+        flights = [
+            self._flights.start(ids, v, chat=chat) for (ids, chat), v in zip(entries, values, strict=True)
+        ]
         self._flights.finish(flights)
         return [flight.output() for flight in flights]
 
@@ -260,14 +279,17 @@ class LLM:
         return list(params)
 
 
-def as_prompts(value: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
-    """One prompt or a list of prompts → a list; a list of integers is one prompt of ids."""
+def split_prompts(
+    value: PromptLike | Messages | Sequence[PromptLike | Messages],
+) -> list[PromptLike | Messages]:
+    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
     if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
-        return [Prompt.of(value)]
-    if value and all(isinstance(v, Integral) for v in value):
-        return [Prompt.of(value)]
-    return [Prompt.of(v) for v in value]
+        return [value]
+    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
+        return [value]  # type: ignore[list-item]
+    return list(value)  # type: ignore[arg-type]
 
 
-def _is_chat(prompt: object) -> bool:
+def is_conversation(prompt: object) -> bool:
+    """Whether a prompt is a list of messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -27,14 +28,22 @@ def tensors() -> dict[str, torch.Tensor]:
     return {"a.weight": torch.randn(4, 3, generator=rng), "b.weight": torch.randn(6, generator=rng)}
 
 
-def engine(folder: Path, weights: dict[str, torch.Tensor] | None = None, **fields: object) -> Path:
-    """A folder with a manifest, weights and a plan; ``fields`` replace the manifest's."""
-    folder.mkdir()
+def engine(
+    folder: Path,
+    weights: dict[str, torch.Tensor] | None = None,
+    texts: dict[str, str] | None = None,
+    **fields: object,
+) -> Path:
+    """A folder with a manifest, weights, tokenizer files and a plan; ``fields`` replace the manifest's."""
+    (folder / "tokenizer").mkdir(parents=True)
+    for name, text in (texts or {}).items():
+        (folder / "tokenizer" / name).write_text(text)
+    files = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in (texts or {}).items()}
     weights = weights or tensors()
     with WeightsWriter(folder / "weights.safetensors", weights) as writer:
         for name, tensor in weights.items():
             writer.add(name, tensor)
-    manifest = Manifest("0.1.0", MODEL, BuildConfig("fp32"), QuantConfig(), writer.entries)
+    manifest = Manifest("0.1.0", MODEL, BuildConfig("fp32"), QuantConfig(), writer.entries, files)
     (folder / "manifest.json").write_text(manifest.replace(**fields).dump())
     (folder / "plan.json").write_text(json.dumps({"gpu": None, "tiles": {}}))
     return folder
@@ -66,8 +75,8 @@ def test_configs_differ_by_dotted_name(tmp_path: Path) -> None:
 
 
 def test_versions_plans_and_files_have_their_own_place(tmp_path: Path) -> None:
-    one = engine(tmp_path / "one", files={"tokenizer.json": "aa", "gone": "bb"})
-    two = engine(tmp_path / "two", files={"tokenizer.json": "cc"}, ingot_version="9.9")
+    one = engine(tmp_path / "one", texts={"tokenizer.json": "aa", "gone": "bb"})
+    two = engine(tmp_path / "two", texts={"tokenizer.json": "cc"}, ingot_version="9.9")
     (two / "plan.json").write_text(json.dumps({"gpu": "X", "tiles": {"rms_norm": {"num_warps": 8}}}))
     (two / "proof.json").write_text("{}")
     found = compare_engines(one, two)
@@ -156,12 +165,27 @@ def test_field_changes_of_nested_and_empty_values() -> None:
     )
 
 
+def test_a_damaged_engine_is_not_compared(tmp_path: Path) -> None:
+    one = engine(tmp_path / "one", texts={"tokenizer.json": "aa"})
+    two, three = tmp_path / "two", tmp_path / "three"
+    for copy in (two, three):
+        shutil.copytree(one, copy)
+    data = bytearray((two / "weights.safetensors").read_bytes())
+    data[-1] ^= 1
+    (two / "weights.safetensors").write_bytes(bytes(data))
+    with pytest.raises(EngineError, match=r"hashes differ.*b\.weight"):
+        compare_engines(one, two)
+    (three / "tokenizer" / "tokenizer.json").write_text("ab")
+    with pytest.raises(EngineError, match="tokenizer file"):
+        compare_engines(one, three)
+
+
 def test_weights_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     one, weights = engine(tmp_path / "one"), tensors()
     weights["b.weight"] += 1
     two = engine(tmp_path / "two", weights)
     (two / "weights.safetensors").write_bytes(b"broken")
-    with pytest.raises(EngineError, match=r"weights cannot be read.*weights\.safetensors"):
+    with pytest.raises(EngineError, match=r"cannot be read.*weights\.safetensors"):
         compare_engines(one, two)
     with pytest.raises(EngineError, match="not an engine"):
         compare_engines(one, tmp_path)

@@ -92,6 +92,14 @@ def test_neither_a_folder_nor_an_id(name: str) -> None:
     assert caught.value.seen == name
 
 
+def test_a_slip_in_a_path_is_not_sought_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines" / "qwen").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such folder") as caught:
+        resolve_checkpoint("engines/qwne")
+    assert caught.value.allowed == ["qwen"]
+
+
 def test_a_path_is_never_an_id() -> None:
     with pytest.raises(CheckpointError, match="neither a folder"):
         resolve_checkpoint(Path("org/name"))
