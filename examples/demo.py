@@ -12,7 +12,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.panel import Panel
 
 from ingot import LLM, IngotError, SamplingParams, build
 from ingot.cli.inspect import show
@@ -30,9 +29,8 @@ def main(checkpoint: Path, engine: Path) -> None:
     """Run the tour."""
     console = Console(highlight=False)
     step(console, "Build", f"ingot build {checkpoint} -o {engine} --force")
-    start = time.perf_counter()
     build(checkpoint, engine, force=True)
-    console.print(f"{engine}: built in {time.perf_counter() - start:.1f} s")
+    console.print(f"{engine}: built")
     llm = LLM(engine)
     step(console, "Inspect", f"ingot inspect {engine}")
     show(describe(engine), llm.default_params)
@@ -51,7 +49,8 @@ def main(checkpoint: Path, engine: Path) -> None:
     step(console, "Measure", f"on {llm.engine.device}, {llm.engine.dtype}".replace("torch.", ""))
     for count in (1, BATCH):
         console.print(f"{count:>3} at once: [bold]{tokens_per_second(llm, count):,.0f} tokens/s[/bold]")
-    console.print(Panel(next_steps(engine), title="What to type next", title_align="left", expand=False))
+    step(console, "What to type next", ". .venv/bin/activate")
+    console.print(next_steps(engine), markup=False, soft_wrap=True)
 
 
 def step(console: Console, title: str, command: str) -> None:
@@ -90,7 +89,7 @@ def next_steps(engine: Path) -> str:
     """Commands to try."""
     return (
         f"ingot chat {engine}\n"
-        f'ingot run {engine} --chat "How much is 12 + 30?" --json --logprobs 3\n'
+        f'ingot run {engine} --chat "How much is 12 + 30?" --json\n'
         f"ingot inspect {engine} --tensors\n"
         "python examples/tap_layers.py"
     )

@@ -193,7 +193,8 @@ def _explain(repo: str, revision: str | None, error: Exception) -> CheckpointErr
     if isinstance(error, RevisionNotFoundError):
         return CheckpointError(f"{repo} has no such revision", seen=revision, fix="--revision")
     return CheckpointError(
-        f"cannot download {_at(repo, revision)}",
+        f"cannot download {_at(repo, revision)}, which is no folder here",
         seen=detail,
-        fix="check the network and the disk; with HF_HUB_OFFLINE=1 or a local path no network is needed",
+        fix="correct the path if a folder was meant; else check the network and the disk "
+        "(with HF_HUB_OFFLINE=1 the cache alone is used)",
     )

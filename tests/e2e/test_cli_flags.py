@@ -1,0 +1,61 @@
+"""Flags that would do nothing are refused, and slips are told before an engine is loaded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ingot.engine.builder import build
+from tests.e2e.test_cli import ingot, run_json
+from tests.e2e.tiny import write_tiny
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flags")
+    return build(write_tiny(folder / "checkpoint"), folder / "engine", max_seq_len=128)
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["--num-beams", "2"], ["--logprobs", "3"]])
+def test_a_chat_has_one_answer_and_shows_text(engine: Path, words: list[str]) -> None:
+    result = ingot("chat", engine, *words, stdin="Hi\n")
+    assert result.exit_code == 2
+    assert "No such option" in result.stderr
+
+
+def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
+    result = ingot("run", engine, "Hi", "--logprobs", 3)
+    assert result.exit_code == 2
+    assert "--json" in result.stderr
+    (line,) = run_json(engine, "Hi", "--logprobs", 3, "--max-new-tokens", 2)
+    assert len(line["answers"][0]["logprobs"][0]["top"]) == 3
+
+
+def test_a_value_out_of_range_is_told_before_loading() -> None:
+    start = time.monotonic()
+    result = ingot("run", "no/such/engine", "Hi", "--top-p", 2)
+    assert result.exit_code == 1
+    assert "top_p is out of range" in result.stderr
+    assert "--top-p" in result.stderr
+    assert time.monotonic() - start < 30
+
+
+def test_the_line_end_of_stdin_is_no_part_of_the_prompt(engine: Path) -> None:
+    (piped,) = run_json(engine, stdin="Hi there\n")
+    (given,) = run_json(engine, "Hi there")
+    assert piped["prompt_token_ids"] == given["prompt_token_ids"]
+
+
+def test_the_end_of_a_pipe_closes_a_block(engine: Path) -> None:
+    result = ingot("chat", engine, "--max-new-tokens", 3, stdin='"""one\ntwo\n')
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+
+
+def test_a_cut_answer_is_said_to_be(engine: Path) -> None:
+    result = ingot("run", engine, "Hi", "--max-new-tokens", 2, "--ignore-eos", "--threads", 1)
+    assert result.exit_code == 0
+    assert "cut off" in result.stderr
+    assert "cut off" not in result.stdout
