@@ -8,6 +8,8 @@ model.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from ingot.errors import ConfigError, DeviceError
@@ -42,6 +44,11 @@ def resolve_device(name: str | torch.device) -> torch.device:
             fix="--device",
         )
     return torch.device("cuda", number)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which a GPU is the current one; nothing for a CPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def parse_dtype(name: str | torch.dtype) -> torch.dtype:

@@ -113,7 +113,8 @@ class MappedTensor:
     Attributes:
         target: name in the model.
         sources: names in the checkpoint.
-        shape: as the model has it. dtype: as the checkpoint has it.
+        shape: as the model has it.
+        dtype: as the checkpoint has it.
         tied_to: the target whose tensor this one is; such a one need not be loaded or stored.
         rule: what makes it.
     """

@@ -77,9 +77,8 @@ class DecoderConfig(JsonConfig):
     sliding_window: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads",
-        "num_kv_heads",
-                     "head_dim", "max_positions"):  # fmt: skip
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_positions")
+        for name in (*sizes, "num_layers", "num_heads", "num_kv_heads", "head_dim"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive", seen=getattr(self, name), fix="config.json")
         if self.num_heads % self.num_kv_heads:

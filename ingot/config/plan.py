@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
-OPS = (
-    "rms_norm",
-    "layer_norm",
-    "rope_kv_write",
-    "silu_mul",
-    "paged_attention",
-    "prefill_attention",
-)
+TILES: dict[str, tuple[str, ...]] = {
+    "rms_norm": ("num_warps", "OVERLAP"),
+    "layer_norm": ("num_warps",),
+    "rope_kv_write": ("BLOCK_HEADS", "num_warps"),
+    "silu_mul": ("BLOCK_I", "num_warps"),
+    "paged_attention": ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "num_warps", "num_stages", "OVERLAP"),
+    "prefill_attention": ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+}
+_ANY_SIZE = ("num_stages", "MAX_SPLITS")  # the others are powers of two
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,26 @@ class KernelPlan(JsonConfig):
     tiles: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.tiles) - set(OPS))
+        unknown = sorted(set(self.tiles) - set(TILES))
         if unknown:
-            raise ConfigError("the plan names unknown kernels", seen=unknown, allowed=list(OPS), fix="--plan")
+            raise ConfigError(
+                "the plan names unknown kernels", seen=unknown, allowed=list(TILES), fix="--plan"
+            )
         for op, sizes in self.tiles.items():
-            bad = {k: v for k, v in sizes.items() if isinstance(v, bool) or not isinstance(v, int) or v < 1}
+            odd = sorted(set(sizes) - set(TILES[op]))
+            if odd:
+                raise ConfigError(f"{op} has no such tiles", seen=odd, allowed=list(TILES[op]), fix="--plan")
+            bad = {name: size for name, size in sizes.items() if not _is_size(name, size)}
             if bad:
-                raise ConfigError(f"tile sizes of {op} must be integers >= 1", seen=bad, fix="--plan")
+                raise ConfigError(
+                    f"tile sizes of {op} are out of range", seen=bad, allowed="powers of two", fix="--plan"
+                )
 
     def for_op(self, op: str) -> dict[str, int] | None:
         """Tiles of one op, or None where the op's defaults hold."""
         return self.tiles.get(op)
+
+
+def _is_size(name: str, size: object) -> bool:
+    whole = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    return whole and (name in _ANY_SIZE or size & (size - 1) == 0)  # type: ignore[operator]

@@ -21,9 +21,8 @@ class RuntimeConfig(JsonConfig):
         memory_fraction: share of a GPU's memory that weights, activations and cache may take together.
         block_size: tokens in a cache block.
         token_budget: most tokens that one step computes; longer prompts are prefilled in chunks.
-        cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a CPU
-        holds
-            a full batch up to 1 GiB.
+        cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a
+            CPU holds a full batch up to 1 GiB.
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,

@@ -8,6 +8,7 @@ Owns the sampling values and their ranges. Knows nothing of logits or tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from ingot.config.base import JsonConfig
 from ingot.errors import RequestError
@@ -126,18 +127,15 @@ class SamplingParams(JsonConfig):
         if value is None and optional:
             return
         allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or value < low
-            or (high is not None and value > high)
-        ):
+        ok = isinstance(value, Integral) and not isinstance(value, bool)
+        if not ok or value < low or (high is not None and value > high):
             raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
+        object.__setattr__(self, name, int(value))
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
         allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
-        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        ok = isinstance(value, Real) and not isinstance(value, bool)
         if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
             raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
         object.__setattr__(self, name, float(value))

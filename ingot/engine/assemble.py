@@ -86,16 +86,24 @@ class Assembly:
                     yield f"{prefix}{name}", self._load(f"{prefix}{name}", checkpoint)
 
     def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        tensor = self.mapped[target].load(checkpoint)
-        dtype = parse_dtype(self.build.dtype)
-        cast = tensor.to(dtype)
-        if dtype == torch.float16 and tensor.dtype != dtype and not bool(torch.isfinite(cast).all()):
-            raise BuildError(
-                "weights do not fit fp16",
-                seen=f"{target}: largest {tensor.abs().max():.4g}",
-                fix="--dtype bf16",
-            )
-        return cast
+        return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
+
+
+def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight in another dtype.
+
+    Raises:
+        BuildError: it is finite, and in fp16 it would not be.
+    """
+    cast = tensor.to(dtype)
+    narrower = dtype == torch.float16 and tensor.dtype != dtype
+    if narrower and not bool(torch.isfinite(cast).all()):
+        raise BuildError(
+            "weights do not fit fp16",
+            seen=f"{name}: largest {tensor.abs().max():.4g}",
+            fix="--dtype bf16 (or compute_dtype)",
+        )
+    return cast
 
 
 def empty_model(

@@ -54,10 +54,13 @@ def build(
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
-        device: where weights are packed: ``auto``, ``cpu``, ``cuda``.
+        device: where weights are packed: ``auto``, ``cpu``, ``cuda``; checked now, and used by schemes that
+        compute
+            when they pack. Weights that are only copied need none.
         max_batch_size: most requests in one step.
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
-        8192. layers: ``"0:1"`` keeps only these decoder layers.
+            8192.
+        layers: ``"0:1"`` keeps only these decoder layers.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is.
         revision: branch, tag or commit of a hub id.

@@ -22,8 +22,9 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
-from ingot.engine.builder import build_config, make_manifest, read_plan
-from ingot.engine.manifest import PLAN_FILE, Manifest, is_engine
+from ingot.engine.builder import build_config, make_manifest
+from ingot.engine.loader import read_own_plan
+from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
@@ -88,7 +89,7 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
-    plan = read_plan(folder / PLAN_FILE) if (folder / PLAN_FILE).is_file() else KernelPlan()
+    plan = read_own_plan(folder)
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )

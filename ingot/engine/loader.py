@@ -21,7 +21,7 @@ from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
-from ingot.engine.assemble import Assembly, empty_model, stored_tensors
+from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest, read_plan
 from ingot.engine.integrity import TensorHashes, check_files
 from ingot.engine.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
@@ -61,7 +61,7 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = Manifest.read(folder)
-    plan = _read_own_plan(folder / PLAN_FILE)
+    plan = read_own_plan(folder)
     check_files(folder, manifest)
     text = read_engine_text(folder, manifest)
     model = empty_model(
@@ -118,7 +118,7 @@ def fill(
             path, _, leaf = name.rpartition(".")
             wanted = dtype if tensor.is_floating_point() else tensor.dtype
             module = model.get_submodule(path)
-            own = tensor.to(device=device, dtype=wanted, copy=True)
+            own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
             setattr(module, leaf, nn.Parameter(own, requires_grad=False))
         if tied:
             model.lm_head.weight = model.embed_tokens.weight
@@ -133,7 +133,13 @@ def fill(
     model.eval()
 
 
-def _read_own_plan(path: Path) -> KernelPlan:
+def read_own_plan(folder: Path) -> KernelPlan:
+    """The plan of an engine; defaults where it has none.
+
+    Raises:
+        EngineError: its plan.json is damaged.
+    """
+    path = folder / PLAN_FILE
     try:
         return read_plan(path) if path.is_file() else KernelPlan()
     except IngotError as error:

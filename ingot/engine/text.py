@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
-from ingot.processors.chat import ChatFormat, load_chat_format, stop_ids_for
+from ingot.processors.chat import FORMATS, ChatFormat, load_chat_format, stop_ids_for
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -50,7 +50,7 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     chat = load_chat_format(source.folder, source.generation_config, chat_template)
     stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)
-    template_file = Path(chat_template) if chat_template and chat_template.endswith(".jinja") else None
+    template_file = Path(chat_template) if chat_template and chat_template not in FORMATS else None
     if template_file is not None:
         files = (*(f for f in files if f.name != TEMPLATE_FILE), template_file)
     builtin = None if template_file else chat_template

@@ -295,9 +295,11 @@ def rope_kv_write(
     2021; Qwen v1.
 
     Args:
-        qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: queries, keys, values of each
-        token. cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim;
-        None: no rotary. rope_rows: [T] int64, row of cos_sin for each token.
+        qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
+        values. cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim,
+        or None:
+            no rotary.
+        rope_rows: [T] int64, row of cos_sin for each token.
         positions: [T] int64, 0-based position in the request; read for logn only.
         slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, changed in place.

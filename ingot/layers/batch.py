@@ -26,8 +26,9 @@ class ForwardBatch:
         rope_rows: [T] int64, row of the rotary table: the position plus the request's table offset.
         slot_mapping: [T] int64, cache slot that receives the token's key and value
             (``block * block_size + offset``); -1 writes nothing (padding of a graph).
-        block_tables: [B, max_blocks] int32, blocks of each request in order; entries past its length are
-        ignored. query_start: [B + 1] int32, cumulative token counts.
+        block_tables: [B, max_blocks] int32, blocks of each request in order; entries past its length are not
+            read.
+        query_start: [B + 1] int32, cumulative token counts.
         seq_lens: [B] int32, tokens in the cache after this step; 0 marks a padding row of a graph.
         logits_indices: [L] int64, tokens whose logits are wanted.
         max_query_len: longest run of new tokens; 1 means that every request decodes.

@@ -1,6 +1,6 @@
 """The public Python API: ``LLM`` and what it returns."""
 
 from ingot.llm.llm import LLM
-from ingot.llm.outputs import Answer, Output, Piece
+from ingot.llm.outputs import Answer, Output, Piece, TokenLogprobs
 
-__all__ = ["LLM", "Answer", "Output", "Piece"]
+__all__ = ["LLM", "Answer", "Output", "Piece", "TokenLogprobs"]

@@ -88,13 +88,9 @@ class Flights:
         self._close_empty()
 
     def finish(self, flights: Sequence[Flight]) -> None:
-        """Step until these flights are done; on an error or interrupt they are cancelled."""
-        try:
-            while not all(f.done for f in flights):
-                self.step()
-        finally:
-            for flight in flights:
-                self.cancel(flight)
+        """Step until these flights are done."""
+        while not all(f.done for f in flights):
+            self.step()
 
     def cancel(self, flight: Flight) -> None:
         """Drop a flight; its request ends within this call."""
@@ -129,4 +125,7 @@ class Flights:
                 continue
             del self._open[request_id]
             finished = [a for a in flight.answers if a.done]
-            flight.answers = finished or flight.answers
+            if not finished:  # a beam search without a single hypothesis
+                flight.pieces.append(flight.answers[0].abort())
+                finished = flight.answers[:1]
+            flight.answers = finished

@@ -25,7 +25,7 @@ from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
-from ingot.llm.flights import Flights
+from ingot.llm.flights import Flight, Flights
 from ingot.llm.outputs import Output, Piece
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
@@ -45,9 +45,8 @@ class LLM:
         device: ``auto``, ``cuda``, ``cuda:N`` or ``cpu``.
         compute_dtype: dtype of arithmetic; ``auto``: the engine's own on a GPU, fp32 on a CPU.
         runtime: cache and step sizes; they change speed and memory, never output.
-        max_batch_size, max_seq_len, chat_template, revision: for a checkpoint, as in ``build``; an engine
-        has its
-            own.
+        max_batch_size, max_seq_len, layers, chat_template, revision: for a checkpoint, as in ``build``; an
+            engine has its own.
 
     Raises:
         EngineError, CheckpointError: the folder cannot be loaded.
@@ -63,11 +62,13 @@ class LLM:
         runtime: RuntimeConfig | None = None,
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
+        layers: str | None = None,
         chat_template: str | None = None,
         revision: str | None = None,
     ) -> None:
         place = resolve_device(device)
-        given = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len, "chat_template": chat_template}
+        given: dict[str, object] = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+        given |= {"layers": layers, "chat_template": chat_template}
         if is_engine(Path(path)):
             fixed = sorted(name for name, value in given.items() if value is not None)
             if fixed:
@@ -82,6 +83,7 @@ class LLM:
                 compute_dtype,
                 max_batch_size=DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size,
                 max_seq_len=max_seq_len,
+                layers=layers,
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
@@ -215,7 +217,7 @@ class LLM:
         Raises:
             RequestError: a pattern matches no module.
         """
-        return tap(self.engine.model, self.executor.runner, *patterns)
+        return tap(self.engine.model, self.executor, *patterns)
 
     def _entry(self, prompt: PromptLike | Messages) -> tuple[list[int], bool]:
         """A prompt's token ids, and whether it is a conversation."""
@@ -228,10 +230,14 @@ class LLM:
         values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
         for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
             self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
-        flights = [
-            self._flights.start(ids, v, chat=chat) for (ids, chat), v in zip(entries, values, strict=True)
-        ]
-        self._flights.finish(flights)
+        flights: list[Flight] = []
+        try:
+            for (ids, chat), value in zip(entries, values, strict=True):
+                flights.append(self._flights.start(ids, value, chat=chat))
+            self._flights.finish(flights)
+        finally:
+            for flight in flights:
+                self._flights.cancel(flight)
         return [flight.output() for flight in flights]
 
     def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:

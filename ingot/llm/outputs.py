@@ -2,7 +2,7 @@
 
 Owns the outputs' shapes, incremental text and stop strings. Knows nothing of scheduling or models.
 
-    assembler = AnswerAssembler(tokenizer, params)
+    assembler = AnswerAssembler(tokenizer, params, context=[])
     piece = assembler.add(update)
 """
 
@@ -59,6 +59,16 @@ class Output:
     def finish_reason(self) -> Reason | None:
         """Why the first answer ended."""
         return self.answers[0].finish_reason
+
+    @property
+    def stopped_by(self) -> int | str | None:
+        """The end token or stop string that ended the first answer."""
+        return self.answers[0].stopped_by
+
+    @property
+    def score(self) -> float | None:
+        """Score of the first answer, when it is a beam's."""
+        return self.answers[0].score
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:

@@ -27,9 +27,9 @@ class Tokenizer(ABC):
         vocab_size: one more than the largest id; a model's own vocabulary may be padded beyond it.
         special_tokens: text → id of the tokens that frame a prompt.
         files: every file to copy so that ``load_tokenizer`` and the chat template work on the copy.
-        adds_bos, adds_eos: whether ``encode`` puts them around the text, as Hugging Face does for this
-        tokenizer. joins_bytes: whether the text of ids is the joined bytes of each, so that it can be
-        streamed exactly.
+        adds_bos, adds_eos: whether ``encode`` puts them around the text, as Hugging Face does for
+            this tokenizer.
+        joins_bytes: whether the text of ids is the joined bytes of each, so that it can be streamed exactly.
     """
 
     def __init__(

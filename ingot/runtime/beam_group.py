@@ -38,7 +38,7 @@ class BeamGroup:
     def advance(self, scheduler: Scheduler) -> list[Request]:
         """Replace the beams by those that continue; returns the requests that ended.
 
-        Children fork before parents end, so that shared blocks stay.
+        Children fork here; the caller ends the parents afterwards, so that shared blocks stay.
         """
         parents = self.beams
         steps = self.search.advance([self._candidates[b.request_id] for b in parents])
@@ -46,8 +46,6 @@ class BeamGroup:
         self._candidates.clear()
         for step, child in zip(steps, self.beams, strict=True):
             scheduler.fork(parents[step.parent], child)
-        for parent in parents:
-            scheduler.finish(parent)
         return parents
 
     def results(self) -> list[BeamResult]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from ingot.config.sampling import SamplingParams
-from ingot.errors import RequestError
+from ingot.device import on_device
+from ingot.errors import OutOfMemoryError, RequestError
 from ingot.layers.decoder import Decoder
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.kv_cache import BlockManager
@@ -144,12 +145,19 @@ class Executor:
         After an exception the executor holds no requests.
         """
         try:
-            return self._step()
-        except BaseException:
+            with on_device(self.runner.device):
+                return self._step()
+        except BaseException as error:
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self._end(request)
             self._groups.clear()
             self._prompt_logits.clear()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise OutOfMemoryError(
+                    "a step does not fit the GPU's memory",
+                    seen=str(error).split(". ")[0],
+                    fix="a smaller memory_fraction or token_budget",
+                ) from None
             raise
 
     def _step(self) -> list[Update]:
@@ -168,7 +176,7 @@ class Executor:
                 pieces = self._prompt_logits[request.request_id]
                 if item.start == 0:
                     pieces.clear()  # a preempted prompt starts over
-                pieces.append(logits[row : row + item.count].float().cpu())
+                pieces.append(logits[row : row + item.count].cpu().float())
                 row += item.count
                 if item.samples:
                     updates.append(self._finished(request, FinishReason.LENGTH))

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs, one a batch bucket.
 
 Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it
-is needed, or by ``warm_up``. Knows nothing of requests beyond a step's rows.
+is needed. Knows nothing of requests beyond a step's rows.
 
     graphs = DecodeGraphs(forward, device, max_batch_size=64, max_seq_len=4096)
     logits = graphs.run(step, block_size)
@@ -50,13 +50,8 @@ class DecodeGraphs:
         """Whether a bucket holds this many requests."""
         return num_requests <= self.buckets[-1]
 
-    def warm_up(self) -> None:
-        """Capture every bucket now, largest first, so that smaller ones reuse its memory."""
-        for bucket in reversed(self.buckets):
-            self._capture(bucket)
-
     def run(self, step: ScheduledBatch, block_size: int) -> torch.Tensor:
-        """Logits [requests, vocab_size]; valid until the bucket runs again."""
+        """Logits [requests, vocab_size]; valid until the next run: buckets share memory."""
         count = len(step.requests)
         bucket = next(b for b in self.buckets if b >= count)
         captured = self._capture(bucket)

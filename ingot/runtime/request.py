@@ -30,9 +30,8 @@ class Request:
     Attributes:
         max_total_tokens: prompt and output may reach this many tokens.
         rope_offset: rows added to positions, fixed by the prompt's length for the request's whole life.
-        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks only
-        under
-            equal keys.
+        cache_key: what else, besides tokens, decides the keys and values; equal tokens share blocks
+            only under equal keys.
         all_logits: wants the logits of every prompt position; such a request reuses no prefix.
         sample_index: which of the ``n`` answers to its prompt this is.
         width: places in the batch it will come to take (the root of a beam search counts for all its beams).

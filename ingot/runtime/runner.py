@@ -3,7 +3,7 @@
 Owns the KV cache's memory and the way from a ``ScheduledBatch`` to the model and back. Decides nothing: what
 runs was decided by the scheduler, what is chosen from the logits is the sampler's.
 
-    runner = Runner(model, device, dtype, num_blocks=1024, block_size=64, ...)
+    runner = Runner(model, caches, device, max_batch_size=8, max_seq_len=4096, cuda_graphs=True)
     logits = runner.run(step)        # [L, vocab_size] on the device
 """
 

@@ -45,7 +45,8 @@ class SamplingTensors:
 
     Attributes:
         temperature, top_p, min_p: [B] float64. top_k, seed, step: [B] int64.
-        all_greedy: no row draws. max_top_k: largest top_k of a drawing row, 0 where none filters.
+        all_greedy: no row draws.
+        max_top_k: largest top_k of a drawing row, 0 where none filters.
         any_top_p, any_min_p: some drawing row filters so.
     """
 

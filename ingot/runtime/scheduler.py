@@ -47,6 +47,9 @@ class ScheduledBatch:
         return sum(r.count for r in self.requests)
 
 
+LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
+
+
 class Scheduler:
     """First come, first served; the newest running request gives way when blocks run out."""
 
@@ -96,7 +99,7 @@ class Scheduler:
                 break
             if request in step.preempted:
                 continue
-            count = min(request.num_uncomputed, budget)
+            count = _share(request, budget)
             if self._reserve(request, count, step):
                 step.requests.append(ScheduledRequest(request, request.num_computed, count))
                 budget -= count
@@ -127,7 +130,7 @@ class Scheduler:
                 if step.requests or not self._take_from_held():
                     return
                 continue
-            count = min(request.num_uncomputed, budget)
+            count = _share(request, budget)
             grown = self.cache.grow(request, request.num_computed + count)
             assert grown
             self.waiting.popleft()
@@ -169,3 +172,8 @@ class Scheduler:
             self.running.remove(victim)
             self.waiting.appendleft(victim)
             step.preempted.append(victim)
+
+
+def _share(request: Request, budget: int) -> int:
+    """How many of a request's tokens the next step computes."""
+    return min(request.num_uncomputed, budget, LOGITS_CHUNK if request.all_logits else budget)

@@ -8,12 +8,14 @@ log-probabilities. Knows nothing of scheduling.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from ingot.errors import EngineError
 from ingot.runtime.beam import top_candidates
 from ingot.runtime.logits import LogitsProcessor, processors_for
 from ingot.runtime.request import Request
@@ -91,7 +93,15 @@ class TokenSelector:
         if raw is not None:
             count = max(c.request.params.logprobs or 0 for c in choices)
             chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, drawn, count))
-        for i, (choice, token) in enumerate(zip(choices, drawn.tolist(), strict=True)):
+        values = rows.gather(1, drawn[:, None]).squeeze(1)
+        tokens, logits = torch.stack([drawn.double(), values.double()]).tolist()  # one wait for the device
+        for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
+            if math.isnan(logit):
+                raise EngineError(
+                    "the model's logits are not numbers",
+                    seen=f"NaN after {choice.request.num_tokens} tokens",
+                    fix="build with --dtype bf16 or fp32 if fp16 overflows; else the weights are broken",
+                )
             choice.token_id = token
             wanted = choice.request.params.logprobs
             if raw is not None and wanted is not None:

@@ -12,15 +12,17 @@ import itertools
 import torch
 
 from ingot.config.runtime import RuntimeConfig
+from ingot.device import on_device
 from ingot.errors import OutOfMemoryError
 from ingot.layers.batch import ForwardBatch
 from ingot.layers.decoder import Decoder
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
+from ingot.runtime.scheduler import LOGITS_CHUNK
 
 _CPU_CACHE_BYTES = 1 << 30
-_GRAPH_RESERVE_BYTES = 1 << 29
+_RESERVE_BYTES = 1 << 30  # graphs, their logits, and the sampler's temporaries
 
 
 def make_executor(
@@ -39,8 +41,16 @@ def make_executor(
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
     block_bytes = _block_bytes(model, config.block_size, dtype)
-    num_blocks = _num_blocks(model, device, dtype, block_bytes, max_batch_size, max_seq_len, config)
-    caches = make_caches(model, num_blocks, config.block_size, device, dtype)
+    try:
+        with on_device(device):
+            num_blocks = _num_blocks(model, device, dtype, block_bytes, max_batch_size, max_seq_len, config)
+            caches = make_caches(model, num_blocks, config.block_size, device, dtype)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "the weights leave too little of the GPU's memory to run",
+            seen=str(error).split(". ")[0],
+            fix="a smaller token_budget or --max-seq-len, --dtype fp16, or a larger GPU",
+        ) from None
     runner = Runner(
         model,
         caches,
@@ -105,7 +115,7 @@ def _gpu_room(
     activations = _largest_step(model, device, dtype, max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - total * (1 - config.memory_fraction)) - activations - _GRAPH_RESERVE_BYTES
+    return int(free - total * (1 - config.memory_fraction)) - activations - _RESERVE_BYTES
 
 
 @torch.inference_mode()
@@ -132,7 +142,7 @@ def _largest_step(
         block_tables=torch.arange(width * len(lens), dtype=torch.int32, device=device).view(len(lens), width),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
-        logits_indices=torch.arange(min(tokens, max_batch_size), device=device),
+        logits_indices=torch.arange(min(tokens, max(max_batch_size, LOGITS_CHUNK)), device=device),
         max_query_len=length,
         max_seq_len=length,
     )

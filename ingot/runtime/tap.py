@@ -16,8 +16,12 @@ import torch
 from torch import nn
 
 from ingot.errors import RequestError
+from ingot.layers.attention import HeadNorm
 from ingot.layers.decoder import DecoderLayer
-from ingot.runtime.runner import Runner
+from ingot.layers.rotary import RotaryTable
+from ingot.runtime.executor import Executor
+
+_NEVER_CALLED = (nn.ModuleList, RotaryTable, HeadNorm)  # their values are read by others
 
 
 class Seen(Mapping[str, torch.Tensor]):
@@ -51,16 +55,23 @@ class Seen(Mapping[str, torch.Tensor]):
 
 
 @contextmanager
-def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
+def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
     """Collect the outputs of the modules that the patterns name.
 
     ``*`` stands for one part of a dotted name (``layers.*``, ``layers.*.mlp``), ``**`` for any number of
     parts.
 
+    While it is open every module is called for every token: CUDA graphs, fused kernels and prefix reuse are
+    off.
+
     Raises:
-        RequestError: a pattern matches no module.
+        RequestError: there is no pattern, or one matches no module that is called.
     """
-    names = [name for name, _ in model.named_modules() if name]
+    if not patterns:
+        raise RequestError(
+            "a tap needs at least one pattern", allowed="for example layers.*", fix="the tap's pattern"
+        )
+    names = [n for n, m in model.named_modules() if n and not isinstance(m, _NEVER_CALLED)]
     wanted: dict[str, None] = {}
     for pattern in patterns:
         matcher = _compile(pattern)
@@ -72,11 +83,13 @@ def tap(model: nn.Module, runner: Runner, *patterns: str) -> Iterator[Seen]:
         wanted |= dict.fromkeys(found)
     seen = Seen()
     handles = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in wanted]
-    before, runner.eager = runner.eager, True
+    runner, blocks = executor.runner, executor.blocks
+    before = (runner.eager, blocks.prefix_reuse)
+    runner.eager, blocks.prefix_reuse = True, False
     try:
         yield seen
     finally:
-        runner.eager = before
+        runner.eager, blocks.prefix_reuse = before
         for handle in handles:
             handle.remove()
 
