@@ -46,12 +46,15 @@ def chat(
         stderr().print("/help lists the commands, Ctrl-D ends the chat", style="dim")
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    failed = False
     while (message := _next_message()) is not None:
         if message.startswith("/"):
             if not _command(talk, message):
-                return
+                break
         elif message.strip():
-            _answer(talk, message.removeprefix(_QUOTES))
+            failed |= not _answer(talk, message.removeprefix(_QUOTES))
+    if failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
 def _next_message() -> str | None:
@@ -106,8 +109,8 @@ def _command(talk: Conversation, message: str) -> bool:
     return True
 
 
-def _answer(talk: Conversation, message: str) -> None:
-    """Stream an answer; an error is shown and the chat goes on."""
+def _answer(talk: Conversation, message: str) -> bool:
+    """Stream an answer; an error is shown, gives False, and the chat goes on."""
     before, reason = talk.num_dropped, None
     try:
         with StopOnInterrupt() as stop, closing(talk.ask(message)) as pieces:  # type: ignore[type-var]
@@ -119,10 +122,11 @@ def _answer(talk: Conversation, message: str) -> None:
         write("\n")
     except IngotError as error:
         print_error(error)
-        return
+        return False
     if stop.requested:
         stderr().print("(stopped)", style="dim")
     elif reason == "length":
         stderr().print(f"(cut off; {flag_name('max_new_tokens')} sets the limit)", style="dim")
     if talk.num_dropped > before == 0:
         stderr().print("(the oldest turns no longer fit and are dropped from now on)", style="dim")
+    return True

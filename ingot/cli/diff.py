@@ -47,12 +47,12 @@ def _show(found: Comparison) -> None:
     for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
         _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
     _section("files", [_file_line(c) for c in found.files])
-    _section("tensors", [_tensor_line(c) for c in found.tensors])
+    _section("tensors", _tensor_lines(found.tensors), len(found.tensors))
 
 
-def _section(title: str, lines: Sequence[str]) -> None:
+def _section(title: str, lines: Sequence[str], count: int | None = None) -> None:
     if lines:
-        stdout().print(f"{title}: {len(lines)} differ", style="bold")
+        stdout().print(f"{title}: {len(lines) if count is None else count} differ", style="bold")
     for line in lines:
         stdout().print(f"  {line}", markup=False)
 
@@ -67,6 +67,18 @@ def _file_line(change: FieldChange) -> str:
     if change.left == ABSENT:
         return f"{change.name}: only in B"
     return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: other content"
+
+
+def _tensor_lines(changes: Sequence[TensorChange]) -> list[str]:
+    """A line a tensor; one line for all that differ in nothing but the same two dtypes."""
+    recast: dict[tuple[str, str], list[TensorChange]] = {}
+    for change in changes:
+        if change.left and change.right and change.aspects == ("dtype",) and not change.max_abs:
+            recast.setdefault((change.left.dtype, change.right.dtype), []).append(change)
+    groups = [(pair, found) for pair, found in recast.items() if len(found) > 1]
+    told = {change.name for _, found in groups for change in found}
+    lines = [f"{len(found)} tensors: {a} -> {b}, values equal" for (a, b), found in groups]
+    return lines + [_tensor_line(change) for change in changes if change.name not in told]
 
 
 def _tensor_line(change: TensorChange) -> str:

@@ -18,6 +18,7 @@ from ingot.config.sampling import SamplingParams
 if TYPE_CHECKING:
     from ingot.llm import LLM, Answer, Output
     from ingot.llm.llm import Messages, PromptLike
+    from ingot.processors.tokenizer import Tokenizer
 
 
 @sampling_flags()
@@ -64,7 +65,7 @@ def run(
     seconds = time.perf_counter() - loaded
     if as_json:
         timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
-        _print_json(given, outputs, timing)
+        _print_json(given, outputs, timing, llm.tokenizer)
     else:
         _print_text(given, outputs)
     stderr().print(speed_text(num_tokens, seconds), style="dim")
@@ -112,12 +113,20 @@ def _text(answer: Answer) -> str:
     return " ".join(map(str, answer.token_ids)) if answer.text is None else answer.text
 
 
-def _print_json(given: list[PromptGiven], outputs: list[Output], timing: dict[str, Any]) -> None:
-    """An object a line and prompt; the timing is of all prompts together."""
+def _print_json(
+    given: list[PromptGiven], outputs: list[Output], timing: dict[str, Any], tokenizer: Tokenizer | None
+) -> None:
+    """An object a line and prompt; the timing is of all prompts together. Tokens with log-probabilities
+    have their text beside them.
+    """
     for one, output in zip(given, outputs, strict=True):
         line: dict[str, Any] = {"prompt": one.prompt}
         if one.messages is not None:
             line["messages"] = one.messages
         line["prompt_token_ids"] = output.prompt_token_ids
         line["answers"] = [asdict(answer) for answer in output.answers]
+        for entry in (e for answer in line["answers"] for e in answer["logprobs"] or ()):
+            if tokenizer is not None:
+                entry["text"] = tokenizer.token_text(entry["token_id"])
+                entry["top"] = [[i, value, tokenizer.token_text(i)] for i, value in entry["top"]]
         print_json(line | {"timing": timing})

@@ -59,3 +59,25 @@ def test_a_cut_answer_is_said_to_be(engine: Path) -> None:
     assert result.exit_code == 0
     assert "cut off" in result.stderr
     assert "cut off" not in result.stdout
+
+
+def test_logprobs_come_with_their_text(engine: Path) -> None:
+    (line,) = run_json(engine, "Hi", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
+    (answer,) = line["answers"]
+    assert all(isinstance(step["text"], str) for step in answer["logprobs"])
+    assert [[type(v) for v in entry] for entry in answer["logprobs"][0]["top"]] == [[int, float, str]] * 2
+
+
+def test_a_failed_turn_of_a_piped_chat_fails_it_at_the_end(engine: Path) -> None:
+    result = ingot("chat", engine, "--max-new-tokens", 3, stdin="word " * 400 + "\nHi\n")
+    assert result.exit_code == 1
+    assert "too long" in result.stderr
+    assert result.stdout.strip()
+
+
+def test_recast_tensors_are_told_in_one_line(engine: Path) -> None:
+    wide = build(engine.parent / "checkpoint", engine.parent / "wide", max_seq_len=128, dtype="fp32")
+    narrow = build(engine.parent / "checkpoint", engine.parent / "narrow", max_seq_len=128, dtype="fp16")
+    back = build(engine.parent / "checkpoint", engine.parent / "again", max_seq_len=128, dtype="fp16")
+    assert ingot("diff", narrow, back).stdout == "equal\n"
+    assert "17 tensors: F16 -> F32, values equal" in ingot("diff", narrow, wide).stdout
