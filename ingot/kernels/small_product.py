@@ -204,7 +204,8 @@ def small_tiles(
         tiles |= {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 8, "PROGRAMS": 512}
     else:
         rows = min(max(8192 // whole, 2), 16)
-        tiles |= {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": 4, "PROGRAMS": 4}
+        warps = 8 if out_features < 8192 else 4
+        tiles |= {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": 4}
     return {**tiles, "BLOCK_K": min(tiles["BLOCK_K"], whole)}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import triton
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
@@ -55,14 +54,8 @@ def test_shared_memory_fits(rows: list[dict[str, Any]]) -> None:
     assert [row for row in rows if row["shared"] > SHARED_LIMIT[row["sm"]]] == []
 
 
-# What one release of the compiler spills where those before and after it (3.6, 3.9) spill nothing.
-KNOWN_SPILLS = {("3.7", "small_linear 1 fp16 overlapping"): 40}
-
-
 def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
     measured = [row for row in rows if "spill_bytes" in row]
     if not measured:
         pytest.skip("this Triton comes without cuobjdump")
-    release = ".".join(triton.__version__.split(".")[:2])
-    most = {row["case"]: KNOWN_SPILLS.get((release, row["case"]), 16) for row in measured}
-    assert [r for r in measured if r["sm"] == 90 and r["spill_bytes"] > most[r["case"]]] == []
+    assert [row for row in measured if row["sm"] == 90 and row["spill_bytes"] > 16] == []
