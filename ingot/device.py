@@ -72,8 +72,3 @@ def dtype_name(dtype: torch.dtype) -> str:
         if value == dtype:
             return name
     return str(dtype).removeprefix("torch.")
-
-
-def device_label(device: torch.device) -> str:
-    """The GPU's name, or ``cpu``."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

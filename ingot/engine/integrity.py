@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ingot.engine.manifest import TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
+from ingot.engine.weights_file import tensor_bytes
 from ingot.errors import EngineError
 
 _MOST_THREADS = 8
@@ -61,8 +62,8 @@ class TensorHashes:
 
 
 def tensor_hash(tensor: torch.Tensor) -> str:
-    """sha256 of a CPU tensor's bytes, as the manifest has it."""
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
+    """sha256 of a tensor's bytes, as the manifest has it."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

@@ -35,6 +35,11 @@ _NAMES = {
 }
 
 
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's bytes in row-major order, as they are stored and hashed."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
 class WeightsWriter:
     """Writes tensors in the order of ``layout``, whose entries (any device, ``meta`` included) give shape
     and dtype.
@@ -63,7 +68,7 @@ class WeightsWriter:
         expected = self._layout[name]
         assert name == self._pending.pop(0), f"{name} out of order"
         assert (tensor.shape, tensor.dtype) == (expected.shape, expected.dtype), name
-        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        raw = tensor_bytes(tensor)
         self._file.write(raw)
         digest = hashlib.sha256(raw).hexdigest()
         self.entries[name] = TensorEntry(_NAMES[tensor.dtype], tuple(tensor.shape), digest)
