@@ -26,8 +26,9 @@ class RuntimeConfig(JsonConfig):
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-        activation
-            and residual folded into the products; equal to the others within the dtype's rounding.
+            activation and residual folded into the products; equal to the others within the dtype's rounding.
+        run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
+            work is hidden; a request that ends computes one token more than it gives.
     """
 
     memory_fraction: float = 0.9
@@ -37,6 +38,7 @@ class RuntimeConfig(JsonConfig):
     prefix_reuse: bool = True
     cuda_graphs: bool = True
     fused_decode: bool = True
+    run_ahead: bool = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

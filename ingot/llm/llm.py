@@ -8,7 +8,7 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
@@ -208,6 +208,15 @@ class LLM:
         """
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
+
+    def warm_up(self, batch_sizes: Iterable[int] | None = None) -> None:
+        """Capture the decode graphs for batches of these sizes now (None: of every size that the engine
+        takes), instead of each at the first step that needs it. Nothing to do on a CPU.
+
+        Raises:
+            RequestError: a size that the engine's batch does not hold.
+        """
+        self.executor.warm_up(batch_sizes)
 
     def tap(self, *patterns: str) -> AbstractContextManager[Seen]:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.

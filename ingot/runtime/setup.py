@@ -57,6 +57,7 @@ def make_executor(
         device,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
+        token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode,
     )
@@ -69,6 +70,7 @@ def make_executor(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         token_budget=config.token_budget,
+        run_ahead=config.run_ahead and device.type == "cuda",
     )
 
 

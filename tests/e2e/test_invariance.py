@@ -120,6 +120,31 @@ def test_joining_in_flight_is_single(make: Make, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("budget", [9, 256])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, device: str) -> None:
+    """With an end token that some meet, chunks, a full cache, and a request that holds everyone back."""
+    llm = make(kind, device, cache_tokens=144, token_budget=budget)
+    stop = llm.generate(PROMPTS[3], SAMPLED)[0].token_ids[7]
+    params = [v.replace(ignore_eos=False, stop_token_ids=(stop,)) for v in (GREEDY, SAMPLED)] * 4
+    params[6] = GREEDY.replace(max_new_tokens=3)
+    late = PENALISED.replace(max_new_tokens=4)
+    found = []
+    for ahead in (False, True):
+        llm.executor.run_ahead = ahead
+        with watch(llm) as steps:
+            outputs = llm.generate(PROMPTS, params)
+            mixed = llm.generate(PROMPTS, [*params[:-1], late])
+        assert (steps.ahead > 20) == ahead
+        assert steps.ahead < len(steps.steps)
+        assert steps.preemptions > 0 or budget < 256
+        assert {a.finish_reason for o in outputs for a in o.answers} == {"stop", "length"}
+        found.append(ids_of([*outputs, *mixed]))
+        check_idle(llm)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
 def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
     whole, chunked = make(kind, device), make(kind, device, batch=4, token_budget=7)

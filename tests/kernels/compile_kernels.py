@@ -33,6 +33,7 @@ from ingot.kernels.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_linear import small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
+from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 POINTERS = {
@@ -118,7 +119,14 @@ def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int
     small_qkv_triton(x, w, bias, norm, 1e-6, *place, 2048, {"OVERLAP": overlap})
 
 
+def feed() -> None:
+    ids = empty(8, dtype=torch.int64)
+    take_tokens_triton(ids, ids, ids)
+    keep_tokens_triton(ids, empty(8, dtype=FULL), ids)
+
+
 CASES: dict[str, Callable[[], Any]] = {
+    "token feed": feed,
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),
     "norms 768 fp32": lambda: norms(FULL, 768, False),
     "norms 16384 bf16": lambda: norms(BRAIN, 16384, True),

@@ -13,7 +13,9 @@ import pytest
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
+    "keep_tokens_kernel",
     "layer_norm_kernel",
+    "take_tokens_kernel",
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
