@@ -63,6 +63,13 @@ def make(folders: dict[str, Path]) -> Make:
     return made
 
 
+def golden_100(golden: Path) -> tuple[list[int], Path]:
+    """A first token and the hundred that follow it, and the checkpoint that they are of."""
+    folder = golden / "llama_aidreams260K"
+    found = json.loads((folder / "golden100.json").read_text())
+    return [found["bos"], *found["ids"]], folder / "hf"
+
+
 def ids_of(outputs: Sequence[Output]) -> list[list[list[int]]]:
     return [[answer.token_ids for answer in output.answers] for output in outputs]
 
@@ -394,13 +401,25 @@ class TestCuda:
         texts = [o.text for o in graphs.generate(list(TestText.PROMPTS), params)]
         assert texts == [o.text for o in eager.generate(list(TestText.PROMPTS), params)]
 
-    @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-    def test_golden_100(self, golden: Path, make: Make, dtype: str) -> None:
-        folder = golden / "llama_aidreams260K"
-        expected = json.loads((folder / "golden100.json").read_text())
-        llm = make(folder / "hf", "cuda", dtype=dtype)
+    def test_golden_100(self, golden: Path, make: Make) -> None:
+        expected, folder = golden_100(golden)
         params = SamplingParams(max_new_tokens=100, ignore_eos=True)
-        assert llm.generate([expected["bos"]], params)[0].token_ids == expected["ids"]
+        assert make(folder, "cuda").generate([expected[0]], params)[0].token_ids == expected[1:]
+
+    def test_golden_100_in_fp16(self, golden: Path, make: Make) -> None:
+        """One of the hundred choices is closer (0.004) than fp16's rounding of the logits (0.013, also on a
+        CPU): there either token is right. The others must be the golden ones, and so must every token
+        generated before it.
+        """
+        expected, folder = golden_100(golden)
+        best, second = make(folder, "cpu").logits(expected[:-1]).topk(2, dim=-1).values.unbind(-1)
+        close = (best - second < 0.013).nonzero().flatten().tolist()
+        assert len(close) == 1
+        llm = make(folder, "cuda", dtype="fp16")
+        chosen = llm.logits(expected[:-1]).argmax(-1)
+        assert {i for i, (a, b) in enumerate(zip(chosen, expected[1:], strict=True)) if a != b} <= set(close)
+        params = SamplingParams(max_new_tokens=close[0], ignore_eos=True)
+        assert llm.generate([expected[0]], params)[0].token_ids == expected[1 : 1 + close[0]]
 
     @pytest.mark.parametrize("name", ["qwen_v1_1_safetensors", "qwen_v1_1_bin"])
     def test_qwen_golden(self, golden: Path, name: str) -> None:
