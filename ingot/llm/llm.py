@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 
@@ -23,6 +23,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
+from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
 from ingot.llm.flights import Flight, Flights
@@ -87,6 +88,40 @@ class LLM:
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path,
+        device: str = "auto",
+        *,
+        dtype: str = "auto",
+        runtime: RuntimeConfig | None = None,
+        max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+        max_seq_len: int | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A model of a config.json's shape with random weights and no tokenizer, for measuring.
+
+        Args:
+            config: a Hugging Face config.json, or the folder that holds one.
+            dtype: ``fp16``, ``bf16``, ``fp32`` or ``auto``: the config's own (fp32 on a CPU).
+
+        Raises:
+            CheckpointError: the config cannot be read, or its architecture is unknown.
+            DeviceError: the device is not there, or too small.
+        """
+        engine = engine_from_config(
+            Path(config),
+            resolve_device(device),
+            dtype,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            seed=seed,
+        )
+        llm = cls.__new__(cls)
+        llm._setup(engine, runtime or RuntimeConfig())
+        return llm
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
