@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.errors import CheckpointError, ConfigError
+from ingot.errors import CheckpointError, ConfigError, RequestError
 from ingot.models.registry import find_architecture
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
@@ -91,3 +91,19 @@ def test_the_shapes_that_ship_are_those_of_the_benchmarks(name: str, parameters:
     build = BuildConfig("fp16", 1, 1024)
     model = empty_model(architecture, architecture.read_config(hf), build, QuantConfig(), KernelPlan())
     assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_many_streams_give_what_generate_gives(tmp_path: Path) -> None:
+    llm = LLM.from_config(write_config(tmp_path), "cpu", max_batch_size=2)
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    params = [SamplingParams(max_new_tokens=n, ignore_eos=True) for n in (3, 5, 1)]
+    pieces: list[list[int]] = [[], [], []]
+    for position, piece in llm.stream_many(prompts, params):
+        pieces[position] += piece.token_ids
+    assert pieces == [o.token_ids for o in llm.generate(prompts, params)]
+    stream = llm.stream_many(prompts, params)
+    next(stream)
+    stream.close()
+    assert not llm.executor.has_work
+    with pytest.raises(RequestError, match="prompt 2: the prompt is empty"):
+        llm.stream_many([[1], []])
