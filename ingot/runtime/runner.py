@@ -96,7 +96,8 @@ class Runner:
         buffer = StepBuffer(step.num_tokens, len(requests), width, rows, self.device)
         buffer.fill(step, self.block_size)
         buffer.upload()
-        return self.forward(buffer.batch(max(i.count for i in requests), self.max_seq_len))
+        longest = max(i.count for i in requests)
+        return self.forward(buffer.batch(longest, self.max_seq_len, step.num_single))
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, in every layer."""

@@ -55,9 +55,11 @@ class StepBuffer:
         self.host: dict[str, np.ndarray] = host
         self._views = views
 
-    def batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:
+    def batch(self, max_query_len: int, max_seq_len: int, num_decodes: int = 0) -> ForwardBatch:
         """The device side as a batch."""
-        return ForwardBatch(**self._views, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        return ForwardBatch(
+            **self._views, max_query_len=max_query_len, max_seq_len=max_seq_len, num_decodes=num_decodes
+        )
 
     def fill(self, step: ScheduledBatch, block_size: int) -> None:
         """Write a step into the host side."""
