@@ -74,6 +74,15 @@ def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
         )
 
 
+def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Raise unless ``tensor`` can receive a result: contiguous, with the shape, dtype and device of
+    ``like``.
+    """
+    expect(name, tensor, tuple(like.shape), like=like)
+    if not tensor.is_contiguous():
+        raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
+
+
 def expect_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,

@@ -23,6 +23,7 @@ from ingot.kernels.checks import (
     expect_group,
     expect_heads,
     expect_range,
+    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -230,6 +231,7 @@ def paged_attention_triton(
     max_seq_len: int,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernels; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
@@ -237,7 +239,7 @@ def paged_attention_triton(
     group = num_heads // num_kv_heads
     defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device)
     choice = merge_tiles(defaults, tiles)
-    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
     max_splits, launch = choice["MAX_SPLITS"], launch_options(choice, q.device)
@@ -310,9 +312,10 @@ def paged_attention_reference(
     scale: float,
     max_seq_len: int,
     window: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads = key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
         if length == 0:
@@ -336,6 +339,7 @@ def paged_attention(
     max_seq_len: int,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
@@ -351,9 +355,10 @@ def paged_attention(
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
             overlap.py; 4: besides, read seq_lens and block_tables and fetch keys before the wait, allowed if
             they were not written by the kernel launched just before), ``num_warps``, ``num_stages``.
+        out: [B, num_heads, head_dim] contiguous, or None: receives the result.
 
     Returns:
-        [B, num_heads, head_dim], dtype of q.
+        [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
@@ -367,7 +372,9 @@ def paged_attention(
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
     expect_range("window", window, 0)
     expect_range("max_seq_len", max_seq_len, 0)
+    if out is not None:
+        expect_result("out", out, like=q)
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles)
-    return paged_attention_reference(*arguments)
+        return paged_attention_triton(*arguments, tiles, out)
+    return paged_attention_reference(*arguments, out)

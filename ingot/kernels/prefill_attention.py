@@ -23,6 +23,7 @@ from ingot.kernels.checks import (
     expect_group,
     expect_heads,
     expect_range,
+    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -186,11 +187,13 @@ def prefill_attention_triton(
     scale: float,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
     choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size()), tiles)
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(max_query_len, choice["BLOCK_M"]), num_heads, seq_lens.shape[0])
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
@@ -226,14 +229,16 @@ def prefill_attention_reference(
     max_query_len: int,
     scale: float,
     window: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
         begin, stop = starts[row], starts[row + 1]
         context = length - (stop - begin)  # position of the first new token
         if length == 0 or begin == stop:
+            out[begin:stop] = 0
             continue
         first = max(context - window + 1, 0) if window else 0
         keys = gather_tokens(key_cache, block_tables[row], first, length)
@@ -272,6 +277,7 @@ def prefill_attention(
     scale: float,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -283,15 +289,17 @@ def prefill_attention(
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q; already holds the new tokens.
         value_cache: as key_cache, and with the same strides.
         block_tables: [B, max_blocks] int32; entries past a request's length are not read.
-        query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
+        query_start: [B + 1] int32: request b's queries are the rows ``query_start[b] : query_start[b + 1]``
+            of q. Rows outside belong to none of these requests and are left as they are.
         seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
         max_query_len: an upper bound on the new tokens of a request.
         scale: multiplies the scores, usually head_dim ** -0.5.
         window: keys that a query sees, itself included; 0: all.
         tiles: ``BLOCK_M``, ``BLOCK_N``, ``num_warps``, ``num_stages``.
+        out: [T, num_heads, head_dim] contiguous, or None: receives the result.
 
     Returns:
-        [T, num_heads, head_dim], dtype of q.
+        [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
@@ -306,7 +314,9 @@ def prefill_attention(
     expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
     expect_range("window", window, 0)
     expect_range("max_query_len", max_query_len, 0, None)
+    if out is not None:
+        expect_result("out", out, like=q)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles)
-    return prefill_attention_reference(*arguments)
+        return prefill_attention_triton(*arguments, tiles, out)
+    return prefill_attention_reference(*arguments, out)

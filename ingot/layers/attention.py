@@ -71,28 +71,34 @@ class Attention(nn.Module):
         )
 
     def _attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
-        config = self.config
-        if batch.max_query_len == 1:
-            return paged_attention(
-                query,
+        """Leading requests of one token go to the decode kernel, the others to the prefill kernel."""
+        config, single = self.config, batch.leading_decodes
+        out = torch.empty_like(query)
+        if single:
+            paged_attention(
+                query[:single],
                 cache.keys,
                 cache.values,
-                batch.block_tables,
-                batch.seq_lens,
+                batch.block_tables[:single],
+                batch.seq_lens[:single],
                 config.attention_scale,
                 batch.max_seq_len,
                 window=config.sliding_window,
                 tiles=self.plan.for_op("paged_attention"),
+                out=out[:single],
             )
-        return prefill_attention(
-            query,
-            cache.keys,
-            cache.values,
-            batch.block_tables,
-            batch.query_start,
-            batch.seq_lens,
-            batch.max_query_len,
-            config.attention_scale,
-            window=config.sliding_window,
-            tiles=self.plan.for_op("prefill_attention"),
-        )
+        if single < batch.seq_lens.shape[0]:
+            prefill_attention(
+                query,
+                cache.keys,
+                cache.values,
+                batch.block_tables[single:],
+                batch.query_start[single:],
+                batch.seq_lens[single:],
+                batch.max_query_len,
+                config.attention_scale,
+                window=config.sliding_window,
+                tiles=self.plan.for_op("prefill_attention"),
+                out=out,
+            )
+        return out

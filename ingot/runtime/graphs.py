@@ -113,7 +113,7 @@ class DecodeGraphs:
         buffer = self._buffer(bucket)
         buffer.fill_padding()
         buffer.upload()
-        batch = buffer.batch(1, self.max_seq_len)
+        batch = buffer.decode_batch(self.max_seq_len)
         table = self.feed.table.clone()
 
         def run() -> torch.Tensor | None:

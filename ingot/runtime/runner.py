@@ -125,13 +125,10 @@ class Runner:
         return graphs is not None and not self.eager and single and graphs.fits(len(step.requests))
 
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
-        requests = step.requests
-        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in requests)
         buffer = self._eager_buffer()
         buffer.fill(step, self.block_size, draws)
         buffer.upload()
-        longest = max(i.count for i in requests)
-        return buffer.batch(longest, self.max_seq_len, step.num_tokens, len(requests), rows)
+        return buffer.batch_of(step, self.max_seq_len)
 
     def _eager_buffer(self) -> StepBuffer:
         """One buffer for all steps without a graph, made with the first."""

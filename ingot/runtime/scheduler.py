@@ -33,7 +33,7 @@ class ScheduledRequest:
 @dataclass
 class ScheduledBatch:
     """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for
-    it.
+    it. Requests with one token stand first: they attend as decodes, whatever runs beside them.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
@@ -44,6 +44,11 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return sum(r.count for r in self.requests)
+
+    @property
+    def num_single(self) -> int:
+        """Requests, from the first on, with one token."""
+        return next((i for i, r in enumerate(self.requests) if r.count > 1), len(self.requests))
 
 
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
@@ -104,6 +109,7 @@ class Scheduler:
                 budget -= count
         if not step.preempted:
             self._admit(step, budget)
+        step.requests.sort(key=lambda item: item.count > 1)
         return step
 
     def computed(self, step: ScheduledBatch) -> None:

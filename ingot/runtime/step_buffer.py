@@ -7,12 +7,13 @@ still be under way while the next is filled. Knows no model and no policy.
     buffer = StepBuffer(num_tokens=8, num_requests=8, table_width=128, num_logits=8, device=device)
     buffer.fill(step, block_size)
     buffer.upload()
-    batch = buffer.batch(max_query_len=1, max_seq_len=4096)
+    batch = buffer.batch_of(step, max_seq_len=4096)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,13 @@ from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 _PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
+_BATCH_FIELDS = (
+    *(name for name in _PER_TOKEN if name != "feed_rows"),
+    "logits_indices",
+    "block_tables",
+    "query_start",
+    "seq_lens",
+)
 _DRAW_LONGS = ("top_k", "seed", "step")
 _DRAW_DOUBLES = ("temperature", "top_p", "min_p")
 
@@ -87,20 +95,24 @@ class StepBuffer:
         """[num_tokens] int64 on the device: where the step before left a token's id; -1: in ``input_ids``."""
         return self._views["feed_rows"]
 
-    def batch(
-        self,
-        max_query_len: int,
-        max_seq_len: int,
-        num_tokens: int | None = None,
-        num_requests: int | None = None,
-        num_logits: int | None = None,
-    ) -> ForwardBatch:
-        """The device side as a batch, whole or as many tokens, requests and logits rows of it as given."""
-        ends = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
-        ends |= {"block_tables": num_requests, "seq_lens": num_requests}
-        ends["query_start"] = None if num_requests is None else num_requests + 1
-        fields = {name: self._views[name][:end] for name, end in ends.items() if name != "feed_rows"}
-        return ForwardBatch(**fields, max_query_len=max_query_len, max_seq_len=max_seq_len)
+    def decode_batch(self, max_seq_len: int) -> ForwardBatch:
+        """The whole device side as a batch in which every request has one token."""
+        fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
+        return ForwardBatch(**fields, max_query_len=1, max_seq_len=max_seq_len)
+
+    def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
+        """As much of the device side as a step takes."""
+        items = step.requests
+        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in items)
+        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": rows}
+        ends |= {"block_tables": len(items), "seq_lens": len(items), "query_start": len(items) + 1}
+        fields: dict[str, Any] = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
+        return ForwardBatch(
+            **fields,
+            max_query_len=max(item.count for item in items),
+            max_seq_len=max_seq_len,
+            num_decodes=step.num_single,
+        )
 
     def draws(self, num_rows: int, rows: Sequence[RowSampling]) -> SamplingTensors:
         """The device side's values for the first ``num_rows`` draws; ``rows`` say what may be skipped."""
