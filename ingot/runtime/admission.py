@@ -63,9 +63,8 @@ class Admission:
             raise RequestError(
                 "the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt"
             )
-        bad = [
-            i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < self.vocab_size
-        ]
+        plain = set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size
+        bad = [] if plain else [i for i in ids if not self._is_id(i)]
         if bad:
             raise RequestError(
                 "token ids outside the vocabulary", seen=bad[:5], allowed=f"0 to {self.vocab_size - 1}"
@@ -78,6 +77,10 @@ class Admission:
                 fix="shorten the prompt, or build with a larger --max-seq-len",
             )
         return ids
+
+    def _is_id(self, token: object) -> bool:
+        whole = isinstance(token, int) and not isinstance(token, bool)
+        return whole and 0 <= token < self.vocab_size  # type: ignore[operator]
 
     def _check_fit(self, length: int, params: SamplingParams) -> None:
         """Refuse a beam search that could never have all its beams in the batch or in the cache, or that asks
