@@ -9,6 +9,7 @@ Knows no measurement.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ class HuggingFaceSide:
     name = "huggingface"
 
     def __init__(self, spec: SideSpec) -> None:
+        check_huggingface(spec)
         transformers = _transformers()
         start = time.perf_counter()
         self.device = resolve_device(spec.device)
@@ -133,12 +135,6 @@ def _source(spec: SideSpec) -> Path:
     if spec.random_weights is not None:
         return Path(spec.random_weights)
     assert spec.path is not None
-    if is_engine(Path(spec.path)):
-        raise CheckpointError(
-            "Hugging Face's class reads a checkpoint, not an engine",
-            seen=spec.path,
-            fix="--against hf:CHECKPOINT, or measure the checkpoint itself",
-        )
     return resolve_checkpoint(spec.path)
 
 
@@ -150,13 +146,28 @@ def _dtype(hf: dict[str, Any], wanted: str, device: torch.device) -> torch.dtype
     return torch.float32 if device.type == "cpu" else parse_dtype(named)
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
+def check_huggingface(spec: SideSpec) -> None:
+    """Say early what would only fail once this side's turn comes.
+
+    Raises:
+        DeviceError: transformers is not installed.
+        CheckpointError: the path is an engine.
+    """
+    if importlib.util.find_spec("transformers") is None:
         raise DeviceError(
             "transformers is not installed, and --against hf measures it", fix="pip install transformers"
-        ) from None
+        )
+    if spec.path is not None and is_engine(Path(spec.path)):
+        raise CheckpointError(
+            "Hugging Face's class reads a checkpoint, not an engine",
+            seen=spec.path,
+            fix="--against hf:CHECKPOINT, or measure the checkpoint itself",
+        )
+
+
+def _transformers() -> Any:
+    import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.bench.ceiling import Ceiling, measure_ceiling
+from ingot.bench.huggingface import check_huggingface
 from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.load import Load
@@ -25,7 +26,7 @@ from ingot.bench.machine import machine
 from ingot.bench.side import Side, SideSpec, open_side
 from ingot.bench.throughput import measure_throughput
 from ingot.device import dtype_name, resolve_device
-from ingot.errors import DeviceError, OutOfMemoryError
+from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 
 SCHEMA = 1
 METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
@@ -35,10 +36,18 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Throughput:
-    """A load, answered ``repeats`` times."""
+    """A load, answered ``repeats`` times.
+
+    Raises:
+        ConfigError: ``repeats`` is below 1.
+    """
 
     load: Load
     repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError("repeats must be at least 1", seen=self.repeats, fix="--repeats")
 
     def to_json(self) -> dict[str, Any]:
         """The load's totals and lengths, and the repeats."""
@@ -172,6 +181,9 @@ def _bench(
     verb: str, spec: SideSpec, wanted: Latency | Throughput, against: SideSpec | None, command: str, say: Say
 ) -> Record:
     device = resolve_device(spec.device)
+    for side in (spec, against):
+        if side is not None and side.kind == "hf":
+            check_huggingface(side)
     apart = against is not None and device.type == "cuda"
     measure = _measure_apart if apart else measure_side
     first, ceiling = measure(spec, wanted, None, say)

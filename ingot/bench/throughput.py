@@ -16,7 +16,6 @@ from ingot.bench.run import Run
 from ingot.bench.side import Side
 from ingot.bench.spread import median, spread
 from ingot.bench.work import Work
-from ingot.errors import ConfigError
 
 _WARM_UP_REQUESTS = 16
 
@@ -31,10 +30,8 @@ def measure_throughput(
     of the median run. ``mfu``: operations of the whole load / its time / matmul ceiling.
 
     Raises:
-        ConfigError: a request is longer than the side can take, or ``repeats`` is below 1.
+        ConfigError: a request is longer than the side can take.
     """
-    if repeats < 1:
-        raise ConfigError("repeats must be at least 1", seen=repeats, fix="--repeats")
     check_fits(side, 1, load.longest)
     source = PromptSource(side.vocab_size)
     say(f"{side.name}: warming up")
