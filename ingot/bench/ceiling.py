@@ -21,6 +21,8 @@ from ingot.device import dtype_name, on_device
 
 _GPU_READ_BYTES, _CPU_READ_BYTES = 4 << 30, 256 << 20  # far beyond the caches
 _GPU_SIZE, _CPU_SIZE = 8192, 1024
+_GPU_WARM_UP_S = 0.15  # clocks rise with the first work, and fall when power runs short: a rate that lasts
+_LEAST_WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Ceiling:
         return asdict(self)
 
 
-def measure_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 10) -> Ceiling:
-    """Measure both; takes 4.3 GB of a GPU's memory for a moment, 0.3 GB of a CPU's."""
+def measure_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> Ceiling:
+    """Measure both, once the machine has warmed up; takes 4.3 GB of a GPU's memory for a moment, of a CPU's 0.3."""
     gpu = device.type == "cuda"
     num_bytes, size = (_GPU_READ_BYTES, _GPU_SIZE) if gpu else (_CPU_READ_BYTES, _CPU_SIZE)
     with on_device(device):
@@ -70,9 +72,12 @@ def _matmul_rate(size: int, device: torch.device, dtype: torch.dtype, repeats: i
 
 
 def _seconds(call: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Median seconds of one call, after two that warm up."""
-    for _ in range(2):
-        call()
+    """Median seconds of one call, after some that warm up."""
+    stop = time.perf_counter() + (_GPU_WARM_UP_S if device.type == "cuda" else 0.0)
+    calls = 0
+    while calls < _LEAST_WARM_UP or time.perf_counter() < stop:
+        _one(call, device)
+        calls += 1
     return median([_one(call, device) for _ in range(repeats)])
 
 

@@ -15,7 +15,7 @@ import torch
 from ingot.bench.graph_timer import Call
 
 _L2_TIMES = 4  # a rotation walks over this many times the L2 cache
-_MOST_COPIES = 4096
+_LEAST_COPIES, _MOST_COPIES = 2, 16384
 _LEAST_CALLS = 24
 
 
@@ -52,11 +52,18 @@ class Case:
 
 
 class Inputs:
-    """Random tensors of one dtype on one device, in so many copies that they take ``footprint`` bytes."""
+    """Random tensors of one dtype on one device, in so many copies that they take ``footprint`` bytes, and at
+    least two: the end of one is not in the L2 cache any more when its turn comes again.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, footprint: int) -> None:
         self.device, self.dtype = device, dtype
         self._footprint = footprint
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that may be taken to stay in the L2 cache between two calls."""
+        return self._footprint // _L2_TIMES
 
     def normal(self, *shape: int, std: float = 1.0) -> torch.Tensor:
         """Normally distributed numbers."""
@@ -64,7 +71,9 @@ class Inputs:
 
     def copies(self, num_values: int) -> int:
         """How many tensors of so many values a rotation needs."""
-        return max(1, min(_MOST_COPIES, -(-self._footprint // (num_values * self.dtype.itemsize))))
+        return max(
+            _LEAST_COPIES, min(_MOST_COPIES, -(-self._footprint // (num_values * self.dtype.itemsize)))
+        )
 
     def rotating(self, *shape: int, std: float = 0.02) -> torch.Tensor:
         """[copies, *shape]: weights or caches to take in turn."""

@@ -61,9 +61,10 @@ class Setting:
 def all_cases(s: Setting) -> Iterator[Case]:
     """Every case, made when it is asked for, so that one case's inputs are in memory at a time."""
     for rows in sorted({*NORM_ROWS, *s.rows}):
-        yield norm_case(s, rows, cached=False)
-        if rows <= max(s.rows):
-            yield norm_case(s, rows, cached=True)
+        for add in (False, True):
+            yield norm_case(s, rows, add=add, cached=False)
+            if 4 * rows * s.config.hidden_size * s.inputs.dtype.itemsize <= s.inputs.cache_bytes:
+                yield norm_case(s, rows, add=add, cached=True)
     for rows in s.rows:
         if s.folded and rows <= MAX_ROWS:
             yield from product_cases(s, rows)
@@ -77,32 +78,31 @@ def all_cases(s: Setting) -> Iterator[Case]:
             yield silu_mul_case(s, rows)
 
 
-def norm_case(s: Setting, rows: int, *, cached: bool) -> Case:
-    """The residual sum and the norm: two tensors read, two written."""
-    config, hidden = s.config, s.config.hidden_size
-    count = 1 if cached else s.inputs.copies(2 * rows * hidden)
-    x, residual = s.inputs.normal(count, rows, hidden), s.inputs.normal(count, rows, hidden)
-    weight, bias, eps = s.inputs.normal(hidden), s.inputs.normal(hidden), config.norm_eps
-    op = config.norm
+def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
+    """The norm, one tensor read and one written; with ``add`` of a sum with the residual, two and two."""
+    op, hidden, eps = s.config.norm, s.config.hidden_size, s.config.norm_eps
+    tensors = 4 if add else 2
+    count = 1 if cached else s.inputs.copies(tensors // 2 * rows * hidden)
+    x = s.inputs.normal(count, rows, hidden)
+    residuals = s.inputs.normal(count, rows, hidden) if add else None
+    weight, bias = s.inputs.normal(hidden), s.inputs.normal(hidden)
     tiles = tiles_of(s.plan, op, rows, h=hidden)
 
     def ours(i: int) -> object:
-        pair = x[i % count], residual[i % count]
+        residual = None if residuals is None else residuals[i % count]
         if op == "rms_norm":
-            return rms_norm(pair[0], weight, eps, pair[1], tiles=tiles)
-        return layer_norm(pair[0], weight, bias, eps, pair[1], tiles=tiles)
+            return rms_norm(x[i % count], weight, eps, residual, tiles=tiles)
+        return layer_norm(x[i % count], weight, bias, eps, residual, tiles=tiles)
 
     def theirs(i: int) -> object:
-        pair = x[i % count], residual[i % count]
+        total = x[i % count] if residuals is None else x[i % count] + residuals[i % count]
         if op == "rms_norm":
-            return torch_layer.rms_norm_sum(*pair, weight, eps)
-        return torch_layer.layer_norm_sum(*pair, weight, bias, eps)
+            return F.rms_norm(total, weight.shape, weight, eps), total
+        return F.layer_norm(total, weight.shape, weight, bias, eps), total
 
-    size = s.inputs.dtype.itemsize
-    num_bytes = (4 * rows + 1) * hidden * size
-    calls = _CACHED_CALLS if cached else calls_for(count)
-    name = f"{op} + residual"
-    return Case(Effort(name, f"{hidden}", rows, num_bytes, 0.0, cached), ours, theirs, calls)
+    num_bytes = (tensors * rows + 1) * hidden * s.inputs.dtype.itemsize
+    effort = Effort(f"{op} + residual" if add else op, f"{hidden}", rows, num_bytes, 0.0, cached)
+    return Case(effort, ours, theirs, _CACHED_CALLS if cached else calls_for(count))
 
 
 def product_cases(s: Setting, rows: int) -> Iterator[Case]:

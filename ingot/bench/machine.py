@@ -50,10 +50,11 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def commit(folder: Path) -> str | None:
     """The git commit that a source folder is at, ``+`` behind it when files under it have changed since; None
-    outside of a repository.
+    where no repository tracks it (a copy, an installed package).
     """
     told = _told("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
-    if told is None:
+    tracked = _told("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
+    if told is None or tracked is None:
         return None
     changed = _told("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", ".")
     return told + ("+" if changed else "")

@@ -17,13 +17,11 @@ from ingot.bench.side import Side
 from ingot.bench.spread import median, spread
 from ingot.bench.work import Work
 
-_WARM_UP_REQUESTS = 16
-
 
 def measure_throughput(
     side: Side, load: Load, repeats: int, ceiling: Ceiling, say: Say = lambda text: None
 ) -> dict[str, Any]:
-    """Answer the load ``repeats`` times, after a short part of it that is thrown away.
+    """Answer the load ``repeats`` times, after one whole run that is thrown away.
 
     ``ttft_ms`` counts from the moment when all requests were given, waiting included; ``tpot_ms`` is of each
     request after its first token; both over the requests of all repeats. Tokens/s and requests/s are those
@@ -35,8 +33,7 @@ def measure_throughput(
     check_fits(side, 1, load.longest)
     source = PromptSource(side.vocab_size)
     say(f"{side.name}: warming up")
-    part = load.asks[:_WARM_UP_REQUESTS]
-    side.answer(part, source.prompts(part))
+    side.answer(load.asks, source.prompts(load.asks))
     runs = []
     for repeat in range(repeats):
         say(f"{side.name}: {load.name}, run {repeat + 1} of {repeats}")

@@ -20,22 +20,6 @@ from ingot.layers.norm import LayerNorm, RMSNorm
 Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [M, 1, dim / 2]
 
 
-def rms_norm_sum(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(RMSNorm(x + residual), x + residual)."""
-    total = x + residual
-    return F.rms_norm(total, weight.shape, weight, eps), total
-
-
-def layer_norm_sum(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(LayerNorm(x + residual), x + residual)."""
-    total = x + residual
-    return F.layer_norm(total, weight.shape, weight, bias, eps), total
-
-
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of [M, 2 I]."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -283,3 +283,15 @@ def test_the_library_refuses_too(engine: Path) -> None:
         bench_throughput(spec, Throughput(fixed(1, 64, 1)))
     with pytest.raises(DeviceError, match="measured on a GPU"):
         session.bench_kernels(spec, session.Kernels())
+
+
+@pytest.mark.gpu
+def test_two_sides_on_a_gpu_each_have_its_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    save_model(tiny_config("llama", **sizes), tmp_path)
+    words = ("--batch", "1,9", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 2, "--dtype", "fp16")
+    record = bench_json("latency", tmp_path, "--against", "hf", *words)
+    assert record["machine"]["gpu"]
+    assert record["ceiling"]["dtype"] == "fp16"
+    assert all(side["facts"]["peak_gpu_gb"] > 0 for side in record["sides"])
+    assert [run["tokens"] for run in record["sides"][0]["results"][1]["raw"]["all_new"]] == [[4] * 9] * 2

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from ingot.bench import kernel_cases
+from ingot.bench.ceiling import Ceiling
+from ingot.bench.graph_timer import REPLAYS
 from ingot.bench.kernel_case import Case, Inputs
 from ingot.bench.kernel_cases import BLOCK, Setting, all_cases, contiguous, turns_at
 from ingot.bench.kernel_layer import LayerStack
+from ingot.bench.kernels import Kernels, Shape, measure_kernels
 from ingot.bench.torch_layer import torch_layer
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
@@ -97,8 +100,9 @@ def test_the_layer_of_both_sides_agrees(
 
 def test_work_is_that_of_the_definitions() -> None:
     s = setting(LLAMA, "cpu", torch.float32)
-    norm = kernel_cases.norm_case(s, 3, cached=False).effort
+    norm = kernel_cases.norm_case(s, 3, add=True, cached=False).effort
     assert norm.num_bytes == (4 * 3 + 1) * 64 * 4  # two in, two out, and the weight
+    assert kernel_cases.norm_case(s, 3, add=False, cached=True).effort.num_bytes == (2 * 3 + 1) * 64 * 4
     assert kernel_cases.decode_attention_case(s, 3).effort.num_bytes == 4 * (
         2 * 3 * 100 * 2 * 16 + 2 * 3 * 4 * 16
     )
@@ -109,3 +113,15 @@ def test_work_is_that_of_the_definitions() -> None:
     assert qkv.flops == 2 * 3 * 128 * 64
     assert LayerStack(s).num_weights == 64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 96
     assert BLOCK == 64
+
+
+@pytest.mark.gpu
+def test_every_case_is_timed_in_a_graph() -> None:
+    device = torch.device("cuda")
+    ceiling = Ceiling(4000.0, 600.0, "fp16", 1, 1)
+    shape = Shape(LLAMA, KernelPlan(), torch.float16, 128, folded=True)
+    entries = measure_kernels(shape, Kernels((1, 8), 100, 70), device, ceiling)
+    ops = {entry["op"].split()[0] for entry in entries}
+    assert ops >= {"rms_norm", "small_qkv", "paged_attention", "prefill_attention", "silu_mul", "decoder"}
+    assert all(entry["us"]["least"] > 0 or entry["op"] == "decoder layer" for entry in entries)
+    assert all(len(entry["raw_us"]) == len(entry["raw_torch_us"]) == REPLAYS for entry in entries)
