@@ -47,7 +47,7 @@ class Ceiling:
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> Ceiling:
-    """Measure both, once the machine has warmed up; takes 4.3 GB of a GPU's memory for a moment, of a CPU's 0.3."""
+    """Measure both, once the machine has warmed up; a GPU lends 4.3 GB for a moment, a CPU 0.3 GB."""
     gpu = device.type == "cuda"
     num_bytes, size = (_GPU_READ_BYTES, _GPU_SIZE) if gpu else (_CPU_READ_BYTES, _CPU_SIZE)
     with on_device(device):
