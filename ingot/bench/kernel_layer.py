@@ -15,15 +15,12 @@ from ingot.bench.graph_timer import graph_us
 from ingot.bench.kernel_cases import BLOCK, Setting, turns_at
 from ingot.bench.torch_layer import torch_layer
 from ingot.config.build import BuildConfig
-from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.batch import ForwardBatch
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.runtime.request import Request
-from ingot.runtime.runner import Runner, make_caches
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
-from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.forward import Forward
+from ingot.runtime.runner import make_caches
 
 _VOCABULARY = 512
 _LEAST_LAYERS = 4
@@ -78,30 +75,33 @@ class LayerStack:
         model, layers = self._model, self._model.layers
         try:
             model.layers = nn.ModuleList(list(layers)[:depth])
-            batch, runner = self._step(model, rows, depth)
-            return graph_us(lambda _: runner.forward(batch), 2)
+            batch, forward = self._step(model, rows, depth)
+            return graph_us(lambda _: forward(batch), 2)
         finally:
             model.layers = layers
 
-    def _step(self, model: Decoder, rows: int, depth: int) -> tuple[ForwardBatch, Runner]:
-        """A step in which ``rows`` requests decode, each with ``context`` tokens, and what runs it."""
-        s = self._setting
+    def _step(self, model: Decoder, rows: int, depth: int) -> tuple[ForwardBatch, Forward]:
+        """A step in which ``rows`` requests decode, each with ``context`` tokens, and what computes it."""
+        s, device = self._setting, self._setting.inputs.device
         width = -(-s.context // BLOCK)
-        caches = make_caches(model, rows * width, BLOCK, s.inputs.device, s.inputs.dtype)[:depth]
+        caches = make_caches(model, rows * width, BLOCK, device, s.inputs.dtype)[:depth]
         for cache in caches:
             cache.keys.normal_()
             cache.values.normal_()
-        options = {"max_batch_size": rows, "max_seq_len": s.max_seq_len, "cuda_graphs": False}
-        runner = Runner(model, caches, s.inputs.device, **options)  # type: ignore[arg-type]
-        places = torch.randperm(rows * width).view(rows, width).tolist()
-        step = ScheduledBatch([self._decoding(i, places[i]) for i in range(rows)])
-        buffer = StepBuffer(rows, rows, width, rows, s.inputs.device)
-        buffer.fill(step, BLOCK)
-        buffer.upload()
-        return buffer.batch(1, s.max_seq_len), runner
-
-    def _decoding(self, number: int, blocks: list[int]) -> ScheduledRequest:
-        context = self._setting.context
-        request = Request(f"r{number}", [1] * context, SamplingParams(), context + 1)
-        request.blocks, request.num_computed = blocks, context - 1
-        return ScheduledRequest(request, context - 1, 1)
+        tables = torch.randperm(rows * width, device=device).view(rows, width)
+        last = s.context - 1
+        positions = torch.full((rows,), last, device=device)
+        batch = ForwardBatch(
+            input_ids=torch.randint(_VOCABULARY, (rows,), device=device),
+            positions=positions,
+            rope_rows=positions,
+            slot_mapping=tables[:, last // BLOCK] * BLOCK + last % BLOCK,
+            block_tables=tables.int(),
+            query_start=torch.arange(rows + 1, dtype=torch.int32, device=device),
+            seq_lens=torch.full((rows,), s.context, dtype=torch.int32, device=device),
+            logits_indices=torch.arange(rows, device=device),
+            max_query_len=1,
+            max_seq_len=s.max_seq_len,
+        )
+        fused = device.type == "cuda" and s.inputs.dtype.itemsize == 2
+        return batch, Forward(model, caches, fused=fused)

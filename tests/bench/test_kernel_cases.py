@@ -82,12 +82,12 @@ def test_the_layer_of_both_sides_agrees(
     stack = LayerStack(setting(config, device, dtype))
     model = stack._model
     with torch.inference_mode():
-        batch, runner = stack._step(model, 3, 2 * stack.depth)
+        batch, forward = stack._step(model, 3, 2 * stack.depth)
         tables = batch.block_tables
         pages = [
-            [contiguous(t[None], tables, 100)[0].clone() for t in (c.keys, c.values)] for c in runner.caches
+            [contiguous(t[None], tables, 100)[0].clone() for t in (c.keys, c.values)] for c in forward.caches
         ]
-        ours = runner.forward(batch).float()
+        ours = forward(batch).float()
         hidden = model.embed(batch.input_ids, batch.positions)
         turns = None if model.rotary is None else turns_at(model.rotary.table, batch.positions, dtype)
         for layer, (keys, values) in zip(model.layers, pages, strict=True):
