@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
@@ -88,6 +89,7 @@ def _main(
 
 for verb in (build, run, chat, inspect, diff):
     app.command()(verb)
+app.add_typer(bench)
 
 
 def _never_fail_to_encode() -> None:

@@ -16,6 +16,7 @@ import torch
 
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig
+from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, on_device, parse_dtype
@@ -24,7 +25,7 @@ from ingot.engine.loader import Engine, compute_dtype, fill
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
 from ingot.layers.decoder import Decoder
-from ingot.models.registry import find_architecture
+from ingot.models.registry import architecture_named, find_architecture
 from ingot.version import VERSION
 
 STD = 0.02  # of weights and biases, as models are initialised; norms get ones
@@ -53,19 +54,40 @@ def engine_from_config(
         ConfigError: a limit is out of range.
         OutOfMemoryError: the device cannot hold the weights.
     """
-    hf = read_json(config / CONFIG if config.is_dir() else config)
-    architecture = find_architecture(hf.get("architectures") or ())
-    model_config = architecture.read_config(hf)
-    longest = min(model_config.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
-    build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
-    check_max_seq_len(model_config, build)
-    quant, plan = QuantConfig(), plan or KernelPlan()
-    model = empty_model(architecture, model_config, build, quant, plan)
-    manifest = Manifest(VERSION, model_config, build, quant, source_dtype=build.dtype)
+    manifest = config_manifest(config, dtype, max_batch_size, max_seq_len)
     arithmetic = compute_dtype(manifest, device, dtype)
-    with on_device(device):
-        fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, arithmetic)
+    plan = plan or KernelPlan()
+    model = random_decoder(manifest.model, manifest.build, plan, device, arithmetic, seed)
     return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
+
+
+def config_manifest(config: Path, dtype: str, max_batch_size: int, max_seq_len: int | None) -> Manifest:
+    """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
+    hf = read_json(config / CONFIG if config.is_dir() else config)
+    model = find_architecture(hf.get("architectures") or ()).read_config(hf)
+    longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+    build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
+    check_max_seq_len(model, build)
+    return Manifest(VERSION, model, build, QuantConfig(), source_dtype=build.dtype)
+
+
+def random_decoder(
+    config: DecoderConfig,
+    build: BuildConfig,
+    plan: KernelPlan,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> Decoder:
+    """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
+
+    Raises:
+        OutOfMemoryError: the device cannot hold them.
+    """
+    model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
+    with on_device(device):
+        fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
+    return model
 
 
 def _stored_dtype(hf: dict[str, Any], dtype: str) -> str:
