@@ -23,7 +23,7 @@ from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed
 
 GREEDY = (RowSampling(),)
-FILTERED = (RowSampling(temperature=1.0, top_k=2**31, top_p=0.5, min_p=0.5),)
+FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 
 
@@ -36,11 +36,14 @@ def batch_buckets(max_batch_size: int) -> list[int]:
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
-    """The least general of the three samplers that does all rows' work; a graph is captured for each."""
+    """The least general of the sampler's three ways that does all rows' work; each has a graph of its own.
+
+    A min-p needs no way of its own: every draw applies it.
+    """
     drawing = [d for d in draws if d.temperature > 0]
     if not drawing:
         return GREEDY
-    return FILTERED if any(d.top_k or d.top_p < 1 or d.min_p > 0 for d in drawing) else UNFILTERED
+    return FILTERED if any(d.top_k or d.top_p < 1 for d in drawing) else UNFILTERED
 
 
 @dataclass

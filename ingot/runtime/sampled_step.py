@@ -34,8 +34,7 @@ def sampled_step(
         table: [at least L] int64; read first, written last.
     """
     ids = take_tokens(batch.input_ids, feed_rows, table)
-    logits = forward(dataclasses.replace(batch, input_ids=ids)).float()
-    if not logits.shape[0]:
-        return
-    tokens = sample(logits, draws).token_ids
-    keep_tokens(tokens, logits.gather(1, tokens[:, None]).squeeze(1), table)
+    logits = forward(dataclasses.replace(batch, input_ids=ids))
+    if logits.shape[0]:
+        chosen = sample(logits, draws)
+        keep_tokens(chosen.token_ids, chosen.values, table)

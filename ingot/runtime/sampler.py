@@ -8,7 +8,8 @@ penalties (those are logits processors), no requests and no scheduler.
 A draw is a pure function of the row's logits, values, seed and step: probabilities become integers before
 they are summed, and integer sums do not depend on their order, so neither the other rows of the batch nor a
 preemption changes the token. Between devices the last bit of a float64 ``exp`` may differ, which moves a
-token's weight by 2**-40 of the likeliest one's at most.
+token's weight by 2**-40 of the likeliest one's at most. On a GPU the kernels of ``ingot.kernels.sampling``
+draw, elsewhere their twin here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.sampling import draw, greedy, greedy_reference
 
 _WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
 _CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to about 320 MB
@@ -88,29 +92,49 @@ class SamplingTensors:
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """``token_ids``: [B] int64 on the logits' device."""
+    """The tokens chosen, on the logits' device.
+
+    Attributes:
+        token_ids: [B] int64.
+        values: [B] float32, their logits as they were given; NaN where the best logit of a row is none.
+    """
 
     token_ids: torch.Tensor
+    values: torch.Tensor
 
 
 def sample(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerOutput:
-    """Choose a token for each row of ``logits`` ([B, V] float32, processed by the rows' rules; unchanged).
+    """Choose a token for each row of ``logits`` ([B, V], processed by the rows' rules; unchanged).
 
     Greedy rows take the highest score, the lowest id among equals. Other rows scale by temperature, filter by
     top-k, top-p, then min-p (``token_weights``), and take the first token, in id order, at which the running
     sum of weights passes u * total, with u = ``uniform(seed, step)``. A row that is -inf throughout gives 0.
-    Nothing waits for the device and every shape depends on B and V alone, so a CUDA graph can hold it.
+    Logits may be fp16, bf16 or float32: the result is that of their float32 values. Nothing waits for the
+    device and every shape depends on B and V alone, so a CUDA graph can hold it; on a GPU its launches depend
+    on B, V and the batch's flags, of which only ``all_greedy`` and whether any row has a top-k or a top-p
+    count.
     """
-    greedy = torch.argmax(logits, dim=-1)  # the first of equals, on CPU and on CUDA
+    if not runs_on_gpu(logits):
+        return sample_reference(logits, tensors)
     if tensors.all_greedy:
-        return SamplerOutput(greedy)
+        return SamplerOutput(*greedy(logits))
+    t, select = tensors, bool(tensors.max_top_k) or tensors.any_top_p
+    return SamplerOutput(*draw(logits, t.temperature, t.top_k, t.top_p, t.min_p, t.seed, t.step, select))
+
+
+def sample_reference(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerOutput:
+    """``sample`` in PyTorch, on any device."""
+    token_ids, values = greedy_reference(logits)
+    if tensors.all_greedy:
+        return SamplerOutput(token_ids, values)
     uniforms = uniform(tensors.seed, tensors.step)
     rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
     drawn = [
-        _draw(_weights(logits[i : i + rows], tensors, slice(i, i + rows)), uniforms[i : i + rows])
+        _draw(_weights(logits[i : i + rows].float(), tensors, slice(i, i + rows)), uniforms[i : i + rows])
         for i in range(0, logits.shape[0], rows)
     ]
-    return SamplerOutput(torch.where(tensors.temperature > 0, torch.cat(drawn), greedy))
+    token_ids = torch.where(tensors.temperature > 0, torch.cat(drawn), token_ids)
+    return SamplerOutput(token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).float())
 
 
 def token_weights(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tensor:
@@ -121,7 +145,7 @@ def token_weights(logits: torch.Tensor, tensors: SamplingTensors) -> torch.Tenso
     smallest set whose mass reaches p, lowest ids first among equals, one token at least; min-p those of at
     least min_p times the highest probability. Greedy rows are given the weights of temperature 1.
     """
-    return _weights(logits, tensors, slice(None))
+    return _weights(logits.float(), tensors, slice(None))
 
 
 def _weights(logits: torch.Tensor, tensors: SamplingTensors, rows: slice) -> torch.Tensor:
@@ -151,7 +175,7 @@ def _keep_top_p(weights: torch.Tensor, scores: torch.Tensor, top_p: torch.Tensor
     order = torch.sort(scores, dim=-1, descending=True, stable=True).indices
     ranked = weights.gather(1, order)
     reached = _running_sum(ranked)
-    limit = reached[:, -1:].double() * top_p[:, None]
+    limit = torch.where(top_p < 1, top_p, torch.inf)[:, None] * reached[:, -1:].double()
     before = reached[:, : ranked.shape[1]] - ranked  # weight of the likelier tokens
     ranked.masked_fill_(before.double() >= limit, 0)
     return torch.empty_like(weights).scatter_(1, order, ranked)

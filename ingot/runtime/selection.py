@@ -68,11 +68,11 @@ class TokenSelector:
         """One choice a row of ``logits`` [B, vocab_size]; rows of beam requests get ``num_candidates``
         tokens.
         """
-        rows = logits.float()
-        if rows is logits:
-            rows = logits.clone()
         choices = [Choice(request) for request in requests]
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
+        rows = logits
+        if beams or any(self._processors_of(r) for r in requests):  # rows will change
+            rows = logits.float() if logits.dtype != torch.float32 else logits.clone()
         if beams:
             rows[beams] = torch.log_softmax(rows[beams], dim=-1)
         raw = self._raw_rows(requests, rows)
@@ -91,17 +91,16 @@ class TokenSelector:
         if all(r.params.logprobs is None for r in requests):
             return None
         changed = any(self._processors_of(r) for r in requests)
-        return rows.clone() if changed else rows
+        return rows.clone() if changed else rows.float()
 
     def _sample(self, choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor | None) -> None:
-        drawn = sample(
-            rows, SamplingTensors.from_rows([row_sampling(c.request) for c in choices], self._device)
-        ).token_ids
+        tensors = SamplingTensors.from_rows([row_sampling(c.request) for c in choices], self._device)
+        output = sample(rows, tensors)
         if raw is not None:
             count = max(c.request.params.logprobs or 0 for c in choices)
-            chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, drawn, count))
-        values = rows.gather(1, drawn[:, None]).squeeze(1)
-        tokens, logits = torch.stack([drawn.double(), values.double()]).tolist()  # one wait for the device
+            chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, output.token_ids, count))
+        both = torch.stack([output.token_ids.double(), output.values.double()])
+        tokens, logits = both.tolist()  # one wait for the device
         for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
             if math.isnan(logit):
                 raise not_a_number(choice.request)

@@ -30,18 +30,21 @@ from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
+from ingot.kernels.sampling import draw_triton, greedy_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_linear import small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
 from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+DOUBLE, LONG = torch.float64, torch.int64
 POINTERS = {
     HALF: "*fp16",
     BRAIN: "*bf16",
     FULL: "*fp32",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.float64: "*fp64",
 }
 
 
@@ -125,6 +128,17 @@ def feed() -> None:
     keep_tokens_triton(ids, empty(8, dtype=FULL), ids)
 
 
+def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:
+    logits, number, integer = (
+        empty(rows, vocab, dtype=dtype),
+        empty(rows, dtype=DOUBLE),
+        empty(rows, dtype=LONG),
+    )
+    parameters = (number, integer, number, number, integer, integer)
+    greedy_triton(logits, {"OVERLAP": overlap})
+    draw_triton(logits, *parameters, select, {"OVERLAP": overlap})
+
+
 CASES: dict[str, Callable[[], Any]] = {
     "token feed": feed,
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),
@@ -156,6 +170,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "small_gate_up 16 fp16": lambda: gate_up(HALF, 16, 11008, 4096),
     "small_qkv 1 fp16": lambda: qkv(HALF, 1, 32, 128, 128),
     "small_qkv 8 bf16 partial": lambda: qkv(BRAIN, 8, 8, 80, 32),
+    "sampling 64 of 151936 fp16": lambda: sampling(HALF, 64, 151936, True),
+    "sampling 1 of 50257 fp32": lambda: sampling(FULL, 1, 50257, True),
+    "sampling 3 of 32000 bf16 without a selection": lambda: sampling(BRAIN, 3, 32000, False),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -164,6 +181,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
+    "sampling 1 of 151936 fp16 overlapping": lambda: sampling(HALF, 1, 151936, True, 2),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
 }
 

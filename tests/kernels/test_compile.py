@@ -14,11 +14,16 @@ import pytest
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
     "keep_tokens_kernel",
+    "best_token_kernel",
+    "bin_scores_kernel",
+    "find_cut_kernel",
+    "gather_scores_kernel",
     "layer_norm_kernel",
     "take_tokens_kernel",
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
+    "pick_token_kernel",
     "prefill_attention_kernel",
     "rms_norm_kernel",
     "rope_kv_write_kernel",
@@ -26,6 +31,8 @@ KERNELS = {
     "small_gate_up_kernel",
     "small_linear_kernel",
     "small_qkv_kernel",
+    "tile_tops_kernel",
+    "tile_weights_kernel",
 }
 
 
