@@ -52,7 +52,7 @@ def random_decoder(config: DecoderConfig, dtype: torch.dtype, max_seq_len: int) 
     context = BuildContext(make_scheme(QuantConfig()), KernelPlan(), dtype)
     torch.manual_seed(0)
     with torch.device("cuda"):
-        model = Decoder(config, context, max_seq_len).eval()
+        model = Decoder(config, context, max_seq_len).to("cuda").eval()
     for name, weight in model.named_parameters():
         if weight.dim() > 1 or name.endswith("bias"):
             weight.data.normal_(0.0, 0.02)
