@@ -15,11 +15,11 @@ from ingot.errors import ConfigError
 
 TILES: dict[str, tuple[str, ...]] = {
     "rms_norm": ("num_warps", "OVERLAP"),
-    "layer_norm": ("num_warps",),
-    "rope_kv_write": ("BLOCK_HEADS", "num_warps"),
-    "silu_mul": ("BLOCK_I", "num_warps"),
+    "layer_norm": ("num_warps", "OVERLAP"),
+    "rope_kv_write": ("BLOCK_HEADS", "num_warps", "OVERLAP"),
+    "silu_mul": ("BLOCK_I", "num_warps", "OVERLAP"),
     "paged_attention": ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "num_warps", "num_stages", "OVERLAP"),
-    "prefill_attention": ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"),
+    "prefill_attention": ("BLOCK_M", "BLOCK_N", "REGISTERS", "OVERLAP", "num_warps", "num_stages"),
 }
 _ANY_SIZE = ("num_stages", "MAX_SPLITS")  # the others are powers of two
 

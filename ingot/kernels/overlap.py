@@ -10,6 +10,7 @@ it relies on that. Without it, and on older GPUs, asking for it is an error, nev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -43,6 +44,7 @@ def wait_for_previous(OVERLAP: tl.constexpr) -> None:
         cuda.gdc_wait()
 
 
+@functools.cache
 def overlaps(device: torch.device) -> bool:
     """True where programmatic dependent launch exists."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -41,6 +41,33 @@ def tile_rows(
 
 
 @triton.jit
+def tile_place(
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> tl.tensor:
+    """The same tokens' channels: the tile's element offset, int64, and offsets [BLOCK_N, BLOCK_D] from it.
+
+    A tile inside one block has the same 32-bit offsets wherever it lies: a loop over tiles keeps them.
+    """
+    cols = tl.arange(0, BLOCK_D)[None, :]
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
+        place = block * block_stride + (start % BLOCK_SIZE) * token_stride
+        offsets = (tl.arange(0, BLOCK_N) * token_stride)[:, None] + cols
+    else:
+        rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        place = 0
+        offsets = rows[:, None] + cols
+    return place, offsets
+
+
+@triton.jit
 def split_bounds(
     seq_len: tl.tensor,
     window: tl.tensor,

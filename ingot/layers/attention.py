@@ -45,8 +45,14 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; writes the tokens' keys and values into ``cache``."""
+        return self.o_proj(self.attend(hidden, batch, cache, rope))
+
+    def attend(
+        self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``forward`` up to the output product: [T, hidden_size] → [T, q_size]."""
         query = self._place(self.qkv_proj(hidden), batch, cache, rope)  # [T, num_heads, head_dim]
-        return self.o_proj(self._attend(query, batch, cache).flatten(1))
+        return self._attend(query, batch, cache).flatten(1)
 
     def _place(
         self, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None

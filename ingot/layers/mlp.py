@@ -30,7 +30,11 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(silu_mul(self.gate_up_proj(x), tiles=self.tiles))
+        return self.down_proj(self.activate(x))
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
+        return silu_mul(self.gate_up_proj(x), tiles=self.tiles)
 
 
 class MLP(nn.Module):
@@ -44,10 +48,14 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        inner = self.up_proj(x)  # [T, intermediate_size]
+        return self.down_proj(self.activate(x))
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
+        inner = self.up_proj(x)
         if self.kind == "relu":
-            return self.down_proj(F.relu(inner))
-        return self.down_proj(F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none"))
+            return F.relu(inner)
+        return F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none")
 
 
 def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:

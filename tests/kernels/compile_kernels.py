@@ -52,23 +52,29 @@ def empty(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def norms(dtype: torch.dtype, hidden: int, residual: bool) -> None:
+def norms(dtype: torch.dtype, hidden: int, residual: bool, overlap: int = 1) -> None:
     x, weight = empty(4, hidden, dtype=dtype), empty(hidden, dtype=dtype)
-    rms_norm_triton(x, weight, 1e-6, x if residual else None)
-    layer_norm_triton(x, weight, weight, 1e-6, x if residual else None)
+    rms_norm_triton(x, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
+    layer_norm_triton(x, weight, weight, 1e-6, x if residual else None, {"OVERLAP": overlap})
 
 
 def rope(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int, norm: bool, logn: int
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary: int,
+    norm: bool,
+    logn: int,
+    overlap: int = 1,
 ) -> None:
     index = empty(4, dtype=torch.int64)
     weight = empty(head_dim, dtype=dtype) if norm else None
     cache = empty(100, kv_heads, 64, head_dim, dtype=dtype)
     qkv = empty(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     table = empty(100, rotary, dtype=FULL) if rotary else None
-    rope_kv_write_triton(
-        qkv, table, index, index, index, cache, cache, heads, kv_heads, head_dim, weight, weight, 1e-6, logn
-    )
+    place = (table, index, index, index, cache, cache, heads, kv_heads, head_dim)
+    rope_kv_write_triton(qkv, *place, weight, weight, 1e-6, logn, {"OVERLAP": overlap})
 
 
 def decode(
@@ -89,13 +95,20 @@ def decode(
 
 
 def prefill(
-    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    longest: int,
+    window: int,
+    tiles: dict[str, int] | None = None,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
     bounds = empty(5, dtype=torch.int32)
     q = empty(4 * longest, heads, head_dim, dtype=dtype)
-    prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window)
+    prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window, tiles)
 
 
 def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
@@ -182,6 +195,11 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
     "sampling 1 of 151936 fp16 overlapping": lambda: sampling(HALF, 1, 151936, True, 2),
+    "norms 4096 fp16 overlapping": lambda: norms(HALF, 4096, True, 2),
+    "silu_mul 11008 fp16 overlapping": lambda: silu_mul_triton(empty(4, 22016), {"OVERLAP": 2}),
+    "rope qwen fp16 overlapping": lambda: rope(HALF, 32, 32, 128, 128, False, 0, 2),
+    "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),
+    "prefill 16x64 fp16 overlapping": lambda: prefill(HALF, 16, 16, 64, 64, 512, 0, {"OVERLAP": 2}),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
 }
 

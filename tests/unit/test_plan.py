@@ -12,8 +12,8 @@ from ingot.kernels import gated_mlp, layer_norm, paged_attention, prefill_attent
 DEFAULTS = {
     "rms_norm": rms_norm.default_tiles(4096),
     "layer_norm": layer_norm.default_tiles(4096),
-    "rope_kv_write": rope_kv_write.DEFAULT_TILES,
-    "silu_mul": gated_mlp.DEFAULT_TILES,
+    "rope_kv_write": rope_kv_write.default_tiles(),
+    "silu_mul": gated_mlp.default_tiles(),
     "paged_attention": paged_attention.default_tiles(8, 4, 128, 2, torch.device("cpu")),
     "prefill_attention": prefill_attention.default_tiles(512, 128, 2),
 }
