@@ -69,7 +69,7 @@ def test_each_layer_adds_the_same(tmp_path: Path) -> None:
             runner.forward.caches = runner.caches[: len(model.layers)]
             request = llm.executor.scheduler.waiting[0]
             llm.executor.blocks.grow(request, request.num_tokens)
-            step = ScheduledBatch([ScheduledRequest(request, 0, request.num_tokens)])
+            step = ScheduledBatch([ScheduledRequest(request, 0, request.num_tokens, samples=True)])
             streams.append(runner.run(step))
             llm.executor.abort("r")
         torch.testing.assert_close(*streams, rtol=1e-4, atol=1e-5)
