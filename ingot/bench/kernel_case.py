@@ -70,7 +70,7 @@ class Inputs:
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=std)
 
     def copies(self, num_values: int, most: int = _MOST_COPIES) -> int:
-        """How many tensors of so many values a rotation needs, at most ``most``: each is a call in a graph."""
+        """How many tensors of so many values a rotation needs, at most ``most``: each is a graph's call."""
         wanted = -(-self._footprint // (num_values * self.dtype.itemsize))
         return max(_LEAST_COPIES, min(most, wanted))
 
