@@ -15,7 +15,7 @@ import torch
 from ingot.bench.graph_timer import Call
 
 _L2_TIMES = 4  # a rotation walks over this many times the L2 cache
-_LEAST_COPIES, _MOST_COPIES = 2, 16384
+_LEAST_COPIES, _MOST_COPIES = 2, 1024
 _LEAST_CALLS = 24
 
 
@@ -69,11 +69,10 @@ class Inputs:
         """Normally distributed numbers."""
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=std)
 
-    def copies(self, num_values: int) -> int:
-        """How many tensors of so many values a rotation needs."""
-        return max(
-            _LEAST_COPIES, min(_MOST_COPIES, -(-self._footprint // (num_values * self.dtype.itemsize)))
-        )
+    def copies(self, num_values: int, most: int = _MOST_COPIES) -> int:
+        """How many tensors of so many values a rotation needs, at most ``most``: each is a graph's call."""
+        wanted = -(-self._footprint // (num_values * self.dtype.itemsize))
+        return max(_LEAST_COPIES, min(most, wanted))
 
     def rotating(self, *shape: int, std: float = 0.02) -> torch.Tensor:
         """[copies, *shape]: weights or caches to take in turn."""

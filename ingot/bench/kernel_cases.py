@@ -35,6 +35,7 @@ NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
 BLOCK = 64  # tokens in a cache block
 _CACHED_CALLS = 200
+_MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
     """The norm, one tensor read and one written; with ``add`` of a sum with the residual, two and two."""
     op, hidden, eps = s.config.norm, s.config.hidden_size, s.config.norm_eps
     tensors = 4 if add else 2
-    count = 1 if cached else s.inputs.copies(tensors // 2 * rows * hidden)
+    count = 1 if cached else s.inputs.copies(tensors // 2 * rows * hidden, _MOST_NORMS)
     x = s.inputs.normal(count, rows, hidden)
     residuals = s.inputs.normal(count, rows, hidden) if add else None
     weight, bias = s.inputs.normal(hidden), s.inputs.normal(hidden)

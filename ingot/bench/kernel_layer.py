@@ -23,7 +23,7 @@ from ingot.runtime.forward import Forward
 from ingot.runtime.runner import make_caches
 
 _VOCABULARY = 512
-_LEAST_LAYERS = 4
+_LEAST_LAYERS, _MOST_LAYERS = 4, 16
 
 
 class LayerStack:
@@ -38,7 +38,7 @@ class LayerStack:
         self.num_weights = config.hidden_size * 2 * (config.q_size + config.kv_size)
         products = 3 if config.mlp == "silu_gated" else 2
         self.num_weights += config.hidden_size * config.intermediate_size * products
-        self.depth = max(_LEAST_LAYERS, inputs.copies(self.num_weights))
+        self.depth = max(_LEAST_LAYERS, inputs.copies(self.num_weights, _MOST_LAYERS))
         self.bytes = self.num_weights * inputs.dtype.itemsize
         self._setting = setting
         small = config.replace(num_layers=2 * self.depth, vocab_size=_VOCABULARY)

@@ -135,7 +135,11 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
     assert us is not None
     assert torch_us is not None
     gb_s, tflop_s = effort.num_bytes / us["p50"] / 1e3, effort.flops / us["p50"] / 1e6
-    share = tflop_s / ceiling.matmul_tflop_s if effort.compute_bound else gb_s / ceiling.read_gb_s
+    share: float | None = (
+        tflop_s / ceiling.matmul_tflop_s if effort.compute_bound else gb_s / ceiling.read_gb_s
+    )
+    if effort.cached:  # the memory is not what limits it
+        share = None
     return {
         "op": effort.op,
         "shape": effort.shape,
@@ -145,7 +149,7 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
         "gb_s": round(gb_s, 1),
         "tflop_s": round(tflop_s, 3),
         "bound": "matmul" if effort.compute_bound else "read",
-        "share_of_ceiling": round(share, 4),
+        "share_of_ceiling": None if share is None else round(share, 4),
         "torch_us": torch_us,
         "torch_ratio": round(torch_us["p50"] / us["p50"], 3),
         "raw_us": [round(t, 3) for t in ours],

@@ -151,7 +151,7 @@ def _kernels(record: Record, side: Record) -> Table:
             _at(r["us"], "p90"),
             number(r["gb_s"]),
             number(r["tflop_s"]) if r["tflop_s"] else "-",
-            percent(r["share_of_ceiling"]) + (" matmul" if r["bound"] == "matmul" else " read"),
+            "-" if r["cached"] else f"{percent(r['share_of_ceiling'])} {r['bound']}",
             _at(r["torch_us"], "p50"),
             f"{r['torch_ratio']:.2f}x",
         )
