@@ -232,9 +232,14 @@ def test_weights_equal_torchs_on_the_gpu(temperature: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", [151_936, 32_000, 50_257])
-@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("dtype", "vocab", "batch"),
+    [
+        *itertools.product((torch.float16,), (151_936, 32_000, 50_257), (1, 8, 64)),
+        (torch.bfloat16, 151_936, 8),
+        (torch.float32, 50_257, 8),
+    ],
+)
 def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
     logits = normal(batch, vocab, dtype=dtype, device="cuda", seed=batch) * 2.5
     rows = mixed_rows(batch, batch + vocab)
@@ -244,7 +249,7 @@ def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
     output, twin = sample(logits, t), sample_reference(logits, t)
     assert torch.equal(output.token_ids, twin.token_ids)
     assert torch.equal(output.values, twin.values)
-    if batch < 64:
+    if batch < 64:  # the CPU is slow
         assert output.token_ids.tolist() == expected(logits, rows)[0]
     some = slice(batch // 2, batch // 2 + 3)
     alone = sample(logits[some], SamplingTensors.from_rows(rows[some], "cuda"))
