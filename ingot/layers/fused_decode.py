@@ -53,9 +53,9 @@ def fused_logits(
         assert isinstance(layer, DecoderLayer)
         hidden = _attend(decoder, layer, hidden, batch, cache, rope)
         hidden = _feed_forward(decoder, layer, hidden)
-    weight, bias = _weights(decoder.lm_head)
     rows = hidden[batch.logits_indices]
-    return small_linear(rows, weight, bias, None, decoder.norm.weight, decoder.config.norm_eps)
+    norm = (decoder.norm.weight, decoder.config.norm_eps)
+    return _product(decoder.lm_head, rows, None, *norm)
 
 
 def _attend(
@@ -85,6 +85,7 @@ def _attend(
         config.num_kv_heads,
         config.head_dim,
         logn_length=config.logn_length,
+        tiles=attention.small_tiles.at(hidden.shape[0]),
     )
     attended = paged_attention(
         query,
@@ -95,10 +96,9 @@ def _attend(
         config.attention_scale,
         batch.max_seq_len,
         window=config.sliding_window,
-        tiles=attention.plan.for_op("paged_attention"),
+        tiles=attention.decode_tiles.at(query.shape[0]),
     )
-    weight, bias = _weights(attention.o_proj)
-    return small_linear(attended.flatten(1), weight, bias, hidden)
+    return _product(attention.o_proj, attended.flatten(1), hidden)
 
 
 def _feed_forward(decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor) -> torch.Tensor:
@@ -106,9 +106,22 @@ def _feed_forward(decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor) -
     mlp = layer.mlp
     assert isinstance(mlp, GatedMLP)
     gate_up, _ = _weights(mlp.gate_up_proj)
-    down, _ = _weights(mlp.down_proj)
-    norm = layer.post_attention_layernorm.weight
-    return small_linear(small_gate_up(hidden, gate_up, norm, decoder.config.norm_eps), down, None, hidden)
+    norm = (layer.post_attention_layernorm.weight, decoder.config.norm_eps)
+    inner = small_gate_up(hidden, gate_up, *norm, tiles=mlp.small_tiles.at(hidden.shape[0]))
+    return _product(mlp.down_proj, inner, hidden)
+
+
+def _product(
+    linear: Linear,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> torch.Tensor:
+    """linear(norm(x)) + residual."""
+    weight, bias = _weights(linear)
+    tiles = linear.small_tiles.at(x.shape[0])
+    return small_linear(x, weight, bias, residual, norm_weight, norm_eps, tiles)
 
 
 def _weights(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
