@@ -34,6 +34,11 @@ def silu_mul_kernel(
     tl.store(y_ptr + row * INNER + cols, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
+def candidate_tiles() -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    return [DEFAULT_TILES, {"BLOCK_I": 512, "num_warps": 2}, {"BLOCK_I": 2048, "num_warps": 8}]
+
+
 def silu_mul_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`silu_mul`, unchecked."""
     choice = merge_tiles(DEFAULT_TILES, tiles)

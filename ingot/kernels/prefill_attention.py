@@ -175,6 +175,14 @@ def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str,
     return tiles
 
 
+def candidate_tiles(max_query_len: int, head_dim: int, itemsize: int) -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    default = default_tiles(max_query_len, head_dim, itemsize)
+    warps = {8: 4}.get(default["num_warps"], 2 * default["num_warps"])
+    changes = ({"num_warps": warps}, {"num_stages": default["num_stages"] + 1})
+    return [default, *({**default, **change} for change in changes)]
+
+
 def prefill_attention_triton(
     q: torch.Tensor,
     key_cache: torch.Tensor,

@@ -170,6 +170,11 @@ def rope_kv_write_kernel(
                      head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
 
 
+def candidate_tiles() -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    return [DEFAULT_TILES, {"BLOCK_HEADS": 16, "num_warps": 4}, {"BLOCK_HEADS": 4, "num_warps": 1}]
+
+
 def rope_kv_write_triton(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor | None,
