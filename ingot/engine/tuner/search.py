@@ -2,7 +2,7 @@
 
 Owns the order of work and the decision. Knows no op: cases launch, a timer measures.
 
-    outcome = Search(GraphTimer(), torch.device("cuda")).run(tasks, setting)
+    outcome = Search(GraphTimer(), torch.device("cuda")).run(tasks, make_case)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from triton.errors import TritonError
 
 from ingot.device import on_device
-from ingot.engine.tuner.cases import Case, Setting, Tiles, Written, make_case, poison, spread
+from ingot.engine.tuner.cases import Case, Tiles, Written, poison, spread
 from ingot.engine.tuner.timing import Measure, Timer
 from ingot.engine.tuner.workload import Task
 from ingot.errors import DeviceError
@@ -36,6 +36,7 @@ CANDIDATE_ERRORS = (TritonError, RuntimeError, ValueError)
 TOLERANCES = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 Progress = Callable[[str, int, int], None]
+MakeCase = Callable[[Task, int], Case]
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ class Search:
         self._progress = progress or (lambda what, done, total: None)
         self._dropped: list[Dropped] = []
 
-    def run(self, tasks: Sequence[Task], setting: Setting) -> Outcome:
-        """Choose tiles for every task.
+    def run(self, tasks: Sequence[Task], make_case: MakeCase) -> Outcome:
+        """Choose tiles for every task; ``make_case`` gives its case for a number of rows.
 
         Raises:
             DeviceError: a default fails.
             torch.AcceleratorError: a candidate left the GPU unusable.
         """
-        entries = [_entry(task, setting) for task in tasks]
+        entries = [_entry(task, make_case) for task in tasks]
         start = time.perf_counter()
         self._compile(entries)
         compile_seconds = time.perf_counter() - start
@@ -110,7 +111,8 @@ class Search:
 
     def _compile(self, entries: list[_Entry]) -> None:
         """Launch every candidate once, on threads: most of a compilation runs outside of Python's lock."""
-        with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        threads = min(MOST_THREADS, os.cpu_count() or 1) if self._device.type == "cuda" else 1
+        with ThreadPoolExecutor(threads) as pool:
             jobs = [
                 (entry, tiles, pool.submit(self._launch, case, tiles))
                 for entry in entries
@@ -213,8 +215,8 @@ def agrees(results: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) ->
     return True
 
 
-def _entry(task: Task, setting: Setting) -> _Entry:
-    cases = [make_case(task, rows, setting) for rows in task.rows]
+def _entry(task: Task, make_case: MakeCase) -> _Entry:
+    cases = [make_case(task, rows) for rows in task.rows]
     assert all(case.candidates[0] == cases[0].candidates[0] for case in cases), task
     candidates = [
         tiles for i, tiles in enumerate(cases[0].candidates) if tiles not in cases[0].candidates[:i]

@@ -48,20 +48,20 @@ class Task:
 def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Task]:
     """Every choice that running ``model`` (weights not needed) in ``dtype`` within ``limits`` asks for.
 
-    Decode steps are measured at 1 row and at every bucket's upper bound up to the largest batch; prefill at
+    Decode steps are measured at the most rows of every bucket up to the largest batch; prefill at
     ``PROMPTS`` tokens.
     """
     config = model.config
     batches = _buckets(limits.max_batch_size)
     longest = min(limits.max_seq_len, RuntimeConfig().token_budget)
-    prompts = sorted({row_bucket(min(tokens, longest)) for tokens in PROMPTS})
+    prompts = sorted({min(tokens, longest) for tokens in PROMPTS})
     folded = fuses(model) and dtype.itemsize == 2
     few = [rows for rows in batches if folded and rows <= FUSED_ROWS]
-    many = sorted({rows for rows in batches if rows not in few} | set(prompts))
+    others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
     tasks = [_task(op, rows, n=n, k=k) for op, n, k in _products(model) for rows in few]
     tasks.append(_task("paged_attention", *batches, **heads))
-    for rows in many:
+    for rows in others.values():
         tasks.append(_task(config.norm, rows, h=config.hidden_size))
         tasks.append(_task("rope_kv_write", rows, **heads))
         if isinstance(model.layers[0].mlp, GatedMLP):
@@ -74,8 +74,8 @@ def _task(op: str, *rows: int, **sizes: int) -> Task:
 
 
 def _buckets(most: int) -> list[int]:
-    """The buckets of 1 to ``most`` rows."""
-    return sorted({row_bucket(rows) for rows in range(1, most + 1)})
+    """The largest number of rows in every bucket of 1 to ``most`` rows."""
+    return sorted({min(row_bucket(rows), most) for rows in range(1, most + 1)})
 
 
 def _products(model: Decoder) -> list[tuple[str, int, int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assemble import empty_model
 from ingot.engine.manifest import PLAN_FILE, Manifest
 from ingot.engine.plan_file import machine_of, read_own_plan, usable_plan, write_plan
-from ingot.engine.tuner.cases import Setting
+from ingot.engine.tuner.cases import Setting, make_case
 from ingot.engine.tuner.inputs import Inputs
 from ingot.engine.tuner.search import Choice, Dropped, Progress, Search
 from ingot.engine.tuner.timing import GraphTimer, Timer
@@ -104,9 +105,10 @@ def tune_model(
     dtype = parse_dtype(limits.dtype)
     tasks = [t for t in workload(model, dtype, limits) if ops is None or t.op in ops]
     setting = Setting(model.config, limits.max_seq_len, inputs or Inputs(device, dtype))
+    make = partial(make_case, setting=setting)
     try:
         with torch.inference_mode(), on_device(device):
-            outcome = Search(timer or GraphTimer(), device, progress).run(tasks, setting)
+            outcome = Search(timer or GraphTimer(), device, progress).run(tasks, make)
     except torch.AcceleratorError as error:
         raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
     except torch.OutOfMemoryError as error:
