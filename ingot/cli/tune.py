@@ -59,6 +59,9 @@ def _show(tuning: Tuning) -> None:
             for i, (cell, w) in enumerate(zip(row, widths, strict=False))
         ]
         stdout().print("  ".join([*cells, row[-1]]).rstrip(), markup=False)
+    for step in tuning.steps:
+        times = f"{step.default_us:.1f} -> {step.best_us:.1f} us ({1 - step.best_us / step.default_us:.1%})"
+        typer.echo(f"decode step of {step.layers} layers, {step.rows} rows: {times}")
     better = sum(choice.tiles is not None for choice in tuning.choices)
     seconds = f"{tuning.seconds:.1f} s, {tuning.compile_seconds:.1f} s of it compiling"
     typer.echo(f"{better} of {len(tuning.choices)} choices differ from the defaults; {seconds}")

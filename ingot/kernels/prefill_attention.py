@@ -175,7 +175,9 @@ def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str,
     return tiles
 
 
-def candidate_tiles(max_query_len: int, head_dim: int, itemsize: int) -> list[dict[str, int]]:
+def candidate_tiles(
+    max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
+) -> list[dict[str, int]]:
     """What tuning tries: the default first."""
     default = default_tiles(max_query_len, head_dim, itemsize)
     warps = {8: 4}.get(default["num_warps"], 2 * default["num_warps"])

@@ -67,7 +67,7 @@ def default_tiles(hidden: int) -> dict[str, int]:
     return {"num_warps": min(max(block // 512, 1), 16), "OVERLAP": 1}
 
 
-def candidate_tiles(hidden: int) -> list[dict[str, int]]:
+def candidate_tiles(hidden: int, device: torch.device | None = None) -> list[dict[str, int]]:
     """What tuning tries: the default first, then half and twice the warps."""
     default = default_tiles(hidden)
     warps = [w for w in (default["num_warps"] // 2, 2 * default["num_warps"]) if 1 <= w <= 32]

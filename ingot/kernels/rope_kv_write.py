@@ -170,7 +170,7 @@ def rope_kv_write_kernel(
                      head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
 
 
-def candidate_tiles() -> list[dict[str, int]]:
+def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     """What tuning tries: the default first."""
     return [DEFAULT_TILES, {"BLOCK_HEADS": 16, "num_warps": 4}, {"BLOCK_HEADS": 4, "num_warps": 1}]
 

@@ -10,13 +10,14 @@ import torch
 
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.config.plan import KernelPlan
+from ingot.config.plan import KernelPlan, Machine
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import empty_model
 from ingot.engine.tuner import tune_model
 from ingot.engine.tuner.cases import Case, Tiles, Written
 from ingot.engine.tuner.inputs import Inputs
-from ingot.engine.tuner.search import Outcome, Search, agrees, decide, relative, timed
+from ingot.engine.tuner.search import Choice, Outcome, Search, agrees, decide, relative, timed
+from ingot.engine.tuner.steps import Steps, refine
 from ingot.engine.tuner.timing import Measure
 from ingot.engine.tuner.workload import Task, workload
 from ingot.errors import ConfigError, DeviceError
@@ -31,6 +32,7 @@ from ingot.kernels import (
     small_linear,
     small_qkv,
 )
+from ingot.layers import fused_decode
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
@@ -137,7 +139,66 @@ def test_times_are_medians_and_a_choice_for_many_rows_weighs_them_alike() -> Non
     drawn = iter([5.0, 1.0, 2.0])
     assert timed([[lambda: next(drawn)]], 3) == [[2.0]]
     assert relative([50.0, 2.0], [100.0, 1.0]) == pytest.approx(1.0)
-    assert [decide([1.0, 0.99]), decide([1.0, 0.98, 0.97])] == [0, 2]
+    assert [decide([1.0, 0.99], 0.015), decide([1.0, 0.98, 0.97], 0.015)] == [0, 2]
+
+
+class FakeSteps:
+    """Steps whose time is a sum over their ops."""
+
+    def __init__(self, us: Callable[[Choice], float]) -> None:
+        self.config, self.head, self.us = LLAMA, LLAMA.vocab_size, us
+
+    def clock(self, choices: Sequence[Choice], rows: int) -> Measure:
+        total = 100.0 + sum(self.us(choice) for choice in choices)
+        return lambda: total
+
+
+def finalist(op: str, rows: tuple[int, ...], *sizes: int, **dims: int) -> Choice:
+    """A choice for which the first of ``sizes`` won alone."""
+    others = tuple(({"BLOCK_N": size}, 1.0) for size in sizes)
+    return Choice(Task(op, tuple(dims.items()), rows), others[0][0], 2.0, 1.0, others)
+
+
+def test_in_a_step_another_candidate_may_win() -> None:
+    alone = finalist("silu_mul", (64,), 2, i=48)
+    head = finalist("small_linear", (1,), 2, n=97, k=32)
+    product = finalist("small_linear", (8,), 2, 4, n=32, k=48)
+    attention = finalist("paged_attention", (1, 8), 2, 4, q=4, kv=2, d=8)
+    cost = {None: 10.0, 2: 11.0, 4: 9.0}  # of the ops alone and head too: they are not decided here
+
+    def us(choice: Choice) -> float:
+        return cost[choice.tiles and choice.tiles["BLOCK_N"]]
+
+    steps: Any = FakeSteps(us)
+    found, times = refine([alone, head, product, attention], steps, [1, 8])
+    assert [c.tiles and c.tiles["BLOCK_N"] for c in found] == [2, 2, 4, 4]
+    assert found[2].best_us == 1.0
+    assert [(t.rows, t.layers) for t in times] == [(1, 2), (8, 2)]
+    slower: Any = FakeSteps(lambda choice: 0.0 if choice.tiles is None else 0.1)
+    found, times = refine([product, attention], slower, [1, 8])
+    assert [(c.tiles, c.best_us) for c in found] == [(None, 2.0), (None, 2.0)]
+    assert times == []
+
+
+def test_a_step_runs_the_models_layers_with_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, Any]] = []
+    original = fused_decode.small_linear
+
+    def noted(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.append((f"{x.shape[0]} {tuple(weight.shape)}", rest[-1]))
+        return original(x, weight, *rest)
+
+    monkeypatch.setattr(fused_decode, "small_linear", noted)
+    build = BuildConfig("fp16", max_batch_size=8, max_seq_len=64)
+    inputs = Inputs(CPU, torch.float16, footprint=1 << 12)
+    machine = Machine("GPU", "9.0", 2, "2", "3")
+    steps = Steps(LLAMA, build, machine, inputs, NoTimer())
+    with torch.inference_mode():
+        steps.clock([finalist("small_linear", (8,), 4, n=32, k=48)], 8)
+        steps.clock([], 3)
+    assert seen[:2] == [("8 (32, 32)", None), ("8 (32, 48)", {"BLOCK_N": 4})]
+    assert seen[-2] == ("3 (32, 48)", None)
+    assert seen[-1] == ("3 (97, 32)", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

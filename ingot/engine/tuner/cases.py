@@ -135,9 +135,9 @@ def _norm(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
     inputs, config, hidden = setting.inputs, setting.config, sizes["h"]
     xs, residual, weight = inputs.rotating(rows, hidden), inputs.normal(rows, hidden), inputs.normal(hidden)
     if config.norm == "layer_norm":
-        candidates, bias = layer_norm.candidate_tiles(hidden), inputs.normal(hidden)
+        candidates, bias = layer_norm.candidate_tiles(hidden, inputs.device), inputs.normal(hidden)
     else:
-        candidates, bias = rms_norm.candidate_tiles(hidden), None
+        candidates, bias = rms_norm.candidate_tiles(hidden, inputs.device), None
 
     def launch(copy: int, tiles: Tiles) -> Written:
         if bias is not None:
@@ -153,7 +153,7 @@ def _silu_mul(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
     def launch(copy: int, tiles: Tiles) -> Written:
         return (gated_mlp.silu_mul(xs[copy], tiles),)
 
-    return Case(gated_mlp.candidate_tiles(), len(xs), launch)
+    return Case(gated_mlp.candidate_tiles(setting.inputs.device), len(xs), launch)
 
 
 def _rope_kv_write(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
@@ -182,7 +182,7 @@ def _rope_kv_write(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
         )
         return q, keys, values
 
-    return Case(rope_kv_write.candidate_tiles(), len(xs), launch, (keys, values))
+    return Case(rope_kv_write.candidate_tiles(inputs.device), len(xs), launch, (keys, values))
 
 
 def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
@@ -224,7 +224,9 @@ def _prefill_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Ca
         )
         return (out,)
 
-    candidates = prefill_attention.candidate_tiles(rows, config.head_dim, inputs.dtype.itemsize)
+    candidates = prefill_attention.candidate_tiles(
+        rows, config.head_dim, inputs.dtype.itemsize, inputs.device
+    )
     return Case(candidates, len(caches), launch)
 
 

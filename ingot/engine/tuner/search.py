@@ -12,12 +12,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from triton.errors import TritonError
 
+from ingot.config.plan import KernelPlan, Machine, Measured
 from ingot.device import on_device
 from ingot.engine.tuner.cases import Case, Tiles, Written, poison, spread
 from ingot.engine.tuner.timing import Measure, Timer
@@ -53,13 +54,20 @@ class Dropped:
 class Choice:
     """The tiles of one task; ``tiles`` is None where the default stays.
 
-    ``default_us`` and ``best_us`` are means over the task's numbers of rows.
+    Times are means over the task's numbers of rows. ``finalists`` are the best of the other candidates, with
+    their times, as far as they are not slower than the default.
     """
 
     task: Task
     tiles: Tiles | None
     default_us: float
     best_us: float
+    finalists: tuple[tuple[Tiles, float], ...] = ()
+
+    def taking(self, tiles: Tiles | None) -> Choice:
+        """The same with one of the finalists, or with the default."""
+        us = self.default_us if tiles is None else next(us for t, us in self.finalists if t == tiles)
+        return replace(self, tiles=tiles, best_us=us)
 
 
 @dataclass
@@ -157,16 +165,20 @@ class Search:
 
     def _choose(self, entry: _Entry) -> Choice:
         """Glance at all candidates, then time the best ones in turn with the default."""
-        default = entry.candidates[0]
         clocks = [[self._clock(case, tiles) for case in entry.cases] for tiles in entry.candidates]
         glances = timed(clocks, GLANCES)
         order = sorted(range(len(clocks)), key=lambda i: relative(glances[i], glances[0]))
         finalists = [0, *[i for i in order if i][:FINALISTS]]
         times = timed([clocks[i] for i in finalists], ROUNDS)
-        best = decide([relative(one, times[0]) for one in times])
-        tiles = entry.candidates[finalists[best]]
-        means = [statistics.fmean(times[i]) for i in (0, best)]
-        return Choice(entry.task, None if tiles == default else tiles, *means)
+        ratios = [relative(one, times[0]) for one in times]
+        others = tuple(
+            (entry.candidates[i], statistics.fmean(one))
+            for i, one, ratio in zip(finalists, times, ratios, strict=True)
+            if i and ratio < 1 + MARGIN / 2
+        )
+        us = statistics.fmean(times[0])
+        best = finalists[decide(ratios, MARGIN)]
+        return Choice(entry.task, None, us, us, others).taking(entry.candidates[best] if best else None)
 
     def _clock(self, case: Case, tiles: Tiles) -> Measure:
         copies = spread(case.copies, max(case.copies, CALLS))
@@ -192,10 +204,25 @@ def relative(times: Sequence[float], default: Sequence[float]) -> float:
     return statistics.geometric_mean([a / b for a, b in zip(times, default, strict=True)])
 
 
-def decide(ratios: Sequence[float]) -> int:
+def decide(ratios: Sequence[float], margin: float) -> int:
     """Index of the winner among times relative to the default (index 0), which stays within the margin."""
     best = min(range(len(ratios)), key=lambda i: ratios[i])
-    return best if ratios[best] < 1 - MARGIN else 0
+    return best if ratios[best] < 1 - margin else 0
+
+
+def plan_of(choices: Iterable[Choice], machine: Machine) -> KernelPlan:
+    """The plan that the choices make."""
+    tiles: dict[str, dict[str, dict[str, int]]] = {}
+    measured: dict[str, dict[str, Measured]] = {}
+    for choice in choices:
+        op, key = choice.task.op, choice.task.key
+        times = Measured(round(choice.default_us, 2), round(choice.best_us, 2))
+        measured.setdefault(op, {})[key] = times
+        if choice.tiles is not None:
+            tiles.setdefault(op, {})[key] = dict(choice.tiles)
+    return KernelPlan(
+        machine.gpu, machine.capability, machine.value_bytes, machine.torch, machine.triton, tiles, measured
+    )
 
 
 def written(case: Case, tiles: Tiles, like: Written) -> Written:

@@ -16,16 +16,17 @@ from pathlib import Path
 import torch
 
 from ingot.config.build import BuildConfig
-from ingot.config.plan import OPS, KernelPlan, Measured
+from ingot.config.plan import OPS, KernelPlan
 from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assemble import empty_model
 from ingot.engine.manifest import PLAN_FILE, Manifest
 from ingot.engine.plan_file import machine_of, read_own_plan, usable_plan, write_plan
 from ingot.engine.tuner.cases import Setting, make_case
 from ingot.engine.tuner.inputs import Inputs
-from ingot.engine.tuner.search import Choice, Dropped, Progress, Search
+from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, plan_of
+from ingot.engine.tuner.steps import Steps, StepTime, refine
 from ingot.engine.tuner.timing import GraphTimer, Timer
-from ingot.engine.tuner.workload import workload
+from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
@@ -33,12 +34,14 @@ from ingot.models.registry import architecture_named
 
 @dataclass(frozen=True)
 class Tuning:
-    """A measured plan, each choice, the candidates that failed or were wrong, and how long it took:
+    """A measured plan, each choice, what they bring a decode step (where its kernels are folded), the
+    candidates that failed or were wrong, and how long it took:
     ``seconds`` in all, ``compile_seconds`` of them for Triton.
     """
 
     plan: KernelPlan
     choices: tuple[Choice, ...]
+    steps: tuple[StepTime, ...]
     dropped: tuple[Dropped, ...]
     seconds: float
     compile_seconds: float
@@ -103,12 +106,15 @@ def tune_model(
         raise ConfigError("there are no such ops to tune", seen=unknown, allowed=list(OPS), fix="--ops")
     start = time.perf_counter()
     dtype = parse_dtype(limits.dtype)
-    tasks = [t for t in workload(model, dtype, limits) if ops is None or t.op in ops]
-    setting = Setting(model.config, limits.max_seq_len, inputs or Inputs(device, dtype))
-    make = partial(make_case, setting=setting)
+    inputs = Inputs(device, dtype) if inputs is None else inputs
+    timer = GraphTimer() if timer is None else timer
     try:
         with torch.inference_mode(), on_device(device):
-            outcome = Search(timer or GraphTimer(), device, progress).run(tasks, make)
+            tasks = [t for t in workload(model, dtype, limits) if ops is None or t.op in ops]
+            setting = Setting(model.config, limits.max_seq_len, inputs)
+            outcome = Search(timer, device, progress).run(tasks, partial(make_case, setting=setting))
+            steps = Steps(model.config, limits, machine_of(device, dtype), inputs, timer)
+            choices, times = refine(outcome.choices, steps, folded_rows(model, dtype, limits), progress)
     except torch.AcceleratorError as error:
         raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
     except torch.OutOfMemoryError as error:
@@ -117,9 +123,11 @@ def tune_model(
             seen=str(error).split(". ")[0],
             fix="free memory, or build with --no-tune",
         ) from None
-    plan = _plan(outcome.choices, device, dtype)
     seconds = time.perf_counter() - start
-    return Tuning(plan, tuple(outcome.choices), tuple(outcome.dropped), seconds, outcome.compile_seconds)
+    plan = plan_of(choices, steps.machine)
+    return Tuning(
+        plan, tuple(choices), tuple(times), tuple(outcome.dropped), seconds, outcome.compile_seconds
+    )
 
 
 def _with_others(new: KernelPlan, old: KernelPlan, ops: Sequence[str], device: torch.device) -> KernelPlan:
@@ -143,16 +151,3 @@ def gpu(device: str) -> torch.device:
             "tile choices are measured on a GPU", seen=place, allowed="cuda, cuda:N", fix="--device"
         )
     return place
-
-
-def _plan(choices: Sequence[Choice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
-    tiles: dict[str, dict[str, dict[str, int]]] = {}
-    measured: dict[str, dict[str, Measured]] = {}
-    for choice in choices:
-        op, key = choice.task.op, choice.task.key
-        times = Measured(round(choice.default_us, 2), round(choice.best_us, 2))
-        measured.setdefault(op, {})[key] = times
-        if choice.tiles is not None:
-            tiles.setdefault(op, {})[key] = dict(choice.tiles)
-    here = machine_of(device, dtype)
-    return KernelPlan(here.gpu, here.capability, here.value_bytes, here.torch, here.triton, tiles, measured)

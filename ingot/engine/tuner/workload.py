@@ -55,8 +55,7 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
     batches = _buckets(limits.max_batch_size)
     longest = min(limits.max_seq_len, RuntimeConfig().token_budget)
     prompts = sorted({min(tokens, longest) for tokens in PROMPTS})
-    folded = fuses(model) and dtype.itemsize == 2
-    few = [rows for rows in batches if folded and rows <= FUSED_ROWS]
+    few = folded_rows(model, dtype, limits)
     others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
     tasks = [_task(op, rows, n=n, k=k) for op, n, k in _products(model) for rows in few]
@@ -67,6 +66,12 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
         if isinstance(model.layers[0].mlp, GatedMLP):
             tasks.append(_task("silu_mul", rows, i=config.intermediate_size))
     return tasks + [_task("prefill_attention", rows, **heads) for rows in prompts]
+
+
+def folded_rows(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[int]:
+    """The numbers of rows, one a bucket, whose decode steps run the folded kernels."""
+    folded = fuses(model) and dtype.itemsize == 2
+    return [rows for rows in _buckets(limits.max_batch_size) if folded and rows <= FUSED_ROWS]
 
 
 def _task(op: str, *rows: int, **sizes: int) -> Task:
