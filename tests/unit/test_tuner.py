@@ -282,7 +282,7 @@ def test_the_kernels_themselves_agree_with_their_defaults(monkeypatch: pytest.Mo
     modules: list[Any] = [gated_mlp, layer_norm, paged_attention, prefill_attention, rms_norm]
     for module in (*modules, rope_kv_write, small_gate_up, small_linear, small_qkv):
         monkeypatch.setattr(module, "runs_on_gpu", lambda x: True)
-    build = BuildConfig("fp16", max_batch_size=2, max_seq_len=32)
+    build = BuildConfig("fp16", max_batch_size=1, max_seq_len=16)
     inputs = Inputs(CPU, torch.float16, footprint=1)
     tuning = tune_model(empty(LLAMA, build), build, CPU, timer=NoTimer(), inputs=inputs)
     assert tuning.dropped == ()

@@ -8,6 +8,7 @@ op overlaps with itself; in a step, with its neighbours. Knows no op's arguments
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.engine.tuner.cases import CONTEXT
-from ingot.engine.tuner.inputs import Inputs
+from ingot.engine.tuner.inputs import FOOTPRINT, Inputs
 from ingot.engine.tuner.search import Choice, Progress, decide, plan_of, relative, timed
 from ingot.engine.tuner.timing import Measure, Timer
 from ingot.layers.batch import ForwardBatch, LayerCache
@@ -80,6 +81,16 @@ class Steps:
         architecture = architecture_named(self.config.architecture)
         return empty_model(architecture, self.config, self._limits, QuantConfig(), plan)
 
+    def _new_caches(self, blocks: int, block_size: int) -> list[LayerCache]:
+        """Random keys and values of every layer; large ones are shared, for no L2 cache holds them."""
+        shape = (blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
+        num_bytes = 2 * math.prod(shape) * self._inputs.dtype.itemsize
+        count = min(-(-FOOTPRINT // num_bytes), self.config.num_layers)
+        distinct = [
+            LayerCache(self._inputs.normal(*shape), self._inputs.normal(*shape)) for _ in range(count)
+        ]
+        return [distinct[layer % count] for layer in range(self.config.num_layers)]
+
     def _random(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A weight of std 0.02, or a norm's or bias's near 1."""
         values = self._inputs.normal(*shape).mul_(0.02)
@@ -90,11 +101,7 @@ class Steps:
         block_size = RuntimeConfig().block_size
         blocks = -(-self._context // block_size)
         if not self._caches or self._caches[0].keys.shape[0] < rows * blocks:
-            shape = (rows * blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-            self._caches = [
-                LayerCache(self._inputs.normal(*shape), self._inputs.normal(*shape))
-                for _ in range(self.config.num_layers)
-            ]
+            self._caches = self._new_caches(rows * blocks, block_size)
         index = self._inputs.index
         last = self._context - 1
         tables = torch.arange(rows * blocks).view(rows, blocks)

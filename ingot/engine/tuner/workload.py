@@ -19,6 +19,7 @@ from ingot.layers.fused_decode import FUSED_ROWS, fuses
 from ingot.layers.mlp import GatedMLP
 
 PROMPTS = (512, 2048)  # tokens of the prefill steps that are measured
+MOST_CONTEXTS = 64  # requests for whose keys and values decode attention is measured
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
     others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
     tasks = [_task(op, rows, n=n, k=k) for op, n, k in _products(model) for rows in few]
-    tasks.append(_task("paged_attention", *batches, **heads))
+    tasks.append(_task("paged_attention", *_buckets(min(batches[-1], MOST_CONTEXTS)), **heads))
     for rows in others.values():
         tasks.append(_task(config.norm, rows, h=config.hidden_size))
         tasks.append(_task("rope_kv_write", rows, **heads))
