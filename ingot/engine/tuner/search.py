@@ -21,14 +21,15 @@ from triton.errors import TritonError
 from ingot.config.plan import KernelPlan, Machine, Measured
 from ingot.device import on_device
 from ingot.engine.tuner.cases import Case, Tiles, Written, poison, spread
-from ingot.engine.tuner.timing import Measure, Timer
+from ingot.engine.tuner.timing import Measure, Timer, averaged
 from ingot.engine.tuner.workload import Task
 from ingot.errors import DeviceError
 
 MARGIN = 0.015  # a candidate must be this much faster than the default: less is noise
 CALLS = 32  # in a graph, at least
 GLANCES = 3  # replays of every candidate
-ROUNDS = 11  # replays of each finalist, in turn with the others
+ROUNDS = 7  # replays of each finalist's captures, in turn with the others
+CAPTURES = 3
 FINALISTS = 3
 MOST_THREADS = 16
 # What a candidate may raise: tiles that Triton cannot compile or the GPU cannot launch.
@@ -165,11 +166,10 @@ class Search:
 
     def _choose(self, entry: _Entry) -> Choice:
         """Glance at all candidates, then time the best ones in turn with the default."""
-        clocks = [[self._clock(case, tiles) for case in entry.cases] for tiles in entry.candidates]
-        glances = timed(clocks, GLANCES)
-        order = sorted(range(len(clocks)), key=lambda i: relative(glances[i], glances[0]))
+        glances = timed([self._clocks(entry, tiles, 1) for tiles in entry.candidates], GLANCES)
+        order = sorted(range(len(glances)), key=lambda i: relative(glances[i], glances[0]))
         finalists = [0, *[i for i in order if i][:FINALISTS]]
-        times = timed([clocks[i] for i in finalists], ROUNDS)
+        times = timed([self._clocks(entry, entry.candidates[i], CAPTURES) for i in finalists], ROUNDS)
         ratios = [relative(one, times[0]) for one in times]
         others = tuple(
             (entry.candidates[i], statistics.fmean(one))
@@ -180,9 +180,14 @@ class Search:
         best = finalists[decide(ratios, MARGIN)]
         return Choice(entry.task, None, us, us, others).taking(entry.candidates[best] if best else None)
 
-    def _clock(self, case: Case, tiles: Tiles) -> Measure:
-        copies = spread(case.copies, max(case.copies, CALLS))
-        return self._timer.prepare([partial(case.launch, copy, tiles) for copy in copies])
+    def _clocks(self, entry: _Entry, tiles: Tiles, captures: int) -> list[Measure]:
+        """One clock a case."""
+        clocks = []
+        for case in entry.cases:
+            copies = spread(case.copies, max(case.copies, CALLS))
+            calls = [partial(case.launch, copy, tiles) for copy in copies]
+            clocks.append(averaged(self._timer, calls, captures))
+        return clocks
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

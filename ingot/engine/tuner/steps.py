@@ -22,15 +22,15 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.engine.tuner.cases import CONTEXT
 from ingot.engine.tuner.inputs import FOOTPRINT, Inputs
-from ingot.engine.tuner.search import Choice, Progress, decide, plan_of, relative, timed
-from ingot.engine.tuner.timing import Measure, Timer
+from ingot.engine.tuner.search import CAPTURES, Choice, Progress, decide, plan_of, relative, timed
+from ingot.engine.tuner.timing import Measure, Timer, averaged
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.fused_decode import fused_logits
 from ingot.models.registry import architecture_named
 
-STEP_MARGIN = 0.001  # a step is timed to less than this
-ROUNDS = 31
+STEP_MARGIN = 0.003  # by which a step must be faster with a candidate that did not win alone
+ROUNDS = 15
 LAYERS = 4
 HEAD_ROWS = 1024  # of the vocabulary: the head takes as long as some layers, and is timed alone
 OPS_OF_A_STEP = ("small_qkv", "paged_attention", "small_linear", "small_gate_up")
@@ -75,7 +75,7 @@ class Steps:
             model.rotary.to(self._inputs.device)
         hidden, batch, caches = self._inputs.normal(rows, self.config.hidden_size), *self._step(rows)
         fused_logits(model, hidden, batch, caches)
-        return self._timer.prepare([lambda: fused_logits(model, hidden, batch, caches)])
+        return averaged(self._timer, [lambda: fused_logits(model, hidden, batch, caches)], CAPTURES)
 
     def _empty(self, plan: KernelPlan) -> Decoder:
         architecture = architecture_named(self.config.architecture)
@@ -126,8 +126,9 @@ def refine(
 ) -> tuple[list[Choice], list[StepTime]]:
     """Choices that make steps of ``rows`` requests faster, one op after the other; and what they bring.
 
-    Of an op's default and finalists the one with the fastest step is taken, the others being what was found
-    so far. Ops that no such step has keep what was found for them alone. No times where nothing changes.
+    Of an op's default and finalists the one with the fastest step is taken, the other ops being what was
+    found so far. Ops that no such step has keep what was found for them alone. No times where nothing
+    changes.
     """
     found = [choice.taking(None) if _rows_of(choice, steps, rows) else choice for choice in choices]
     start = list(found)
@@ -140,7 +141,9 @@ def refine(
         options = [choice.taking(None), *(choice.taking(tiles) for tiles, _ in choice.finalists)]
         plans = [[*found[:place], option, *found[place + 1 :]] for option in options]
         times = timed([[steps.clock(plan, count) for count in counts] for plan in plans], ROUNDS)
-        found[place] = options[decide([relative(t, times[0]) for t in times], STEP_MARGIN)]
+        handicaps = [0.0 if option.tiles == choice.tiles else STEP_MARGIN for option in options[1:]]
+        ratios = [relative(t, times[0]) + h for t, h in zip(times, [0.0, *handicaps], strict=True)]
+        found[place] = options[decide(ratios, 0.0)]
     layers = steps.config.num_layers
     brought = []
     for count in rows if found != start else ():

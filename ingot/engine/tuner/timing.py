@@ -8,6 +8,7 @@ Owns capture, replay and the clock. Knows no op.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -22,6 +23,14 @@ class Timer(Protocol):
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Measure:
         """A function that runs all calls once more and returns the microseconds of one of them."""
         ...
+
+
+def averaged(timer: Timer, calls: Sequence[Callable[[], object]], captures: int) -> Measure:
+    """A clock over several captures of the same calls: where a graph's buffers lie moves its time, by 0.3 %
+    on an H200.
+    """
+    clocks = [timer.prepare(calls) for _ in range(captures)]
+    return lambda: statistics.fmean([clock() for clock in clocks])
 
 
 class GraphTimer:
