@@ -98,13 +98,13 @@ def candidates(case: str, rows: int) -> list[dict[str, int]]:
     elif CASES[case].top_k or CASES[case].top_p < 1:
         choices = {
             "num_warps": (2, 4, 8), "TOPS_WARPS": (2, 4), "BIN_WARPS": (4, 8), "CUT_WARPS": (2, 4),
-            "PROGRAMS": (1024, 4096), "CUT_PROGRAMS": (512, 1024, 2048), "BINS": (1024, 2048), "LIST": (1024,),
-            "OVERLAP": (1, 2),
+            "PROGRAMS": (1024, 4096), "CUT_PROGRAMS": (512, 1024, 2048), "BINS": (1024, 2048),
+            "LIST": (1024,), "OVERLAP": (1, 2),
         }  # fmt: skip
     else:
         choices = {
-            "TILE": (512, 1024), "num_warps": (2, 4, 8), "TOPS_WARPS": (1, 2, 4), "PROGRAMS": (1024, 4096, 16384),
-            "OVERLAP": (1, 2),
+            "TILE": (512, 1024), "num_warps": (2, 4, 8), "TOPS_WARPS": (1, 2, 4),
+            "PROGRAMS": (1024, 4096, 16384), "OVERLAP": (1, 2),
         }  # fmt: skip
     chosen = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
     few = [tiles for tiles in chosen if rows > 1 or tiles.get("CUT_PROGRAMS", 512) == 512]

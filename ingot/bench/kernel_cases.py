@@ -19,7 +19,7 @@ from ingot.bench.graph_timer import Call
 from ingot.bench.kernel_case import Case, Effort, Inputs, calls_for
 from ingot.bench.work import causal_pairs
 from ingot.config.model import DecoderConfig
-from ingot.config.plan import TILES, KernelPlan
+from ingot.config.plan import KernelPlan
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.layer_norm import layer_norm
 from ingot.kernels.paged_attention import paged_attention
@@ -275,4 +275,4 @@ def turns_at(table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -
 
 def tiles_of(plan: KernelPlan, op: str, rows: int, **shape: int) -> dict[str, int] | None:
     """The plan's tiles of an op for a number of rows and a shape; None: the op's defaults."""
-    return plan.for_op(op) if op in TILES else None
+    return plan.table(op, **shape).at(rows)

@@ -24,6 +24,7 @@ from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.inspect import inspect
 from ingot.cli.run import run
+from ingot.cli.tune import tune
 from ingot.errors import IngotError
 from ingot.version import VERSION
 
@@ -87,7 +88,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff):
     app.command()(verb)
 app.add_typer(bench)
 

@@ -221,6 +221,19 @@ def default_tiles(
     return {**tiles, "OVERLAP": 2 if overlaps(device) else 1}
 
 
+def candidate_tiles(
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+) -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    default = default_tiles(num_kv_heads, group, head_dim, itemsize, device)
+    changes = (
+        {"MIN_SPLIT": 2 * default["MIN_SPLIT"]},
+        {"num_warps": 2 * default["num_warps"]},
+        {"num_stages": 2},
+    )
+    return [default, *({**default, **change} for change in changes)]
+
+
 def paged_attention_triton(
     q: torch.Tensor,
     key_cache: torch.Tensor,

@@ -49,8 +49,8 @@ def draw_tiles(vocab: int, device: torch.device) -> dict[str, int]:
     CUT_PROGRAMS over all rows, BINS of the histogram, LIST scores that a row's cut is sought among.
     """
     tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048)
-    return {"TILE": tile, "PROGRAMS": 4096, "CUT_PROGRAMS": 1024, "BINS": 2048, "LIST": 1024, "num_warps": 4,
-            "TOPS_WARPS": 4, "BIN_WARPS": 8, "CUT_WARPS": 4, "OVERLAP": 2 if overlaps(device) else 1}  # fmt: skip
+    tiles = {"TILE": tile, "PROGRAMS": 4096, "CUT_PROGRAMS": 1024, "BINS": 2048, "LIST": 1024, "num_warps": 4}
+    return tiles | {"TOPS_WARPS": 4, "BIN_WARPS": 8, "CUT_WARPS": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
 def _shape(vocab: int, tile: int) -> dict[str, int]:

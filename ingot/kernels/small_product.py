@@ -226,6 +226,22 @@ def _matrix_tiles(num_tokens: int, out_features: int, itemsize: int) -> dict[str
     return {**dict(zip(names, shape, strict=True)), "BLOCK_T": columns, "PROGRAMS": 1}
 
 
+def candidate_tiles(
+    num_tokens: int, out_features: int, in_features: int, itemsize: int, device: torch.device
+) -> list[dict[str, int]]:
+    """What tuning tries: the default first, then the other overlap, other warps and other depths."""
+    default = small_tiles(num_tokens, out_features, in_features, itemsize, device)
+    overlaps_here = (1, 2) if overlaps(device) else (1,)
+    changes: list[dict[str, int]] = [{"OVERLAP": o} for o in overlaps_here if o != default["OVERLAP"]]
+    warps = {8: 4}.get(default["num_warps"], 2 * default["num_warps"])
+    changes += [{"num_warps": warps}, {"BLOCK_N": 2 * default["BLOCK_N"]}]
+    if default["BLOCK_T"] > 1:
+        changes += [{"PREFETCH": 3 - default["PREFETCH"]}, {"num_stages": default["num_stages"] + 1}]
+    else:
+        changes += [{"PROGRAMS": 2 * default["PROGRAMS"]}]
+    return [default, *({**default, **change} for change in changes)]
+
+
 def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
     """Raise unless a tile holds all rows."""
     if choice["BLOCK_T"] < num_tokens:

@@ -34,8 +34,12 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.plan = ctx.plan
         width = config.q_size + 2 * config.kv_size
+        heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
+        self.place_tiles = ctx.plan.table("rope_kv_write", **heads)
+        self.decode_tiles = ctx.plan.table("paged_attention", **heads)
+        self.prefill_tiles = ctx.plan.table("prefill_attention", **heads)
+        self.small_tiles = ctx.plan.table("small_qkv", n=width, k=config.hidden_size)
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=ctx)
         self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=ctx)
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
@@ -73,7 +77,7 @@ class Attention(nn.Module):
             k_norm_weight=None if self.k_norm is None else self.k_norm.weight,
             norm_eps=config.norm_eps,
             logn_length=config.logn_length,
-            tiles=self.plan.for_op("rope_kv_write"),
+            tiles=self.place_tiles.at(qkv.shape[0]),
         )
 
     def _attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
@@ -90,7 +94,7 @@ class Attention(nn.Module):
                 config.attention_scale,
                 batch.max_seq_len,
                 window=config.sliding_window,
-                tiles=self.plan.for_op("paged_attention"),
+                tiles=self.decode_tiles.at(single),
                 out=out[:single],
             )
         if single < batch.seq_lens.shape[0]:
@@ -104,7 +108,7 @@ class Attention(nn.Module):
                 batch.max_query_len,
                 config.attention_scale,
                 window=config.sliding_window,
-                tiles=self.plan.for_op("prefill_attention"),
+                tiles=self.prefill_tiles.at(batch.max_query_len),
                 out=out,
             )
         return out

@@ -17,7 +17,6 @@ import torch
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear
-from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.small_qkv import small_qkv
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
@@ -25,7 +24,7 @@ from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import Dense
 
-__all__ = ["MAX_ROWS", "fused_logits", "fuses"]
+FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
 
 
 def fuses(decoder: Decoder) -> bool:
@@ -44,7 +43,7 @@ def fused_logits(
     """Logits [L, vocab_size] of a step in which every request decodes.
 
     Args:
-        hidden: [T, hidden_size] embedded tokens, T at most ``MAX_ROWS``.
+        hidden: [T, hidden_size] embedded tokens, T at most ``FUSED_ROWS``.
         batch: with ``max_query_len`` 1.
         caches: keys and values of every layer, written to.
     """
@@ -53,9 +52,9 @@ def fused_logits(
         assert isinstance(layer, DecoderLayer)
         hidden = _attend(decoder, layer, hidden, batch, cache, rope)
         hidden = _feed_forward(decoder, layer, hidden)
-    weight, bias = _weights(decoder.lm_head)
     rows = hidden[batch.logits_indices]
-    return small_linear(rows, weight, bias, None, decoder.norm.weight, decoder.config.norm_eps)
+    norm = (decoder.norm.weight, decoder.config.norm_eps)
+    return _product(decoder.lm_head, rows, None, *norm)
 
 
 def _attend(
@@ -85,6 +84,7 @@ def _attend(
         config.num_kv_heads,
         config.head_dim,
         logn_length=config.logn_length,
+        tiles=attention.small_tiles.at(hidden.shape[0]),
     )
     attended = paged_attention(
         query,
@@ -95,10 +95,9 @@ def _attend(
         config.attention_scale,
         batch.max_seq_len,
         window=config.sliding_window,
-        tiles=attention.plan.for_op("paged_attention"),
+        tiles=attention.decode_tiles.at(query.shape[0]),
     )
-    weight, bias = _weights(attention.o_proj)
-    return small_linear(attended.flatten(1), weight, bias, hidden)
+    return _product(attention.o_proj, attended.flatten(1), hidden)
 
 
 def _feed_forward(decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor) -> torch.Tensor:
@@ -106,9 +105,22 @@ def _feed_forward(decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor) -
     mlp = layer.mlp
     assert isinstance(mlp, GatedMLP)
     gate_up, _ = _weights(mlp.gate_up_proj)
-    down, _ = _weights(mlp.down_proj)
-    norm = layer.post_attention_layernorm.weight
-    return small_linear(small_gate_up(hidden, gate_up, norm, decoder.config.norm_eps), down, None, hidden)
+    norm = (layer.post_attention_layernorm.weight, decoder.config.norm_eps)
+    inner = small_gate_up(hidden, gate_up, *norm, tiles=mlp.small_tiles.at(hidden.shape[0]))
+    return _product(mlp.down_proj, inner, hidden)
+
+
+def _product(
+    linear: Linear,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> torch.Tensor:
+    """linear(norm(x)) + residual."""
+    weight, bias = _weights(linear)
+    tiles = linear.small_tiles.at(x.shape[0])
+    return small_linear(x, weight, bias, residual, norm_weight, norm_eps, tiles)
 
 
 def _weights(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -24,7 +24,8 @@ class GatedMLP(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
-        self.tiles = ctx.plan.for_op("silu_mul")
+        self.tiles = ctx.plan.table("silu_mul", i=inner)
+        self.small_tiles = ctx.plan.table("small_gate_up", n=2 * inner, k=size)
         self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=ctx)
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=ctx)
 
@@ -34,7 +35,7 @@ class GatedMLP(nn.Module):
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
-        return silu_mul(self.gate_up_proj(x), tiles=self.tiles)
+        return silu_mul(self.gate_up_proj(x), tiles=self.tiles.at(x.shape[0]))
 
 
 class MLP(nn.Module):
