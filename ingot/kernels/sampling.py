@@ -38,14 +38,22 @@ MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
 
 
 def greedy_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200: TILE logits a reduction, PROGRAMS over all rows."""
-    return {"TILE": 2048, "PROGRAMS": 1024, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
+    """Tile choices measured on an H200: TILE logits a reduction, PROGRAMS over all rows."""
+    return {"TILE": 2048, "PROGRAMS": 16384, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
-def draw_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200; BINS of the histogram, LIST scores that a row's cut is sought among."""
-    return {"TILE": 1024, "PROGRAMS": 1024, "BINS": 2048, "LIST": 2048, "num_warps": 4,
-            "CUT_WARPS": 8, "OVERLAP": 2 if overlaps(device) else 1}  # fmt: skip
+def draw_tiles(rows: int, select: bool, device: torch.device) -> dict[str, int]:
+    """Tile choices measured on an H200; BINS of the histogram, LIST scores that a row's cut is sought among.
+
+    No choice changes a result.
+    """
+    overlap = 2 if overlaps(device) else 1
+    tiles = {"TILE": 1024, "PROGRAMS": 4096, "BINS": 2048, "LIST": 1024, "num_warps": 4, "CUT_WARPS": 4}
+    if not select:
+        return {**tiles, "OVERLAP": overlap}
+    if rows > 8:
+        return {**tiles, "TILE": 2048, "PROGRAMS": 1024, "OVERLAP": overlap}
+    return {**tiles, "PROGRAMS": 512, "num_warps": 8, "OVERLAP": overlap if rows > 1 else 1}
 
 
 def _shape(vocab: int, tile: int) -> dict[str, int]:
@@ -100,9 +108,9 @@ def draw_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernels; arguments as in :func:`draw`, unchecked."""
-    choice = merge_tiles(draw_tiles(logits.device), tiles)
-    token_ids, values = _outputs(logits)
     (rows, vocab), device = logits.shape, logits.device
+    choice = merge_tiles(draw_tiles(rows, select, device), tiles)
+    token_ids, values = _outputs(logits)
     if not rows:
         return token_ids, values
     shape = _shape(vocab, choice["TILE"])

@@ -6,7 +6,7 @@ bisection over them finds the cut. A cut is a score, the number of its equals th
 their weight. All sums are of integers, so no order of programs changes them. Knows no draw.
 
 Bins that hold more scores than the list (a row that is almost flat) are bisected over the row itself: the
-same cut, in milliseconds.
+same cut, slowly.
 
     bin_scores_kernel, gather_scores_kernel, find_cut_kernel, in that order after tile_tops_kernel
 """

@@ -103,10 +103,20 @@ def test_greedy_takes_the_first_of_equals_and_shows_nan(impl: Implementation, dt
 
 
 @pytest.mark.parametrize("impl", KERNELS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "vocab"), [(1, 97), (2, 1), (3, 250), (4, 7), (5, 96)])
+@pytest.mark.parametrize(
+    ("dtype", "batch", "vocab"),
+    [
+        (torch.float32, 1, 97),
+        (torch.float16, 2, 1),
+        (torch.bfloat16, 3, 250),
+        (torch.float16, 4, 7),
+        (torch.float32, 5, 96),
+        (torch.float16, 5, 130),
+    ],
+)
 def test_draws_equal_the_twins(impl: Implementation, dtype: torch.dtype, batch: int, vocab: int) -> None:
-    for seed, tiles in enumerate(SMALL):
+    # A GPU compiles for each: there the larger vocabularies have their own tests.
+    for seed, tiles in enumerate(SMALL if impl.interpreted else SMALL[:1]):
         logits = normal(batch, vocab, dtype=dtype, seed=seed) * 2.5
         check_draws(impl, logits, mixed_rows(batch, 10 * batch + seed), tiles)
 
@@ -232,9 +242,14 @@ def test_weights_equal_torchs_on_the_gpu(temperature: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocab", [151_936, 32_000, 50_257])
-@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("dtype", "vocab", "batch"),
+    [
+        *itertools.product((torch.float16,), (151_936, 32_000, 50_257), (1, 8, 64)),
+        (torch.bfloat16, 151_936, 8),
+        (torch.float32, 50_257, 8),
+    ],
+)
 def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
     logits = normal(batch, vocab, dtype=dtype, device="cuda", seed=batch) * 2.5
     rows = mixed_rows(batch, batch + vocab)
@@ -244,7 +259,7 @@ def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
     output, twin = sample(logits, t), sample_reference(logits, t)
     assert torch.equal(output.token_ids, twin.token_ids)
     assert torch.equal(output.values, twin.values)
-    if batch < 64:
+    if batch < 64:  # the CPU is slow
         assert output.token_ids.tolist() == expected(logits, rows)[0]
     some = slice(batch // 2, batch // 2 + 3)
     alone = sample(logits[some], SamplingTensors.from_rows(rows[some], "cuda"))
