@@ -118,13 +118,7 @@ def draw_triton(
     grid = _grid(rows, shape["TILES"], choice["PROGRAMS"])
     keys, ids = torch.empty((2, rows, shape["TILES"]), dtype=torch.int32, device=device)
     high, low = torch.empty((2, rows, shape["TILES"]), dtype=torch.float32, device=device)
-    filters: dict[str, Any] = {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
-    if select:
-        filters = {
-            "bin_weights_ptr": torch.empty((rows, choice["BINS"]), dtype=torch.int64, device=device),
-            "bin_counts_ptr": torch.empty((rows, choice["BINS"]), dtype=torch.int32, device=device),
-            "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
-        }
+    filters = _new_bins(rows, choice["BINS"] if select else 0, device)
     tile_tops_kernel[grid](
         logits, keys, ids, high, low, **filters, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
         **options,
@@ -147,6 +141,17 @@ def draw_triton(
         token_ptr=token_ids, value_ptr=values,
     )  # fmt: skip
     return token_ids, values
+
+
+def _new_bins(rows: int, bins: int, device: torch.device) -> dict[str, Any]:
+    """Memory for each row's histogram, and for the number of scores listed; none for no bins."""
+    if not bins:
+        return {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
+    return {
+        "bin_weights_ptr": torch.empty((rows, bins), dtype=torch.int64, device=device),
+        "bin_counts_ptr": torch.empty((rows, bins), dtype=torch.int32, device=device),
+        "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
+    }
 
 
 def _cut(
@@ -207,7 +212,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
 
-    A row's result is bitwise the same in any batch. The twin is ``sample`` of the runtime, on a CPU.
+    A row's result is bitwise the same in any batch. The twin is the runtime's ``sample_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.
