@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -35,7 +34,6 @@ CASES = {
     "temperature, top-p 0.9": RowSampling(0.8, top_p=0.9),
     "temperature, top-k 50, top-p 0.9": RowSampling(0.8, top_k=50, top_p=0.9),
     "temperature 2, top-p 0.99": RowSampling(2.0, top_p=0.99),
-    "temperature, top-k 5000": RowSampling(0.8, top_k=5000),
 }
 SWEPT = ("greedy", "temperature", "temperature, top-p 0.9", "temperature, top-k 50, top-p 0.9")
 
@@ -91,25 +89,22 @@ def with_tiles(tensors: SamplingTensors, tiles: dict[str, int]) -> Callable[[tor
 
 def candidates(case: str, rows: int) -> list[dict[str, int]]:
     """Tile choices to time."""
+    programs, overlap = (512, 1024, 4096, 16384), (1, 2)
     if case == "greedy":
-        choices: dict[str, tuple[int, ...]] = {
-            "TILE": (1024, 2048, 4096), "num_warps": (2, 4, 8), "PROGRAMS": (16384,), "OVERLAP": (1, 2),
-        }  # fmt: skip
-    elif CASES[case].top_k or CASES[case].top_p < 1:
-        choices = {
-            "num_warps": (2, 4, 8), "TOPS_WARPS": (2, 4), "BIN_WARPS": (4, 8), "CUT_WARPS": (2, 4),
-            "PROGRAMS": (1024, 4096), "CUT_PROGRAMS": (512, 1024, 2048), "BINS": (1024, 2048),
-            "LIST": (1024,), "OVERLAP": (1, 2),
-        }  # fmt: skip
+        grid = itertools.product((1024, 2048, 4096), (4, 8), programs, overlap)
+        names: tuple[str, ...] = ("TILE", "num_warps", "PROGRAMS", "OVERLAP")
+    elif not CASES[case].top_k and CASES[case].top_p >= 1:
+        grid = itertools.product((512, 1024, 2048), (4, 8), programs, overlap)
+        names = ("TILE", "num_warps", "PROGRAMS", "OVERLAP")
     else:
-        choices = {
-            "TILE": (512, 1024), "num_warps": (2, 4, 8), "TOPS_WARPS": (1, 2, 4),
-            "PROGRAMS": (1024, 4096, 16384), "OVERLAP": (1, 2),
-        }  # fmt: skip
-    chosen = [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
-    few = [tiles for tiles in chosen if rows > 1 or tiles.get("CUT_PROGRAMS", 512) == 512]
-    few = [tiles for tiles in few if rows > 1 or tiles["PROGRAMS"] in (1024, 16384) or case != "temperature"]
-    return random.Random(0).sample(few, min(len(few), 48))
+        grid = itertools.product((1024, 2048), (4, 8), programs, overlap, (1024, 2048), (1024, 2048), (4, 8))
+        names = ("TILE", "num_warps", "PROGRAMS", "OVERLAP", "BINS", "LIST", "CUT_WARPS")
+    chosen = [dict(zip(names, values, strict=True)) for values in grid]
+    few = [tiles for tiles in chosen if tiles["OVERLAP"] == 2 or tiles["PROGRAMS"] == 1024]
+    if case.endswith("top-p 0.9"):
+        few = [t for t in few if (t["BINS"], t["LIST"], t["CUT_WARPS"]) in
+               ((2048, 2048, 8), (1024, 1024, 4), (1024, 2048, 8), (2048, 1024, 4))]  # fmt: skip
+    return [t for t in few if rows > 1 or t["PROGRAMS"] in (512, 1024)]
 
 
 def sweep(rows: list[int], share: tuple[int, int] | None) -> dict[str, Any]:

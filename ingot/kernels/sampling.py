@@ -30,7 +30,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps
-from ingot.kernels.sampling_cut import bin_scores_kernel, find_cut_kernel, list_scores_kernel
+from ingot.kernels.sampling_cut import bin_scores_kernel, find_cut_kernel, gather_scores_kernel
 from ingot.kernels.sampling_pick import pick_token_kernel, tile_weights_kernel
 from ingot.kernels.sampling_rows import best_token_kernel, tile_tops_kernel
 
@@ -38,19 +38,22 @@ MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
 
 
 def greedy_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200: TILE logits a reduction, PROGRAMS over all rows."""
+    """Tile choices measured on an H200: TILE logits a reduction, PROGRAMS over all rows."""
     return {"TILE": 2048, "PROGRAMS": 16384, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
-def draw_tiles(vocab: int, device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200.
+def draw_tiles(rows: int, select: bool, device: torch.device) -> dict[str, int]:
+    """Tile choices measured on an H200; BINS of the histogram, LIST scores that a row's cut is sought among.
 
-    TILE logits a reduction (a row of up to 256 tiles lets top-k leave most of it out), PROGRAMS and
-    CUT_PROGRAMS over all rows, BINS of the histogram, LIST scores that a row's cut is sought among.
+    No choice changes a result.
     """
-    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048)
-    tiles = {"TILE": tile, "PROGRAMS": 4096, "CUT_PROGRAMS": 1024, "BINS": 2048, "LIST": 1024, "num_warps": 4}
-    return tiles | {"TOPS_WARPS": 4, "BIN_WARPS": 8, "CUT_WARPS": 4, "OVERLAP": 2 if overlaps(device) else 1}
+    overlap = 2 if overlaps(device) else 1
+    tiles = {"TILE": 1024, "PROGRAMS": 4096, "BINS": 2048, "LIST": 1024, "num_warps": 4, "CUT_WARPS": 4}
+    if not select:
+        return {**tiles, "OVERLAP": overlap}
+    if rows > 8:
+        return {**tiles, "TILE": 2048, "PROGRAMS": 1024, "OVERLAP": overlap}
+    return {**tiles, "PROGRAMS": 512, "num_warps": 8, "OVERLAP": overlap if rows > 1 else 1}
 
 
 def _shape(vocab: int, tile: int) -> dict[str, int]:
@@ -81,14 +84,14 @@ def greedy_triton(
         return token_ids, values
     shape = _shape(vocab, choice["TILE"])
     options = launch_options(choice, logits.device)
-    best = torch.empty((rows, shape["TILES"]), dtype=torch.int64, device=logits.device)
+    keys, ids = torch.empty((2, rows, shape["TILES"]), dtype=torch.int32, device=logits.device)
     tile_tops_kernel[_grid(rows, shape["TILES"], choice["PROGRAMS"])](
-        logits, best, None, None, None, None, None, logits.stride(0),
+        logits, keys, ids, None, None, None, None, None, logits.stride(0),
         **shape, BINS=1, OVERLAP=choice["OVERLAP"], **options,
     )  # fmt: skip
     best_token_kernel[(rows,)](
-        best, token_ids, values, TILES=shape["TILES"], BLOCK_TILES=next_power_of_two(shape["TILES"]),
-        OVERLAP=choice["OVERLAP"], **options,
+        logits, keys, ids, token_ids, values, logits.stride(0), TILES=shape["TILES"],
+        BLOCK_TILES=next_power_of_two(shape["TILES"]), OVERLAP=choice["OVERLAP"], **options,
     )  # fmt: skip
     return token_ids, values
 
@@ -106,69 +109,68 @@ def draw_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernels; arguments as in :func:`draw`, unchecked."""
     (rows, vocab), device = logits.shape, logits.device
-    choice = merge_tiles(draw_tiles(vocab, device), tiles)
+    choice = merge_tiles(draw_tiles(rows, select, device), tiles)
     token_ids, values = _outputs(logits)
     if not rows:
         return token_ids, values
-
-    def scratch(width: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, width), dtype=dtype, device=device)
-
     shape = _shape(vocab, choice["TILE"])
     options = {"OVERLAP": choice["OVERLAP"], **launch_options(choice, device)}
     grid = _grid(rows, shape["TILES"], choice["PROGRAMS"])
-    best = scratch(shape["TILES"], torch.int64)
-    high, low = (scratch(shape["TILES"], torch.float32) for _ in range(2))
-    bins: dict[str, Any] = {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
-    if select:
-        bins = {
-            "bin_weights_ptr": scratch(choice["BINS"], torch.int64),
-            "bin_counts_ptr": scratch(choice["BINS"], torch.int32),
-            "listed_ptr": scratch(1, torch.int32),
-        }
+    keys, ids = torch.empty((2, rows, shape["TILES"]), dtype=torch.int32, device=device)
+    high, low = torch.empty((2, rows, shape["TILES"]), dtype=torch.float32, device=device)
+    filters = _new_bins(rows, choice["BINS"] if select else 0, device)
     tile_tops_kernel[grid](
-        logits, best, high, low, **bins, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
-        **{**options, "num_warps": choice["TOPS_WARPS"]},
+        logits, keys, ids, high, low, **filters, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
+        **options,
     )  # fmt: skip
-    row = {"logits_ptr": logits, "temperature_ptr": temperature, "row_stride": logits.stride(0), **options,
-           "VOCAB": vocab, "TILE": choice["TILE"]}  # fmt: skip
-    tops = {"high_ptr": high, "TILES": shape["TILES"], "BLOCK_TILES": next_power_of_two(shape["TILES"])}
-    cut: dict[str, Any] = {"cut_ptr": None, "kept_ptr": None}
-    if select:
-        filters = {"top_k_ptr": top_k, "top_p_ptr": top_p, **bins}
-        cut = _find_cut(rows, choice, row, {**tops, "low_ptr": low}, filters)
+    shape["BLOCK_TILES"] = next_power_of_two(shape["TILES"])
+    row = {"logits_ptr": logits, "temperature_ptr": temperature, "high_ptr": high, "low_ptr": low,
+           "row_stride": logits.stride(0), **shape, **options}  # fmt: skip
+    cut = _cut(rows, grid, choice, row, {"top_k_ptr": top_k, "top_p_ptr": top_p, **filters}) if select else {}
     sums = {
-        "cut_ptr": cut["cut_ptr"],
         "min_p_ptr": min_p,
-        "weight_ptr": scratch(shape["TILES"], torch.int64),
-        "equals_ptr": scratch(shape["TILES"], torch.int32) if select else None,
+        "cut_ptr": cut.get("cut_ptr"),
+        "weight_ptr": torch.empty((rows, shape["TILES"]), dtype=torch.int64, device=device),
+        "equals_ptr": torch.empty((rows, shape["TILES"]), dtype=torch.int32, device=device)
+        if select
+        else None,
     }
-    tile_weights_kernel[grid](**row, **tops, **sums)
+    tile_weights_kernel[grid](**row, **sums)
     pick_token_kernel[(rows,)](
-        **row, **tops, **sums, kept_ptr=cut["kept_ptr"], seed_ptr=seed, step_ptr=step, best_ptr=best,
+        **row, **sums, kept_ptr=cut.get("kept_ptr"), seed_ptr=seed, step_ptr=step, key_ptr=keys, id_ptr=ids,
         token_ptr=token_ids, value_ptr=values,
     )  # fmt: skip
     return token_ids, values
 
 
-def _find_cut(
-    rows: int, choice: dict[str, int], row: dict[str, Any], tops: dict[str, Any], filters: dict[str, Any]
+def _new_bins(rows: int, bins: int, device: torch.device) -> dict[str, Any]:
+    """Memory for each row's histogram, and for the number of scores listed; none for no bins."""
+    if not bins:
+        return {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
+    return {
+        "bin_weights_ptr": torch.empty((rows, bins), dtype=torch.int64, device=device),
+        "bin_counts_ptr": torch.empty((rows, bins), dtype=torch.int32, device=device),
+        "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
+    }
+
+
+def _cut(
+    rows: int, grid: tuple[int, int], choice: dict[str, int], row: dict[str, Any], filters: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
     """Launch what finds the cut of each row; where it lies, and how many of its equals stay."""
-    device, bins, width = row["logits_ptr"].device, choice["BINS"], choice["LIST"]
-    grid = _grid(rows, tops["TILES"], choice["CUT_PROGRAMS"])
+    device, sizes = row["logits_ptr"].device, {"BINS": choice["BINS"], "LIST": choice["LIST"]}
     listed_ptr = filters.pop("listed_ptr")
-    row = {**row, **filters, "num_warps": choice["BIN_WARPS"],
-           "reach_ptr": torch.empty((rows, 2), dtype=torch.float64, device=device)}  # fmt: skip
-    bin_scores_kernel[grid](**row, **tops, BINS=bins)
-    scores = torch.empty((rows, width), dtype=torch.float32, device=device)
-    row |= {"list_ptr": scores, "listed_ptr": listed_ptr, "BINS": bins, "LIST": width}
-    list_scores_kernel[grid](**row, high_ptr=tops["high_ptr"], TILES=tops["TILES"])
+    bin_scores_kernel[grid](**row, **filters, BINS=choice["BINS"])
+    listed = {
+        "list_ptr": torch.empty((rows, choice["LIST"]), dtype=torch.float32, device=device),
+        "listed_ptr": listed_ptr,
+    }
+    gather_scores_kernel[grid](**row, **filters, **listed, **sizes)
     cut = {
         "cut_ptr": torch.empty(rows, dtype=torch.float32, device=device),
         "kept_ptr": torch.empty(rows, dtype=torch.int64, device=device),
     }
-    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **cut)
+    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **filters, **listed, **cut, **sizes)
     return cut
 
 
@@ -210,7 +212,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
 
-    A row's result is bitwise the same in any batch. The twin is ``sample`` of the runtime, on a CPU.
+    A row's result is bitwise the same in any batch. The twin is the runtime's ``sample_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.

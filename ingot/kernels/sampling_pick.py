@@ -17,7 +17,7 @@ from ingot.kernels.sampling_rows import (
     WEIGHT_ONE,
     best_token,
     load_scores,
-    row_top,
+    row_range,
     uniform_of,
     weights_of,
 )
@@ -31,6 +31,7 @@ def tile_weights_kernel(
     temperature_ptr: tl.tensor,
     min_p_ptr: tl.tensor,
     high_ptr: tl.tensor,
+    low_ptr: tl.tensor,
     cut_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     equals_ptr: tl.tensor,
@@ -47,25 +48,22 @@ def tile_weights_kernel(
     row = tl.program_id(1).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0:
-        top = row_top(high_ptr, row, TILES, BLOCK_TILES)
+        top, _ = row_range(high_ptr, low_ptr, row, temperature, TILES, BLOCK_TILES, 1)
         floor = (tl.load(min_p_ptr + row) * WEIGHT_ONE).to(tl.int64)
         for tile in range(tl.program_id(0), TILES, tl.num_programs(0)):
             ids = tile * TILE + tl.arange(0, TILE)
+            scores = load_scores(logits_ptr + row * row_stride, ids, VOCAB)
             total = tl.zeros([], dtype=tl.int64)
             if cut_ptr is None:
-                weights = weights_of(load_scores(logits_ptr + row * row_stride, ids, VOCAB), top, temperature)
+                weights = weights_of(scores, top, temperature)
                 total = tl.sum(tl.where(weights >= floor, weights, 0), axis=0)
             else:
                 cut = tl.load(cut_ptr + row)
-                high = tl.load(high_ptr + row * TILES + tile)
-                count = tl.zeros([], dtype=tl.int32)
-                if high >= cut:
-                    scores = load_scores(logits_ptr + row * row_stride, ids, VOCAB)
-                    count = tl.sum(((scores == cut) & (ids < VOCAB)).to(tl.int32), axis=0)
-                    if high > cut:
-                        weights = weights_of(scores, top, temperature)
-                        total = tl.sum(tl.where((scores > cut) & (weights >= floor), weights, 0), axis=0)
-                tl.store(equals_ptr + row * TILES + tile, count)
+                equals = (scores == cut) & (ids < VOCAB)
+                tl.store(equals_ptr + row * TILES + tile, tl.sum(equals.to(tl.int32), axis=0))
+                if tl.max(scores, axis=0) > cut:
+                    weights = weights_of(scores, top, temperature)
+                    total = tl.sum(tl.where((scores > cut) & (weights >= floor), weights, 0), axis=0)
             tl.store(weight_ptr + row * TILES + tile, total)
 
 
@@ -122,8 +120,10 @@ def pick_token_kernel(
     min_p_ptr: tl.tensor,
     seed_ptr: tl.tensor,
     step_ptr: tl.tensor,
-    best_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    id_ptr: tl.tensor,
     high_ptr: tl.tensor,
+    low_ptr: tl.tensor,
     cut_ptr: tl.tensor,
     kept_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -144,13 +144,12 @@ def pick_token_kernel(
     row_ptr = logits_ptr + row * row_stride
     temperature = tl.load(temperature_ptr + row)
     if temperature > 0:
-        top = row_top(high_ptr, row, TILES, BLOCK_TILES)
+        top, _ = row_range(high_ptr, low_ptr, row, temperature, TILES, BLOCK_TILES, 1)
         floor = (tl.load(min_p_ptr + row) * WEIGHT_ONE).to(tl.int64)
         share = uniform_of(tl.load(seed_ptr + row), tl.load(step_ptr + row))
         token = _token_at(row_ptr, cut_ptr, kept_ptr, weight_ptr, equals_ptr, row, top, temperature, floor,
-                          share, VOCAB, TILES, BLOCK_TILES, TILE).to(tl.int64)  # fmt: skip
-        value = tl.load(row_ptr + token).to(tl.float32)
+                          share, VOCAB, TILES, BLOCK_TILES, TILE)  # fmt: skip
     else:
-        token, value = best_token(best_ptr, row, TILES, BLOCK_TILES)
-    tl.store(token_ptr + row, token)
-    tl.store(value_ptr + row, value)
+        token = best_token(key_ptr, id_ptr, row, TILES, BLOCK_TILES)
+    tl.store(token_ptr + row, token.to(tl.int64))
+    tl.store(value_ptr + row, tl.load(row_ptr + token).to(tl.float32))

@@ -1,10 +1,9 @@
-"""What every sampling kernel shares: scores, integer weights, random numbers, and the first pass over a row.
+"""What every sampling kernel shares: scores, integer weights, score bins, random numbers.
 
-Owns how a logit becomes a key and a score, a score a weight, and what the first pass leaves of each tile of
-TILE logits: its best token (key and id in one number), its highest and its lowest score. Knows no filter and
-no draw.
+Owns how a logit becomes a score, a score a weight and a bin, and what the first pass leaves of a row: for
+each tile of TILE logits the best key and its id, the highest and the lowest score. Knows no filter, no draw.
 
-    top = row_top(high_ptr, row, TILES, BLOCK_TILES)
+    top, scale = row_range(high_ptr, low_ptr, row, temperature, TILES, BLOCK_TILES, BINS)
     weights = weights_of(scores, top, temperature)
 """
 
@@ -17,8 +16,8 @@ from ingot.kernels.overlap import start_next, wait_for_previous
 
 FLOAT32_MAX = tl.constexpr(3.4028234663852886e38)
 INT32_MAX = tl.constexpr(2**31 - 1)
-LEAST = tl.constexpr(-(2**63))
 WEIGHT_ONE = tl.constexpr(2.0**40)
+FARTHEST = tl.constexpr(28.0)  # exp(-28) 2**40 < 1: what lies farther below the top weighs nothing
 GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_2 = tl.constexpr(0x94D049BB133111EB)
@@ -51,17 +50,39 @@ def load_scores(row_ptr: tl.tensor, ids: tl.tensor, VOCAB: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def row_top(high_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr) -> tl.tensor:
-    """A row's highest score, float64; the least number for a row that is -inf throughout."""
+def row_range(
+    high_ptr: tl.tensor,
+    low_ptr: tl.tensor,
+    row: tl.tensor,
+    temperature: tl.tensor,
+    TILES: tl.constexpr,
+    BLOCK_TILES: tl.constexpr,
+    BINS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """A row's highest score, and the bins that a unit of distance below it takes; both float64."""
     tiles = tl.arange(0, BLOCK_TILES)
     high = tl.load(high_ptr + row * TILES + tiles, mask=tiles < TILES, other=float("-inf"))
-    return tl.maximum(tl.max(high, axis=0), -FLOAT32_MAX).to(tl.float64)
+    low = tl.load(low_ptr + row * TILES + tiles, mask=tiles < TILES, other=float("inf"))
+    top = tl.maximum(tl.max(high, axis=0), -FLOAT32_MAX).to(tl.float64)
+    reach = (top - tl.min(low, axis=0).to(tl.float64)) / temperature
+    return top, BINS / tl.minimum(tl.maximum(reach, 1e-30), FARTHEST)
 
 
 @triton.jit
 def weights_of(scores: tl.tensor, top: tl.tensor, temperature: tl.tensor) -> tl.tensor:
     """floor(2**40 exp((score - top) / temperature)), int64: the twin's operations in the twin's order."""
     return (tl.exp((scores.to(tl.float64) - top) / temperature) * WEIGHT_ONE).to(tl.int64)
+
+
+@triton.jit
+def bins_of(
+    scores: tl.tensor, top: tl.tensor, temperature: tl.tensor, scale: tl.tensor, BINS: tl.constexpr
+) -> tl.tensor:
+    """Bin 0 holds the highest scores; -1 where a score is too low to weigh anything."""
+    distance = -((scores.to(tl.float64) - top) / temperature)  # the quotient that weights_of takes
+    near = distance <= FARTHEST
+    bins = tl.minimum((tl.where(near, distance, 0.0) * scale).to(tl.int32), BINS - 1)
+    return tl.where(near, bins, -1)
 
 
 @triton.jit
@@ -82,7 +103,8 @@ def uniform_of(seed: tl.tensor, step: tl.tensor) -> tl.tensor:
 @triton.jit
 def tile_tops_kernel(
     logits_ptr: tl.tensor,
-    best_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    id_ptr: tl.tensor,
     high_ptr: tl.tensor,
     low_ptr: tl.tensor,
     bin_weights_ptr: tl.tensor,
@@ -103,15 +125,13 @@ def tile_tops_kernel(
         ids = tile * TILE + tl.arange(0, TILE)
         inside = ids < VOCAB
         values = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
-        # Of equal keys the lowest id has the largest complement.
-        best = tl.max((key_of(values).to(tl.int64) << 32) | (ids ^ INT32_MAX).to(tl.int64), axis=0)
-        tl.store(best_ptr + row * TILES + tile, best)
+        keys = key_of(values)
+        best = tl.max(keys, axis=0)
+        tl.store(key_ptr + row * TILES + tile, best)
+        tl.store(id_ptr + row * TILES + tile, tl.min(tl.where(keys == best, ids, INT32_MAX), axis=0))
         if high_ptr is not None:
             scores = score_of(values)
-            high = score_of(value_of((best >> 32).to(tl.int32)))
-            if (best >> 32) == INT32_MAX:
-                high = tl.max(scores, axis=0)
-            tl.store(high_ptr + row * TILES + tile, high)
+            tl.store(high_ptr + row * TILES + tile, tl.max(scores, axis=0))
             low = tl.min(tl.where(scores > float("-inf"), scores, float("inf")), axis=0)
             tl.store(low_ptr + row * TILES + tile, low)
         if bin_weights_ptr is not None:  # noqa: SIM102 - one condition is known when compiling
@@ -124,27 +144,32 @@ def tile_tops_kernel(
 
 @triton.jit
 def best_token(
-    best_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """The lowest id, int64, among a row's highest logits, and that logit; NaN is above all."""
+    key_ptr: tl.tensor, id_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
+) -> tl.tensor:
+    """The lowest id among a row's highest logits; NaN is above all."""
     tiles = tl.arange(0, BLOCK_TILES)
-    best = tl.max(tl.load(best_ptr + row * TILES + tiles, mask=tiles < TILES, other=LEAST), axis=0)
-    return (best & INT32_MAX) ^ INT32_MAX, value_of((best >> 32).to(tl.int32))
+    inside = tiles < TILES
+    keys = tl.load(key_ptr + row * TILES + tiles, mask=inside, other=-INT32_MAX - 1)
+    ids = tl.load(id_ptr + row * TILES + tiles, mask=inside, other=INT32_MAX)
+    return tl.min(tl.where(keys == tl.max(keys, axis=0), ids, INT32_MAX), axis=0)
 
 
 @triton.jit
 def best_token_kernel(
-    best_ptr: tl.tensor,
+    logits_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    id_ptr: tl.tensor,
     token_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    row_stride: tl.tensor,
     TILES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: the best of its tiles."""
+    """One row a program: the best of its tiles, and that token's logit."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
-    token, value = best_token(best_ptr, row, TILES, BLOCK_TILES)
-    tl.store(token_ptr + row, token)
-    tl.store(value_ptr + row, value)
+    token = best_token(key_ptr, id_ptr, row, TILES, BLOCK_TILES)
+    tl.store(token_ptr + row, token.to(tl.int64))
+    tl.store(value_ptr + row, tl.load(logits_ptr + row * row_stride + token).to(tl.float32))

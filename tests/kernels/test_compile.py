@@ -19,7 +19,7 @@ KERNELS = {
     "find_cut_kernel",
     "layer_norm_kernel",
     "take_tokens_kernel",
-    "list_scores_kernel",
+    "gather_scores_kernel",
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
