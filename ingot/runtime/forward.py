@@ -17,6 +17,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
 from ingot.layers.fused_decode import fused_logits, fuses
+from ingot.layers.plain_decode import is_plain, plain_logits
 
 FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
 
@@ -33,6 +34,7 @@ class Forward:
         self.model = model
         self.caches = caches
         self.fused = fused and fuses(model)
+        self.plain = fused and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
 
@@ -43,6 +45,8 @@ class Forward:
         few = batch.max_query_len == 1 and hidden.shape[0] <= FUSED_ROWS
         if self.fused and few and not self.by_module:
             return fused_logits(model, hidden, batch, self.caches)
+        if self.plain and few and not self.by_module:
+            return plain_logits(model, hidden, batch, self.caches)
         if self.folded and not self.by_module:
             hidden = folded_hidden(model, hidden, batch, self.caches)
         else:

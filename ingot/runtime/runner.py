@@ -15,6 +15,7 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs
+from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 
@@ -61,6 +62,7 @@ class Runner:
         self.block_size = caches[0].block_size
         use_graphs = cuda_graphs and device.type == "cuda"
         self.graphs = DecodeGraphs(self.forward, device, max_batch_size, max_seq_len) if use_graphs else None
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
 
     @property
     def eager(self) -> bool:
@@ -87,6 +89,8 @@ class Runner:
             and self.graphs.fits(len(step.requests))
         ):
             return self.graphs.run(step, self.block_size)
+        if self.prompts is not None and not self.eager and self.prompts.fits(step):
+            return self.prompts.run(step, self.block_size)
         return self._run_eager(step)
 
     def _run_eager(self, step: ScheduledBatch) -> torch.Tensor:
