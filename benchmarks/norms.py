@@ -1,9 +1,9 @@
 """RMSNorm and LayerNorm in a CUDA graph, beside PyTorch's: rows of 4096 fp16, with and without residual sum.
 
 Times are a graph of many launches divided by their number, median and p90 of many replays. ``cold``: every
-launch reads and writes its own tensors, together far more than the 50 MB of L2. ``warm``: all launches have the
-same ones. ``overlap``: programmatic dependent launch, a kernel starts while the one before ends. The floor is
-the bytes at 4258 GB/s (copy, measured on an H200).
+launch reads and writes its own tensors, together far more than the 50 MB of L2. ``warm``: all launches have
+the same ones. ``overlap``: programmatic dependent launch, a kernel starts while the one before ends. The
+floor is the bytes at 4258 GB/s (copy, measured on an H200).
 
     python benchmarks/norms.py --json docs/results/rms_norm.json
 """

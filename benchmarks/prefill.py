@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,11 @@ def random_decoder(config: DecoderConfig, dtype: torch.dtype, max_seq_len: int) 
     return model
 
 
-def executor_of(model: Decoder, dtype: torch.dtype, max_seq_len: int) -> Executor:
-    """The engine's own step loop over the model, without prefix reuse."""
-    runtime = RuntimeConfig(prefix_reuse=False, cache_tokens=16 * max_seq_len)
+def executor_of(
+    model: Decoder, dtype: torch.dtype, max_seq_len: int, options: Mapping[str, bool] | None = None
+) -> Executor:
+    """The engine's own step loop over the model, without prefix reuse; ``options`` go to RuntimeConfig."""
+    runtime = RuntimeConfig(prefix_reuse=False, cache_tokens=16 * max_seq_len, **(options or {}))
     return make_executor(
         model, torch.device("cuda"), dtype, stop_ids=frozenset(), max_batch_size=8, max_seq_len=max_seq_len,
         config=runtime,
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="fewer layers than the shape has")
     parser.add_argument("--tokens", default="64,128,256,512,1024,2048")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--graphs", action="store_true", help="short prompts as CUDA graphs")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     config = SHAPES[arguments.shape]
@@ -163,7 +166,8 @@ def main() -> None:
     lengths = [int(n) for n in arguments.tokens.split(",")]
     longest = min(max(lengths) + 64, config.max_positions)
     model = random_decoder(config, torch.float16, longest)
-    executor = executor_of(model, torch.float16, longest)
+    options = {"prompt_graphs": True} if arguments.graphs else {}
+    executor = executor_of(model, torch.float16, longest, options)
     rows = []
     for tokens in lengths:
         rows.append(measure(executor, config, tokens, arguments.repeats))

@@ -28,6 +28,9 @@ class RuntimeConfig(JsonConfig):
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
         activation
             and residual folded into the products; equal to the others within the dtype's rounding.
+        plain_decode: the same for models with plain MLPs (GPT-2), bias and residual folded; off until an H200
+            has timed it.
+        prompt_graphs: replay steps of short prompts as CUDA graphs too; off until an H200 has timed it.
     """
 
     memory_fraction: float = 0.9
@@ -37,6 +40,8 @@ class RuntimeConfig(JsonConfig):
     prefix_reuse: bool = True
     cuda_graphs: bool = True
     fused_decode: bool = True
+    plain_decode: bool = False
+    prompt_graphs: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

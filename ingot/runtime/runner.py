@@ -52,17 +52,20 @@ class Runner:
         max_seq_len: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
+        plain_decode: bool = False,
+        prompt_graphs: bool = False,
     ) -> None:
         self.model = model
         self.caches = caches
-        sixteen_bit = caches[0].keys.dtype.itemsize == 2
-        self.forward = Forward(model, caches, fused=fused_decode and sixteen_bit and device.type == "cuda")
+        able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
+        self.forward = Forward(model, caches, fused=fused_decode and able, plain=plain_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
         use_graphs = cuda_graphs and device.type == "cuda"
         self.graphs = DecodeGraphs(self.forward, device, max_batch_size, max_seq_len) if use_graphs else None
-        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
+        use_prompts = use_graphs and prompt_graphs
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_prompts else None
 
     @property
     def eager(self) -> bool:

@@ -59,6 +59,8 @@ def make_executor(
         max_seq_len=max_seq_len,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode,
+        plain_decode=config.plain_decode,
+        prompt_graphs=config.prompt_graphs,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(

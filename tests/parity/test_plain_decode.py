@@ -51,10 +51,10 @@ def test_gated_models_are_not_plain(kind: str, tmp_path: Path) -> None:
 def test_plain_is_by_module_on_a_gpu(tmp_path: Path, dtype: str, graphs: bool) -> None:
     save_model(tiny_config("gpt2"), tmp_path, seed=3)
     runs = []
-    for fused in (True, False):
-        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
+    for plain in (True, False):
+        runtime = RuntimeConfig(cuda_graphs=graphs, plain_decode=plain)
         llm = LLM(tmp_path, device="cuda", compute_dtype=dtype, runtime=runtime)
-        assert llm.executor.runner.forward.plain == fused
+        assert llm.executor.runner.forward.plain == plain
         runs.append(llm.generate(PROMPTS, SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)))
     tolerance = {"fp16": 0.02, "bf16": 0.15}[dtype]
     for one, other in zip(*runs, strict=True):
