@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import transformers
 
+from ingot import build
+
 PROMPT, NEW, VOCAB = 512, 100, 50257
 SHAPES = {"small": (12, 768, 12), "medium": (24, 1024, 16)}  # layers, hidden size, heads
 
@@ -54,13 +56,12 @@ def timed(generate: Callable[[list[int], int], None], repeats: int) -> dict[str,
     return {**found, "decode_ms": round(step * 1e3, 4)}
 
 
-def measure_ingot(checkpoint: Path, engine: Path, repeats: int) -> dict[str, Any]:
-    """An engine built from the checkpoint."""
-    from ingot import LLM, SamplingParams, build
+def measure_ingot(engine: Path, repeats: int, **options: bool) -> dict[str, Any]:
+    """An engine; ``options`` go to RuntimeConfig."""
+    from ingot import LLM, SamplingParams
     from ingot.config.runtime import RuntimeConfig
 
-    build(checkpoint, engine, dtype="fp16", max_batch_size=8, force=True)
-    llm = LLM(engine, device="cuda", runtime=RuntimeConfig(prefix_reuse=False))
+    llm = LLM(engine, device="cuda", runtime=RuntimeConfig(prefix_reuse=False, cache_tokens=8192, **options))
 
     def generate(prompt: list[int], new: int) -> None:
         llm.generate(prompt, SamplingParams(max_new_tokens=new, ignore_eos=True))
@@ -89,10 +90,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    checkpoint = arguments.work / "checkpoint"
+    checkpoint, engine = arguments.work / "checkpoint", arguments.work / "engine"
     write_checkpoint(checkpoint, arguments.shape)
-    ingot = measure_ingot(checkpoint, arguments.work / "engine", arguments.repeats)
+    build(checkpoint, engine, dtype="fp16", max_batch_size=8, force=True)
+    ingot = measure_ingot(engine, arguments.repeats)
     print(ingot, file=sys.stderr, flush=True)
+    folded = measure_ingot(engine, arguments.repeats, plain_decode=True, prompt_graphs=True)
+    print(folded, file=sys.stderr, flush=True)
     theirs = measure_huggingface(checkpoint, max(arguments.repeats // 3, 1))
     results = {
         "command": "python " + " ".join(sys.argv),
@@ -103,6 +107,7 @@ def main() -> None:
         "prompt_tokens": PROMPT,
         "new_tokens": NEW,
         "ingot": ingot,
+        "ingot_plain_decode_prompt_graphs": folded,
         "huggingface": theirs,
         "times_faster": round(theirs["total_s_median"] / ingot["total_s_median"], 2),
     }

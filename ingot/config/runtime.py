@@ -27,6 +27,9 @@ class RuntimeConfig(JsonConfig):
         cuda_graphs: replay decode steps as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
             activation and residual folded into the products; equal to the others within the dtype's rounding.
+        plain_decode: the same for models with plain MLPs (GPT-2), bias and residual folded; off until an H200
+            has timed it.
+        prompt_graphs: replay steps of short prompts as CUDA graphs too; off until an H200 has timed it.
         run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
             work is hidden; a request that ends computes one token more than it gives.
     """
@@ -38,6 +41,8 @@ class RuntimeConfig(JsonConfig):
     prefix_reuse: bool = True
     cuda_graphs: bool = True
     fused_decode: bool = True
+    plain_decode: bool = False
+    prompt_graphs: bool = False
     run_ahead: bool = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 
 @triton.jit
@@ -39,24 +39,21 @@ def silu_mul_kernel(
     tl.store(y_ptr + row * INNER + cols, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def default_tiles(device: torch.device | None = None) -> dict[str, int]:
+def default_tiles() -> dict[str, int]:
     """Tile choices for an H200: 16-byte loads, 8 elements a thread; one row of 11008 makes 11 programs."""
-    return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 2 if device is not None and overlaps(device) else 1}
+    return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 1}
 
 
 def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     """Tile choices worth measuring, the default first."""
-    default = default_tiles(device)
-    return [
-        default,
-        {**default, "BLOCK_I": 512, "num_warps": 1},
-        {**default, "BLOCK_I": 2048, "num_warps": 8},
-    ]
+    default = default_tiles()
+    changes = [{"BLOCK_I": 512, "num_warps": 1}, {"BLOCK_I": 2048, "num_warps": 8}]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
 def silu_mul_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`silu_mul`, unchecked."""
-    choice = merge_tiles(default_tiles(gate_up.device), tiles)
+    choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if y.numel():

@@ -50,6 +50,11 @@ def overlaps(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def other_overlap(device: torch.device | None) -> list[dict[str, int]]:
+    """What tuning tries for an op that does not overlap by default: overlap, where it exists."""
+    return [{"OVERLAP": 2}] if device is not None and overlaps(device) else []
+
+
 def launch_options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
     """Triton's launch options for an op's tiles: warps, and the overlap if asked for.
 

@@ -29,7 +29,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 from ingot.kernels.paged_tile import gather_tokens, tile_place
 
 LOG2_E = math.log2(math.e)
@@ -39,10 +39,11 @@ LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running max
 # share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
 # keys and 128 registers a thread, which wins where there are programs enough. fp32 has no tensor-core path:
 # small tiles.
-TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, "REGISTERS": 256, "num_warps": 4, "num_stages": 2}
+_UNLIMITED = {"REGISTERS": 256, "OVERLAP": 1, "num_warps": 4}
+TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
 LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
 LONG_CHUNK = 1024
-TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, "REGISTERS": 256, "num_warps": 4, "num_stages": 1}
+TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
 
 
 @triton.jit
@@ -177,16 +178,12 @@ def prefill_attention_kernel(
     tl.store(out_ptr + out_row[:, None] + head_cols, out, mask=q_mask)
 
 
-def default_tiles(
-    max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
-) -> dict[str, int]:
+def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str, int]:
     """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads."""
-    overlap = {"OVERLAP": 2 if device is not None and overlaps(device) else 1}
     if itemsize > 2:
-        narrow = {} if head_dim <= 64 else {"BLOCK_M": 16, "BLOCK_N": 16}
-        return {**TILES_FLOAT, **narrow, **overlap}
+        return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
     block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
-    tiles = {**TILES_HALF, "BLOCK_M": block_m, **overlap}
+    tiles = {**TILES_HALF, "BLOCK_M": block_m}
     if head_dim > 128:
         return {**tiles, "BLOCK_N": 32}
     return {**tiles, **LONG_TILES} if max_query_len >= LONG_CHUNK else tiles
@@ -196,14 +193,14 @@ def candidate_tiles(
     max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
 ) -> list[dict[str, int]]:
     """Tile choices worth measuring, the default first."""
-    default = default_tiles(max_query_len, head_dim, itemsize, device)
+    default = default_tiles(max_query_len, head_dim, itemsize)
     others: list[dict[str, int]] = []
     if itemsize == 2 and head_dim <= 128 and default["BLOCK_M"] == 64:
         wide = {"BLOCK_M": 128, "BLOCK_N": 64, "REGISTERS": 128, "num_warps": 8, "num_stages": 2}
         others = [dict(TILES_HALF), {**TILES_HALF, "num_stages": 3}, {**TILES_HALF, **LONG_TILES}, wide]
     elif itemsize == 2:
         others = [{"num_stages": 3}]
-    candidates = [{**default, **other} for other in others]
+    candidates = [{**default, **other} for other in [*others, *other_overlap(device)]]
     return [default, *(tiles for tiles in candidates if tiles != default)]
 
 
@@ -228,7 +225,7 @@ def prefill_attention_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
-    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size(), q.device), tiles)
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size()), tiles)
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])

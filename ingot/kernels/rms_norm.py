@@ -72,7 +72,9 @@ def candidate_tiles(hidden: int, device: torch.device | None = None) -> list[dic
     """Tile choices worth measuring, the default first."""
     default = default_tiles(hidden, device)
     warps = (default["num_warps"] // 2, 2 * default["num_warps"])
-    return [default, *({**default, "num_warps": count} for count in warps if 1 <= count <= 16)]
+    changes = [{"num_warps": count} for count in warps if 1 <= count <= 16]
+    changes += [{"OVERLAP": 1}] if default["OVERLAP"] > 1 else []
+    return [default, *({**default, **change} for change in changes)]
 
 
 def rms_norm_triton(

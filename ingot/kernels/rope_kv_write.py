@@ -30,7 +30,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 MAX_HEAD_DIM = 256
 
@@ -171,17 +171,18 @@ def rope_kv_write_kernel(
                      head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
 
 
-def default_tiles(device: torch.device | None = None) -> dict[str, int]:
+def default_tiles() -> dict[str, int]:
     """Tile choices for an H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads
     still makes 12 programs.
     """
-    return {"BLOCK_HEADS": 8, "num_warps": 2, "OVERLAP": 2 if device is not None and overlaps(device) else 1}
+    return {"BLOCK_HEADS": 8, "num_warps": 2, "OVERLAP": 1}
 
 
 def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     """Tile choices worth measuring, the default first."""
-    default = default_tiles(device)
-    return [default, {**default, "BLOCK_HEADS": 4}, {**default, "BLOCK_HEADS": 16, "num_warps": 4}]
+    default = default_tiles()
+    changes = [{"BLOCK_HEADS": 4}, {"BLOCK_HEADS": 16, "num_warps": 4}]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
 def rope_kv_write_triton(
@@ -202,7 +203,7 @@ def rope_kv_write_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
-    choice = merge_tiles(default_tiles(qkv.device), tiles)
+    choice = merge_tiles(default_tiles(), tiles)
     num_tokens = qkv.shape[0]
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)

@@ -49,18 +49,13 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; writes the tokens' keys and values into ``cache``."""
-        return self.o_proj(self.attend(hidden, batch, cache, rope))
+        query = self.place(self.qkv_proj(hidden), batch, cache, rope)
+        return self.o_proj(self.attend(query, batch, cache).flatten(1))
 
-    def attend(
-        self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
-    ) -> torch.Tensor:
-        """``forward`` up to the output product: [T, hidden_size] → [T, q_size]."""
-        query = self._place(self.qkv_proj(hidden), batch, cache, rope)  # [T, num_heads, head_dim]
-        return self._attend(query, batch, cache).flatten(1)
-
-    def _place(
+    def place(
         self, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
+        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``."""
         config = self.config
         return rope_kv_write(
             qkv,
@@ -80,8 +75,11 @@ class Attention(nn.Module):
             tiles=self.place_tiles.at(qkv.shape[0]),
         )
 
-    def _attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
-        """Leading requests of one token go to the decode kernel, the others to the prefill kernel."""
+    def attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
+        """Queries [T, num_heads, head_dim] → the same shape.
+
+        Leading requests of one token go to the decode kernel, the others to the prefill kernel.
+        """
         config, single = self.config, batch.leading_decodes
         out = torch.empty_like(query)
         if single:

@@ -41,7 +41,9 @@ def folded_hidden(
         assert isinstance(layer, DecoderLayer)
         output, down = _ends(layer)
         normed, _ = layer.input_layernorm(hidden)
-        _add_product(hidden, layer.self_attn.attend(normed, batch, cache, rope), output)
+        attention = layer.self_attn
+        query = attention.place(attention.qkv_proj(normed), batch, cache, rope)
+        _add_product(hidden, attention.attend(query, batch, cache).flatten(1), output)
         normed, _ = layer.post_attention_layernorm(hidden)
         _add_product(hidden, layer.mlp.activate(normed), down)
     normed, _ = decoder.norm(hidden)

@@ -53,7 +53,10 @@ class MLP(nn.Module):
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
-        inner = self.up_proj(x)
+        return self.bend(self.up_proj(x))
+
+    def bend(self, inner: torch.Tensor) -> torch.Tensor:
+        """The activation function alone."""
         if self.kind == "relu":
             return F.relu(inner)
         return F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none")

@@ -17,20 +17,25 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
 from ingot.layers.fused_decode import FUSED_ROWS, fused_logits, fuses
+from ingot.layers.plain_decode import is_plain, plain_logits
 
 
 class Forward:
     """Computes steps of one model over one cache.
 
     ``fused`` asks for the folded kernels in steps of up to ``FUSED_ROWS`` tokens that all decode, and for
-    products that add in place in the others; a decoder whose shape they do not know runs module by module.
-    ``by_module`` forces that, so that hooks on modules fire.
+    products that add in place in the others; ``plain`` asks for small products in decode steps of models with
+    plain MLPs. A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so
+    that hooks on modules fire.
     """
 
-    def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
+    def __init__(
+        self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool, plain: bool = False
+    ) -> None:
         self.model = model
         self.caches = caches
         self.fused = fused and fuses(model)
+        self.plain = plain and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
 
@@ -41,6 +46,8 @@ class Forward:
         few = batch.max_query_len == 1 and hidden.shape[0] <= FUSED_ROWS
         if self.fused and few and not self.by_module:
             return fused_logits(model, hidden, batch, self.caches)
+        if self.plain and few and not self.by_module:
+            return plain_logits(model, hidden, batch, self.caches)
         if self.folded and not self.by_module:
             hidden = folded_hidden(model, hidden, batch, self.caches)
         else:

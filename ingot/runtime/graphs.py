@@ -10,12 +10,13 @@ time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ingot.runtime.forward import Forward
+from ingot.runtime.recording import record
 from ingot.runtime.sampled_step import sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
@@ -116,7 +117,7 @@ class DecodeGraphs:
         buffer = self._buffer(bucket)
         buffer.fill_padding()
         buffer.upload()
-        batch = buffer.decode_batch(self.max_seq_len)
+        batch = buffer.padded_batch(1, self.max_seq_len)
         table = self.feed.table.clone()
 
         def run() -> torch.Tensor | None:
@@ -128,22 +129,5 @@ class DecodeGraphs:
 
         run()  # compiles kernels and fills workspaces outside of the capture
         self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
-        self._captured[bucket, kind] = self._record(run)
+        self._captured[bucket, kind] = _Captured(*record(run, self._pool, self.device))
         return self._captured[bucket, kind]
-
-    def _record(self, run: Callable[[], torch.Tensor | None]) -> _Captured:
-        """Capture what ``run`` launches. Not by ``torch.cuda.graph``, which collects garbage and empties the
-        allocator's cache each time.
-        """
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                logits = run()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        return _Captured(graph, logits)

@@ -18,7 +18,8 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs
-from ingot.runtime.sampled_step import sampled_step
+from ingot.runtime.prompt_graphs import PromptGraphs
+from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
@@ -58,11 +59,13 @@ class Runner:
         token_budget: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
+        plain_decode: bool = False,
+        prompt_graphs: bool = False,
     ) -> None:
         self.model = model
         self.caches = caches
-        sixteen_bit = caches[0].keys.dtype.itemsize == 2
-        self.forward = Forward(model, caches, fused=fused_decode and sixteen_bit and device.type == "cuda")
+        able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
+        self.forward = Forward(model, caches, fused=fused_decode and able, plain=plain_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
@@ -74,6 +77,8 @@ class Runner:
         self.graphs = (
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
         )
+        use_prompts = use_graphs and prompt_graphs
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_prompts else None
 
     @property
     def eager(self) -> bool:
@@ -94,6 +99,8 @@ class Runner:
         self._copy_blocks(step.copies)
         if self.graphs is not None and self._has_graph(step):
             return self.graphs.logits(step)
+        if self.prompts is not None and not self.eager and self.prompts.fits(step):
+            return self.prompts.run(step, ())[0]
         return self.forward(self._eager_batch(step, ()))
 
     @torch.inference_mode()
@@ -106,6 +113,9 @@ class Runner:
         self._copy_blocks(step.copies)
         if self.graphs is not None and self._has_graph(step):
             self.graphs.launch(step, draws)
+        elif self.prompts is not None and not self.eager and self.prompts.fits(step):
+            logits, buffer = self.prompts.run(step, draws)
+            leave_tokens(logits, buffer.draws(len(draws), draws), self.feed.table)
         else:
             batch = self._eager_batch(step, draws)
             buffer = self._eager_buffer()

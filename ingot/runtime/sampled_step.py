@@ -35,6 +35,11 @@ def sampled_step(
     """
     ids = take_tokens(batch.input_ids, feed_rows, table)
     logits = forward(dataclasses.replace(batch, input_ids=ids))
+    leave_tokens(logits, draws, table)
+
+
+def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, table: torch.Tensor) -> None:
+    """Choose a token for each of L rows of logits, [L, vocab_size], and leave it in ``table[:L]``."""
     if logits.shape[0]:
         chosen = sample(logits, draws)
         keep_tokens(chosen.token_ids, chosen.values, table)

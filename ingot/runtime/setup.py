@@ -60,6 +60,8 @@ def make_executor(
         token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode,
+        plain_decode=config.plain_decode,
+        prompt_graphs=config.prompt_graphs,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(

@@ -95,10 +95,12 @@ class StepBuffer:
         """[num_tokens] int64 on the device: where the step before left a token's id; -1: in ``input_ids``."""
         return self._views["feed_rows"]
 
-    def decode_batch(self, max_seq_len: int) -> ForwardBatch:
-        """The whole device side as a batch in which every request has one token."""
+    def padded_batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:
+        """The whole device side as a batch, padding included; no request has more new tokens than
+        ``max_query_len``.
+        """
         fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
-        return ForwardBatch(**fields, max_query_len=1, max_seq_len=max_seq_len)
+        return ForwardBatch(**fields, max_query_len=max_query_len, max_seq_len=max_seq_len)
 
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
         """As much of the device side as a step takes."""

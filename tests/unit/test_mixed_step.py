@@ -59,13 +59,13 @@ def test_rows_do_not_see_their_company(device: str, dtype: torch.dtype, window: 
     case = paged_case(LENGTHS, kv_heads=2, head_dim=16, block_size=16, dtype=dtype, device=device)
     attention, cache = small_attention(device, dtype, window), LayerCache(case.key_cache, case.value_cache)
     query = normal(sum(QUERIES), 4, 16, dtype=dtype, device=device)
-    mixed = attention._attend(query, step_of(case, 0, 6, DECODES), cache)
-    decodes = attention._attend(query[:DECODES], step_of(case, 0, DECODES, 0), cache)
+    mixed = attention.attend(query, step_of(case, 0, 6, DECODES), cache)
+    decodes = attention.attend(query[:DECODES], step_of(case, 0, DECODES, 0), cache)
     assert torch.equal(mixed[:DECODES], decodes)
     assert (mixed[2] == 0).all(), "a padding row is zeros"
-    chunks = attention._attend(query[DECODES:], step_of(case, DECODES, 6, 0), cache)
+    chunks = attention.attend(query[DECODES:], step_of(case, DECODES, 6, 0), cache)
     assert torch.equal(mixed[DECODES:], chunks)
-    unsplit = attention._attend(query, step_of(case, 0, 6, 0), cache)
+    unsplit = attention.attend(query, step_of(case, 0, 6, 0), cache)
     torch.testing.assert_close(mixed, unsplit, rtol=2e-3, atol=1e-3)
 
 
