@@ -83,6 +83,7 @@ class Attention(nn.Module):
                 batch.max_seq_len,
                 window=config.sliding_window,
                 tiles=self.plan.for_op("paged_attention"),
+                arrivals=batch.arrivals,
             )
         return prefill_attention(
             query,

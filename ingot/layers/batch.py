@@ -33,6 +33,8 @@ class ForwardBatch:
         logits_indices: [L] int64, tokens whose logits are wanted.
         max_query_len: longest run of new tokens; 1 means that every request decodes.
         max_seq_len: an upper bound on ``seq_lens``.
+        arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
+            None: each call makes its own.
     """
 
     input_ids: torch.Tensor
@@ -45,6 +47,7 @@ class ForwardBatch:
     logits_indices: torch.Tensor
     max_query_len: int
     max_seq_len: int
+    arrivals: torch.Tensor | None = None
 
 
 @dataclass
@@ -58,3 +61,8 @@ class LayerCache:
     def block_size(self) -> int:
         """Tokens in a block."""
         return self.keys.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.keys.shape[1]

@@ -96,6 +96,7 @@ def _attend(
         batch.max_seq_len,
         window=config.sliding_window,
         tiles=attention.plan.for_op("paged_attention"),
+        arrivals=batch.arrivals,
     )
     weight, bias = _weights(attention.o_proj)
     return small_linear(attended.flatten(1), weight, bias, hidden)

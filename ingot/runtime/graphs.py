@@ -66,7 +66,7 @@ class DecodeGraphs:
             return self._captured[bucket]
         block_size = self.forward.caches[0].block_size
         width = -(-self.max_seq_len // block_size)
-        buffer = StepBuffer(bucket, bucket, width, bucket, self.device)
+        buffer = StepBuffer(bucket, bucket, width, bucket, self.device, self.forward.caches[0].num_kv_heads)
         buffer.fill(ScheduledBatch(), block_size)
         buffer.host["query_start"][:] = range(bucket + 1)
         buffer.host["logits_indices"][:] = range(bucket)

@@ -93,7 +93,8 @@ class Runner:
         requests = step.requests
         rows = sum(i.count if i.request.all_logits else int(i.samples) for i in requests)
         width = max(len(i.request.blocks) for i in requests)
-        buffer = StepBuffer(step.num_tokens, len(requests), width, rows, self.device)
+        kv_heads = self.forward.caches[0].num_kv_heads
+        buffer = StepBuffer(step.num_tokens, len(requests), width, rows, self.device, kv_heads)
         buffer.fill(step, self.block_size)
         buffer.upload()
         return self.forward(buffer.batch(max(i.count for i in requests), self.max_seq_len))

@@ -18,7 +18,8 @@ from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 
 class StepBuffer:
-    """Room for up to these many tokens, requests, blocks a request and logits rows.
+    """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
+    decode attention with ``num_kv_heads``.
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -30,6 +31,7 @@ class StepBuffer:
         table_width: int,
         num_logits: int,
         device: torch.device,
+        num_kv_heads: int = 0,
     ) -> None:
         self.num_requests = num_requests
         longs = {"input_ids": num_tokens, "positions": num_tokens, "rope_rows": num_tokens}
@@ -53,6 +55,8 @@ class StepBuffer:
         host["block_tables"] = host["block_tables"].reshape(num_requests, table_width)
         views["block_tables"] = views["block_tables"].view(num_requests, table_width)
         self.host: dict[str, np.ndarray] = host
+        if num_kv_heads:  # never uploaded: the kernels that count in it leave it at zero
+            views["arrivals"] = torch.zeros(num_requests * num_kv_heads, dtype=torch.int32, device=device)
         self._views = views
 
     def batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:

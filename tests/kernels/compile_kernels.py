@@ -157,6 +157,9 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
+    "decode 32x128 bf16 fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4),
+    "decode 32x80 fp16 fetching early": lambda: decode(HALF, 32, 32, 80, 16, 4096, 0, 4),
+    "decode 32x256 fp32 fetching early": lambda: decode(FULL, 32, 32, 256, 64, 4096, 100, 4),
 }
 
 
