@@ -81,6 +81,7 @@ def candidate_tiles(
         {"OVERLAP": start},
         wide,
         {**wide, "MAX_SPLITS": 2 * splits},
+        {**wide, "MAX_SPLITS": 2 * splits, "OVERLAP": first["OVERLAP"]},
         {"BLOCK_N": 2 * block, "OVERLAP": start},
         {"BLOCK_N": 2 * block, "OVERLAP": start, "MIN_SPLIT": 128, "MAX_SPLITS": max(splits // 2, 1)},
     ]
@@ -227,9 +228,9 @@ def paged_attention(
             overlap.py; 4, the default without groups: besides, read seq_lens, block_tables and all keys but
             each request's newest before the wait, allowed if the kernel launched just before writes none of
             them), ``num_warps``, ``num_stages`` (of the grouped kernel).
-        arrivals: at least B * num_heads int32 zeros, which the kernel leaves at zero: the same tensor serves
-            every call on one stream. Without it each call that splits makes its own, one more launch. Not
-            used where query heads share keys.
+        arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
+            all calls on a stream. Without it each call that splits makes its own, one more launch. Not used
+            where query heads share keys.
 
     Returns:
         [B, num_heads, head_dim], dtype of q.
@@ -248,7 +249,7 @@ def paged_attention(
     expect_range("max_seq_len", max_seq_len, 0)
     if arrivals is not None:
         expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
-        expect_range("arrivals", arrivals.numel(), batch * num_heads)
+        expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
         return paged_attention_triton(*arguments, tiles, arrivals)

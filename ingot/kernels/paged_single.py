@@ -25,12 +25,15 @@ def _load(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> tl.tensor:
-    """A tile [BLOCK_N, BLOCK_D], streamed past the caches; zeros where not wanted."""
+    """A tile [BLOCK_N, BLOCK_D], streamed past the caches; zeros right of the head.
+
+    What is not wanted is undefined.
+    """
     places = ptr + rows[:, None] + cols[None, :]
-    mask = wanted
     if HEAD_DIM < BLOCK_D:
         mask = (cols < HEAD_DIM)[None, :] & wanted
-    return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
+        return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
+    return tl.load(places, mask=wanted, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -111,19 +114,21 @@ def paged_attention_single_kernel(
     value_ptr += head * head_stride
     table_ptr = tables_ptr + request * table_stride
     rows = held_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
-    early = start < end
+    wanted = start < end
+    old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys come only with the wait
     if OVERLAP >= 4:
-        early = early & (start + BLOCK_N < seq_len)
-    k = _load(key_ptr, rows, cols, early, HEAD_DIM, BLOCK_D)
-    v = _load(value_ptr, rows, cols, early, HEAD_DIM, BLOCK_D)
-    if OVERLAP >= 4:
+        k = _load(key_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
         wait_for_previous(OVERLAP)
     if split >= live:
         return
     if OVERLAP >= 4:
-        late = ((start < end) & (start + BLOCK_N >= seq_len)) & in_head[None, :]
+        late = (wanted & (start + BLOCK_N >= seq_len)) & in_head[None, :]
         k = tl.load(key_ptr + rows[:, None] + cols[None, :], mask=late, other=k)
         v = tl.load(value_ptr + rows[:, None] + cols[None, :], mask=late, other=v)
+    else:
+        k = _load(key_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
     rows = held_rows(table_ptr, start + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     places = q_ptr + request * q_stride + head * HEAD_DIM + tl.arange(0, CHAINS)[:, None] * 0 + cols[None, :]
     q = tl.load(places, mask=in_head[None, :], other=0.0).to(tl.float32) * scale_log2  # a row a chain
@@ -142,7 +147,8 @@ def paged_attention_single_kernel(
     weights = tl.exp2(top - highest)
     total_all = tl.sum(total * weights, axis=0)
     divisor = tl.where(total_all == 0.0, 1.0, total_all)
-    out = tl.sum(acc * weights[:, None], axis=0) / divisor
+    # Without a key the tile is undefined: a padding row is zeros whatever was in the registers.
+    out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
     target = out_ptr + (request * num_heads + head) * HEAD_DIM + cols
     if live == 1:
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=in_head)

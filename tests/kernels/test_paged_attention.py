@@ -171,7 +171,7 @@ def test_empty_batch(impl: Implementation) -> None:
         ("block_tables", torch.zeros(2, 3, dtype=torch.int64), "block_tables has the wrong dtype"),
         ("seq_lens", torch.zeros(3, dtype=torch.int32), "seq_lens has the wrong shape"),
         ("window", -1, "window is out of range"),
-        ("arrivals", torch.zeros(7, dtype=torch.int32), "arrivals is out of range"),
+        ("arrivals", torch.zeros(3, dtype=torch.int32), "arrivals is out of range"),
     ],
 )
 def test_refused(field: str, value: Any, message: str) -> None:
