@@ -65,6 +65,7 @@ class Stack:
         self.caches = [[torch.empty(shape, **options).normal_() for _ in range(2)] for _ in range(layers)]
         tables = torch.randperm(batch * blocks, device=device).int().view(batch, blocks)
         self.tables = tables
+        self.arrivals = torch.zeros(batch * HEADS, dtype=torch.int32, device=device)
         self.lengths = torch.full((batch,), CONTEXT, dtype=torch.int32, device=device)
         self.positions = torch.full((batch,), CONTEXT - 1, device=device)
         self.slots = tables[:, -1].long() * BLOCK + BLOCK - 1
@@ -85,7 +86,8 @@ class Stack:
         rows = len(q)
         caches = self.caches[layer]
         tables, lengths = self.tables[:rows], self.lengths[:rows]
-        return paged_attention(q, *caches, tables, lengths, HEAD_DIM**-0.5, LONGEST, tiles=tiles)
+        arguments = (q, *caches, tables, lengths, HEAD_DIM**-0.5, LONGEST)
+        return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals)
 
     def fused(
         self, op: str, layer: int, rows: int, tiles: Tiles | None, x: torch.Tensor | None = None

@@ -68,6 +68,29 @@ def tile_place(
 
 
 @triton.jit
+def held_rows(
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """As :func:`tile_rows`, but a token past ``end`` leads to the last one, and ``start`` may lie past it.
+
+    Reading the last token again costs no memory traffic, and the loads need no mask and no zeros. A tile that
+    starts at ``end`` or later reads nothing from the table; its offsets must not be followed.
+    """
+    tokens = tl.minimum(start + tl.arange(0, BLOCK_N), end - 1)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+        return block * block_stride + (tokens % BLOCK_SIZE).to(tl.int64) * token_stride
+    block = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+    return block * block_stride + (tokens % BLOCK_SIZE).to(tl.int64) * token_stride
+
+
+@triton.jit
 def split_bounds(
     seq_len: tl.tensor,
     window: tl.tensor,

@@ -94,6 +94,7 @@ class Attention(nn.Module):
                 window=config.sliding_window,
                 tiles=self.decode_tiles.at(single),
                 out=out[:single],
+                arrivals=batch.arrivals,
             )
         if single < batch.seq_lens.shape[0]:
             prefill_attention(

@@ -35,6 +35,8 @@ class ForwardBatch:
         max_seq_len: an upper bound on ``seq_lens``.
         num_decodes: how many requests, from the first on, have one new token each; those tokens are the rows
             0 to ``num_decodes`` of the step. 0 says nothing about the requests.
+        arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
+            None: each call makes its own.
     """
 
     input_ids: torch.Tensor
@@ -48,6 +50,7 @@ class ForwardBatch:
     max_query_len: int
     max_seq_len: int
     num_decodes: int = 0
+    arrivals: torch.Tensor | None = None
 
     @property
     def leading_decodes(self) -> int:
@@ -66,3 +69,8 @@ class LayerCache:
     def block_size(self) -> int:
         """Tokens in a block."""
         return self.keys.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.keys.shape[1]

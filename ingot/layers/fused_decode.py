@@ -96,6 +96,7 @@ def _attend(
         batch.max_seq_len,
         window=config.sliding_window,
         tiles=attention.decode_tiles.at(query.shape[0]),
+        arrivals=batch.arrivals,
     )
     return _product(attention.o_proj, attended.flatten(1), hidden)
 

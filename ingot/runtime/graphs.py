@@ -107,7 +107,8 @@ class DecodeGraphs:
     def _buffer(self, bucket: int) -> StepBuffer:
         if bucket not in self._buffers:
             width = -(-self.max_seq_len // self.block_size)
-            self._buffers[bucket] = StepBuffer(bucket, bucket, width, bucket, self.device)
+            kv_heads = self.forward.caches[0].num_kv_heads
+            self._buffers[bucket] = StepBuffer(bucket, bucket, width, bucket, self.device, kv_heads)
         return self._buffers[bucket]
 
     @torch.inference_mode()

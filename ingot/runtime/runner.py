@@ -144,7 +144,8 @@ class Runner:
         """One buffer for all steps without a graph, made with the first."""
         if self._buffer is None:
             width = -(-self.max_seq_len // self.block_size)
-            self._buffer = StepBuffer(self._tokens, self._requests, width, self._tokens, self.device)
+            sizes = (self._tokens, self._requests, width, self._tokens)
+            self._buffer = StepBuffer(*sizes, self.device, self.caches[0].num_kv_heads)
         return self._buffer
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:

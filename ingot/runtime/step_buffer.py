@@ -44,7 +44,8 @@ class _HostSide:
 
 
 class StepBuffer:
-    """Room for up to these many tokens, requests, blocks a request and logits rows.
+    """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
+    decode attention with ``num_kv_heads``.
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -56,6 +57,7 @@ class StepBuffer:
         table_width: int,
         num_logits: int,
         device: torch.device,
+        num_kv_heads: int = 0,
     ) -> None:
         self.num_requests = num_requests
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
@@ -83,6 +85,9 @@ class StepBuffer:
         self._views["block_tables"] = self._views["block_tables"].view(shape)
         for side in self._sides:
             side.arrays["block_tables"] = side.arrays["block_tables"].reshape(shape)
+        # Never uploaded: the kernels that count in it leave it at zero.
+        counts = num_requests * num_kv_heads
+        self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
         self._turn = 0
 
     @property
@@ -100,7 +105,9 @@ class StepBuffer:
         ``max_query_len``.
         """
         fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
-        return ForwardBatch(**fields, max_query_len=max_query_len, max_seq_len=max_seq_len)
+        return ForwardBatch(
+            **fields, max_query_len=max_query_len, max_seq_len=max_seq_len, arrivals=self._arrivals
+        )
 
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
         """As much of the device side as a step takes."""
@@ -114,6 +121,7 @@ class StepBuffer:
             max_query_len=max(item.count for item in items),
             max_seq_len=max_seq_len,
             num_decodes=step.num_single,
+            arrivals=self._arrivals,
         )
 
     def draws(self, num_rows: int, rows: Sequence[RowSampling]) -> SamplingTensors:

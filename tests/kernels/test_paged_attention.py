@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.paged_attention import paged_attention, paged_attention_triton
+from ingot.kernels.paged_attention import (
+    candidate_tiles,
+    default_tiles,
+    paged_attention,
+    paged_attention_triton,
+)
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -102,6 +107,41 @@ def test_alone_is_bitwise_as_in_a_batch(impl: Implementation, heads: int) -> Non
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_arrivals_serve_every_call_and_slices_of_larger_tensors_are_taken(impl: Implementation) -> None:
+    """Two decode rows between others, as in a step that mixes decodes and prompt chunks."""
+    case = paged_case(
+        [200, 700, 65, 1], kv_heads=2, head_dim=32, block_size=16, dtype=torch.float16, device=impl.device
+    )
+    q = normal(9, 6, 32, dtype=torch.float16, device=impl.device)[:, :2]
+    arrivals = torch.zeros(8, dtype=torch.int32, device=impl.device)
+    op = impl(paged_attention, paged_attention_triton)
+    some = slice(1, 3)
+    caches = (case.key_cache, case.value_cache)
+    tables, lens = case.block_tables[some], case.seq_lens[some]
+    expected = expected64(torch.cat((q[:1], q[4:7])), case, 0.2, 0)[some]
+    for _ in range(2):
+        out = op(q[4:6], *caches, tables, lens, 0.2, 700, arrivals=arrivals)
+        assert_near(out, expected)
+        assert not arrivals.any(), "the last to arrive leaves the counts at zero"
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_every_candidate_is_right(impl: Implementation, heads: int) -> None:
+    case = paged_case(
+        [300, 129], kv_heads=2, head_dim=64, block_size=64, dtype=torch.float16, device=impl.device
+    )
+    q = normal(2, heads, 64, dtype=torch.float16, device=impl.device)
+    arguments = (2, heads // 2, 64, 2, q.device)
+    candidates = candidate_tiles(*arguments)
+    assert candidates[0] == default_tiles(*arguments)
+    assert len(candidates) <= 8
+    op = impl(paged_attention, paged_attention_triton)
+    for tiles in candidates:
+        assert_near(op(q, *paged_arguments(case), 0.2, 300, tiles=tiles), expected64(q, case, 0.2, 0))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(impl: Implementation) -> None:
     case = paged_case([40], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, device=impl.device)
     q = normal(1, 1, 16, dtype=torch.float32, device=impl.device) * 300
@@ -131,6 +171,7 @@ def test_empty_batch(impl: Implementation) -> None:
         ("block_tables", torch.zeros(2, 3, dtype=torch.int64), "block_tables has the wrong dtype"),
         ("seq_lens", torch.zeros(3, dtype=torch.int32), "seq_lens has the wrong shape"),
         ("window", -1, "window is out of range"),
+        ("arrivals", torch.zeros(3, dtype=torch.int32), "arrivals is out of range"),
     ],
 )
 def test_refused(field: str, value: Any, message: str) -> None:
