@@ -23,7 +23,9 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
@@ -92,6 +94,56 @@ def small_gate_up_kernel(
         tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
 
+@triton.jit
+def small_gate_up_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    INNER: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N / 2 outputs of every row."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    tile = tl.program_id(0)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N), 0, STEPS,
+                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * PAIRS + tl.arange(0, PAIRS)
+    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+
+
+def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapping[str, int]) -> None:
+    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], choice["BLOCK_N"] // 2),)](
+        x,
+        weight,
+        y,
+        x.shape[0],
+        x.stride(0),
+        weight.stride(0),
+        INNER=y.shape[1],
+        **matrix_shape(choice, x.shape[1]),
+        **launch_options(choice, x.device),
+        num_stages=choice["num_stages"],
+    )
+
+
 def small_gate_up_triton(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -106,7 +158,11 @@ def small_gate_up_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
-    if y.numel():
+    if choice["BLOCK_T"] > 1 and y.numel():
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        _matrix(x, weight, y, choice)
+    elif y.numel():
         tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
         small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,

@@ -17,7 +17,8 @@ import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.rms_norm import rms_norm_reference
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile, matrix_tiles
+from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
     MAX_ROWS,
     expect_rows,
@@ -89,6 +90,89 @@ def small_linear_kernel(
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
 
+@triton.jit
+def small_linear_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rows = _rows(tile, N, BLOCK_N)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, split * STEPS // SPLITS,
+                      (split + 1) * STEPS // SPLITS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    if residual_ptr is not None:
+        places = token[None, :] * residual_stride + outputs[:, None]
+        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    y_rows = (split * tokens + token).to(tl.int64)
+    tl.store(y_ptr + y_rows[None, :] * N + outputs[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def _matrix(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    outputs, width = weight.shape
+    small_linear_matrix_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
+        x,
+        weight,
+        bias,
+        residual,
+        y,
+        x.shape[0],
+        x.stride(0),
+        weight.stride(0),
+        0 if residual is None else residual.stride(0),
+        N=outputs,
+        SPLITS=choice["SPLITS"],
+        **matrix_shape(choice, width),
+        **launch_options(choice, x.device),
+        num_stages=choice["num_stages"],
+    )
+
+
+def small_linear_parts_triton(
+    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
+    num_tokens, width = x.shape
+    outputs = weight.shape[0]
+    choice = merge_tiles(matrix_tiles(num_tokens, outputs, width, x.element_size(), x.device), tiles)
+    expect_rows(choice, num_tokens)
+    y = torch.empty((choice["SPLITS"], num_tokens, outputs), dtype=torch.float32, device=x.device)
+    if y.numel():
+        _matrix(x, weight, None, None, y, choice)
+    return y
+
+
 def small_linear_triton(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -105,7 +189,11 @@ def small_linear_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
-    if y.numel():
+    if choice["BLOCK_T"] > 1 and y.numel():
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        _matrix(x, weight, bias, residual, y, choice | {"SPLITS": 1})
+    elif y.numel():
         tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
         small_linear_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,

@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, next_power_of_two
+from ingot.kernels.matrix_product import matrix_tiles
 from ingot.kernels.overlap import overlaps, wait_for_previous
 
-MAX_ROWS = 16
+MAX_ROWS = 128
 
 
 @triton.jit
@@ -195,9 +196,7 @@ def small_tiles(
     whole = max(next_power_of_two(in_features), 16)
     tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
     if num_tokens > 1:
-        tiles |= _matrix_tiles(num_tokens, out_features, itemsize)
-        if 16384 <= out_features < 65536:
-            tiles["OVERLAP"] = 1
+        return matrix_tiles(num_tokens, out_features, in_features, itemsize, device)
     elif whole > 4096:
         tiles |= {"BLOCK_N": 8, "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
     elif out_features >= 65536:
@@ -207,23 +206,6 @@ def small_tiles(
         warps = 8 if out_features < 8192 else 4
         tiles |= {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": 4}
     return {**tiles, "BLOCK_K": min(tiles["BLOCK_K"], whole)}
-
-
-def _matrix_tiles(num_tokens: int, out_features: int, itemsize: int) -> dict[str, int]:
-    """Of two warps on 16 weight rows each takes half the columns: a narrow weight is best with 16, used or
-    not.
-    """
-    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    columns = 8 if num_tokens <= 8 else 16
-    if itemsize == 4:
-        shape = (16, 64, 2, 3)
-    elif out_features < 8192:
-        shape, columns = (16, 256, 2, 6), 16
-    elif out_features < 16384 and num_tokens <= 8:
-        shape = (32, 256, 4, 4)
-    else:
-        shape = (64, 256, 4, 3) if out_features >= 65536 and num_tokens <= 8 else (64, 128, 4, 3)
-    return {**dict(zip(names, shape, strict=True)), "BLOCK_T": columns, "PROGRAMS": 1}
 
 
 def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:

@@ -27,7 +27,9 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
@@ -210,6 +212,74 @@ def small_qkv_kernel(
                        slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
 
 
+@triton.jit
+def small_qkv_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    table_rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    inverse_log: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LOGN: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N / 2 channel pairs of every row."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    tile = tl.program_id(0)
+    rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, 0, STEPS,
+                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    token = tl.arange(0, BLOCK_T)
+    index = tile * PAIRS + tl.arange(0, PAIRS)
+    heads, pair = index // (HEAD_DIM // 2), index % (HEAD_DIM // 2)
+    inside = (index <= LAST)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    cos, sin, factor = _turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+                              table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
+    slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
+    block = slot // BLOCK_SIZE
+    cache_rows = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
+    a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
+    is_v = (heads >= HEADS + KV_HEADS)[:, None]
+    turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
+    b = tl.where(is_v, b, (b * cos + a * sin) * factor)
+    first_channel = tl.where(pair < HALF, pair, pair + HALF)
+    second_channel = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
+    _store_by_role(turned, heads, first_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
+                   slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
+    _store_by_role(b, heads, second_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
+                   slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
+
+
 def small_qkv_triton(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -234,7 +304,37 @@ def small_qkv_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
-    if num_tokens:
+    if num_tokens and choice["BLOCK_T"] > 1:
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        small_qkv_matrix_kernel[(triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2),)](
+            x,
+            weight,
+            bias,
+            cos_sin,
+            rope_rows,
+            positions,
+            slot_mapping,
+            q,
+            key_cache,
+            value_cache,
+            num_tokens,
+            x.stride(0),
+            weight.stride(0),
+            0 if cos_sin is None else cos_sin.stride(0),
+            *key_cache.stride()[:3],
+            1.0 / math.log(logn_length) if logn_length else 0.0,
+            HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
+            BLOCK_SIZE=key_cache.shape[2],
+            LOGN=logn_length > 0,
+            **matrix_shape(choice, width),
+            **launch_options(choice, x.device),
+            num_stages=choice["num_stages"],
+        )
+    elif num_tokens:
         tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
         small_qkv_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,

@@ -1,0 +1,105 @@
+"""The matrix product of a decode step for 2 to 128 rows: x · Wᵀ with the weight as the left operand.
+
+Owns the loop that streams a tile of the weight through shared memory, several steps ahead and already while the
+kernel before still runs, and the default tiles. Knows no norm and no epilogue: the rows come normalised.
+
+    acc = matrix_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import next_power_of_two
+from ingot.kernels.overlap import overlaps, wait_for_previous
+
+
+@triton.jit
+def matrix_tile(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    tokens: tl.tensor,
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    rows: tl.tensor,
+    first: tl.tensor,
+    last: tl.tensor,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> tl.tensor:
+    """Rows ``rows`` of the weight times each row of x, over the steps ``first`` to ``last`` of BLOCK_K
+    columns: [BLOCK_N, BLOCK_T] fp32.
+
+    Only the weight's loads are pipelined: the compiler starts them ahead of the loop, before the wait for the
+    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers.
+    """
+    MASKED: tl.constexpr = K % BLOCK_K != 0
+    token = tl.arange(0, BLOCK_T)
+    cols = tl.arange(0, BLOCK_K)
+    real = (token < tokens)[:, None]
+    columns = x_ptr + token[:, None] * x_stride + cols[None, :]
+    places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
+    acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+    x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
+    for step in tl.range(first, last):
+        here = step * BLOCK_K
+        if MASKED:
+            w = tl.load(
+                places + here, mask=(here + cols < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            now, then = real & (here + cols < K)[None, :], real & (here + BLOCK_K + cols < K)[None, :]
+        else:
+            w = tl.load(places + here, eviction_policy="evict_first")
+            now, then = real, real
+        # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
+        # before the wait, and it keeps the layout that it is loaded in.
+        if PREFETCH > 1:
+            if step == first:
+                wait_for_previous(OVERLAP)
+                x = tl.load(columns + here, mask=now, other=0.0)
+                ahead = tl.load(columns + here + BLOCK_K, mask=then & (step + 1 < last), other=0.0)
+            else:
+                x = tl.load(columns + here, mask=now & (step < first), other=x)
+                ahead = tl.load(columns + here + BLOCK_K, mask=then & (step + 1 < last), other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+            x = ahead
+        else:
+            if step == first:
+                wait_for_previous(OVERLAP)
+                x = tl.load(columns + here, mask=now, other=0.0)
+            else:
+                x = tl.load(columns + here, mask=now, other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+    return acc
+
+
+def matrix_tiles(
+    num_tokens: int, out_features: int, in_features: int, itemsize: int, device: torch.device
+) -> dict[str, int]:
+    """Tile choices of a matrix product."""
+    columns = max(next_power_of_two(num_tokens), 8)
+    tiles = {"BLOCK_T": columns, "PREFETCH": 1, "SPLITS": 1, "PROGRAMS": 1, "OVERLAP": 2 if overlaps(device) else 1}
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+    if itemsize == 4:
+        shape = (16, 64, 2, 3)
+    elif columns > 32:
+        shape = (128, 64, 4, 4)
+    else:
+        shape = (64, 128, 4, 4)
+    if out_features < 8192:
+        tiles["SPLITS"] = 4
+    return tiles | dict(zip(names, shape, strict=True))
+
+
+def matrix_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:
+    """The constants of a matrix product's kernel for an op's tiles."""
+    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
+    return {"K": in_features} | {name: choice[name] for name in names}
