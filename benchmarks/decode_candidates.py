@@ -19,17 +19,28 @@ VECTOR = {
     "head": [(4, 4096, 8, ALL), (4, 2048, 8, ALL), (2, 4096, 8, ALL)],
 }  # fmt: skip
 # More rows. BLOCK_N, BLOCK_K, warps, stages
-MATRIX = {
-    "wide": [(32, 256, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (32, 256, 2, 4), (64, 256, 4, 3),
-             (128, 64, 4, 6), (64, 64, 4, 6)],
-    "narrow": [(16, 512, 1, 3), (16, 256, 2, 6), (32, 256, 4, 4), (16, 512, 2, 4), (16, 1024, 2, 3),
-               (32, 128, 2, 6)],
-    "head": [(64, 128, 4, 3), (128, 64, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3)],
-}  # fmt: skip
+FEW = {
+    "wide": [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 6), (64, 64, 4, 8), (128, 64, 4, 4),
+             (128, 64, 4, 6), (128, 64, 8, 4), (128, 128, 4, 3), (64, 256, 4, 3)],
+    "narrow": [(64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 8), (128, 64, 4, 5), (64, 256, 4, 3), (128, 128, 4, 3)],
+    "head": [(64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 4, 6), (128, 128, 4, 3), (64, 256, 4, 3)],
+}
+MANY = {
+    "wide": [(64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (128, 64, 8, 8),
+             (128, 128, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4)],
+    "narrow": [(64, 64, 4, 6), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 4, 8), (128, 64, 8, 4), (128, 128, 8, 3),
+               (256, 64, 8, 4)],
+    "head": [(128, 64, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3), (256, 64, 8, 3), (256, 64, 8, 5)],
+}
+SPLITS = {64: (2, 4), 128: (4, 8), 256: (8,)}  # by BLOCK_N
 
 
-def product_candidates(op: str, rows: int) -> list[Tiles]:
-    """Vector sums for one row, matrix products for more."""
+def candidates(op: str, rows: int) -> list[Tiles]:
+    """What to try for an op."""
+    if op == "attention":
+        return attention_candidates()
+    if op == "norm":
+        return [{"num_warps": warps, "OVERLAP": o} for warps in (4, 8, 16, 32) for o in (1, 2)]
     return vector_candidates(op) if rows == 1 else matrix_candidates(op, rows)
 
 
@@ -44,14 +55,18 @@ def vector_candidates(op: str) -> list[Tiles]:
 
 
 def matrix_candidates(op: str, rows: int) -> list[Tiles]:
-    """A program a tile, with and without overlap and a first step before the wait."""
+    """A program a tile, with and without the next step of x ahead."""
     found = []
     kind = "head" if op == "head" else "narrow" if op in ("o", "down") else "wide"
-    for n, k, warps, stages in MATRIX[kind]:
-        columns = 8 if rows <= 8 and kind != "narrow" else 16
-        tiles = {"BLOCK_N": n, "BLOCK_K": k, "BLOCK_T": columns, "num_warps": warps}
-        starts = [(1, 1), (1, 2), (2, 1), (2, 2)]  # OVERLAP, PREFETCH
-        found += [{**tiles, "num_stages": stages, "OVERLAP": o, "PREFETCH": p} for o, p in starts]
+    columns = max(1 << (rows - 1).bit_length(), 16)
+    for n, k, warps, stages in (FEW if rows <= 16 else MANY)[kind]:
+        tiles = {"BLOCK_N": n, "BLOCK_K": k, "BLOCK_T": columns, "num_warps": warps, "num_stages": stages}
+        for splits in SPLITS[n] if kind == "narrow" else (1,):
+            for prefetch in (1, 2):
+                for overlap in (2, 4):
+                    found.append({**tiles, "SPLITS": splits, "PREFETCH": prefetch, "OVERLAP": overlap})
+        if rows <= 8:
+            found.append({**found[-1], "BLOCK_T": 8, "PREFETCH": 1, "OVERLAP": 2})
     return found
 
 

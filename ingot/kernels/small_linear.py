@@ -277,3 +277,33 @@ def small_linear(
     if runs_on_gpu(x):
         return small_linear_triton(x, weight, bias, residual, norm_weight, norm_eps, tiles)
     return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps)
+
+
+def small_linear_parts_reference(x: torch.Tensor, weight: torch.Tensor, splits: int = 1) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`small_linear_parts`, the whole sum as the only part."""
+    return torch.nn.functional.linear(x.float(), weight.float())[None]
+
+
+def small_linear_parts(
+    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
+
+    Args:
+        x: [M, K] fp16, bf16 or fp32, M up to 128.
+        weight: [N, K], dtype of x; a constant, as in :func:`small_linear`.
+        tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``.
+
+    Returns:
+        [SPLITS, M, N] fp32; on the CPU one part.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
+    expect("weight", weight, (None, x.shape[1]), like=x)
+    if runs_on_gpu(x):
+        return small_linear_parts_triton(x, weight, tiles)
+    return small_linear_parts_reference(x, weight)
