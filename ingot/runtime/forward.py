@@ -14,9 +14,7 @@ import torch
 
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import fused_logits, fuses
-
-FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
+from ingot.layers.fused_decode import FUSED_ROWS, fused_logits, fuses
 
 
 class Forward:
