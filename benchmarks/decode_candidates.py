@@ -20,19 +20,19 @@ VECTOR = {
 }  # fmt: skip
 # More rows. BLOCK_N, BLOCK_K, warps, stages
 FEW = {
-    "wide": [(64, 128, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 6), (64, 64, 4, 8), (128, 64, 4, 4),
-             (128, 64, 4, 6), (128, 64, 8, 4), (128, 128, 4, 3), (64, 256, 4, 3)],
-    "narrow": [(64, 128, 4, 4), (64, 128, 4, 6), (64, 64, 4, 8), (128, 64, 4, 5), (64, 256, 4, 3), (128, 128, 4, 3)],
-    "head": [(64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 4, 6), (128, 128, 4, 3), (64, 256, 4, 3)],
+    "wide": [(64, 256, 4, 3), (64, 256, 4, 4), (64, 128, 4, 4), (64, 512, 4, 3), (32, 512, 4, 3), (128, 128, 4, 3),
+             (128, 256, 8, 3), (32, 256, 4, 4)],
+    "narrow": [(64, 256, 4, 3, 4), (64, 256, 4, 3, 2), (64, 256, 4, 4, 4), (128, 128, 4, 3, 8), (128, 256, 8, 3, 4),
+               (64, 512, 4, 3, 4), (32, 512, 4, 3, 1), (32, 512, 4, 3, 2), (16, 1024, 4, 3, 1), (32, 256, 4, 4, 2)],
+    "head": [(64, 256, 4, 3), (64, 512, 4, 3), (128, 128, 4, 3), (128, 256, 8, 3), (32, 512, 4, 3)],
 }
 MANY = {
-    "wide": [(64, 128, 4, 4), (64, 64, 4, 6), (128, 64, 4, 4), (128, 64, 4, 6), (128, 64, 8, 4), (128, 64, 8, 8),
-             (128, 128, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4)],
-    "narrow": [(64, 64, 4, 6), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 4, 8), (128, 64, 8, 4), (128, 128, 8, 3),
-               (256, 64, 8, 4)],
-    "head": [(128, 64, 4, 4), (128, 64, 8, 4), (128, 128, 8, 3), (256, 64, 8, 3), (256, 64, 8, 5)],
+    "wide": [(64, 128, 4, 4), (64, 256, 4, 3), (64, 256, 4, 4), (128, 128, 8, 3), (128, 128, 8, 4), (128, 128, 4, 3),
+             (128, 256, 8, 3), (256, 128, 8, 3), (256, 64, 8, 4), (64, 256, 8, 3)],
+    "narrow": [(128, 128, 8, 3, 8), (128, 128, 8, 3, 4), (128, 128, 8, 4, 8), (128, 256, 8, 3, 4), (128, 256, 8, 3, 8),
+               (64, 256, 4, 3, 4), (64, 256, 4, 3, 2), (256, 128, 8, 3, 8), (64, 256, 8, 3, 4)],
+    "head": [(128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 8, 3), (256, 128, 8, 3), (64, 256, 4, 3)],
 }
-SPLITS = {64: (2, 4), 128: (4, 8), 256: (8,)}  # by BLOCK_N
 
 
 def candidates(op: str, rows: int) -> list[Tiles]:
@@ -59,14 +59,17 @@ def matrix_candidates(op: str, rows: int) -> list[Tiles]:
     found = []
     kind = "head" if op == "head" else "narrow" if op in ("o", "down") else "wide"
     columns = max(1 << (rows - 1).bit_length(), 16)
-    for n, k, warps, stages in (FEW if rows <= 16 else MANY)[kind]:
+    for n, k, warps, stages, *splits in (FEW if rows <= 16 else MANY)[kind]:
         tiles = {"BLOCK_N": n, "BLOCK_K": k, "BLOCK_T": columns, "num_warps": warps, "num_stages": stages}
-        for splits in SPLITS[n] if kind == "narrow" else (1,):
-            for prefetch in (1, 2):
-                for overlap in (2, 4):
-                    found.append({**tiles, "SPLITS": splits, "PREFETCH": prefetch, "OVERLAP": overlap})
+        tiles["SPLITS"] = splits[0] if splits else 1
         if rows <= 8:
-            found.append({**found[-1], "BLOCK_T": 8, "PREFETCH": 1, "OVERLAP": 2})
+            ways = [(t, 1, r, o) for t in (8, 16) for r in (1, 2) for o in (2, 4)] + [(16, 2, 2, 2)]
+        else:
+            ways = [(columns, p, r, 2) for p in (1, 2) for r in (1, 2)] + [(columns, 1, 2, 4)]
+        for t, prefetch, rotate, overlap in ways:
+            if overlap == 4 and kind == "narrow":
+                continue
+            found.append({**tiles, "BLOCK_T": t, "PREFETCH": prefetch, "ROTATE": rotate, "OVERLAP": overlap})
     return found
 
 

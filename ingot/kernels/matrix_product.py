@@ -19,6 +19,13 @@ from ingot.kernels.overlap import overlaps, wait_for_previous
 
 
 @triton.jit
+def _column(step: tl.tensor, turn: tl.tensor, first: tl.tensor, steps: tl.tensor, BLOCK_K: tl.constexpr) -> tl.tensor:
+    """The first column of a step: ``turn`` steps further, from the end on to the beginning."""
+    turned = step + turn
+    return (first + tl.where(turned >= steps, turned - steps, turned)) * BLOCK_K
+
+
+@triton.jit
 def matrix_tile(
     x_ptr: tl.tensor,
     x_stride: tl.tensor,
@@ -26,20 +33,23 @@ def matrix_tile(
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     rows: tl.tensor,
+    tile: tl.tensor,
     first: tl.tensor,
-    last: tl.tensor,
+    steps: tl.tensor,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ROTATE: tl.constexpr,
 ) -> tl.tensor:
-    """Rows ``rows`` of the weight times each row of x, over the steps ``first`` to ``last`` of BLOCK_K
-    columns: [BLOCK_N, BLOCK_T] fp32.
+    """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
+    ``first``: [BLOCK_N, BLOCK_T] fp32.
 
     Only the weight's loads are pipelined: the compiler starts them ahead of the loop, before the wait for the
-    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers.
+    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers. Each tile starts
+    at another column: programs in step would ask a few memory channels for the same columns of all rows.
     """
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
@@ -49,30 +59,34 @@ def matrix_tile(
     places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
-    for step in tl.range(first, last):
-        here = step * BLOCK_K
+    turn = 0
+    if ROTATE > 1:
+        turn = tile % steps
+    for step in tl.range(0, steps):
+        here = _column(step, turn, first, steps, BLOCK_K)
+        there = _column(step + 1, turn, first, steps, BLOCK_K)
+        now, then = real, real & (step + 1 < steps)
         if MASKED:
+            now, then = now & (here + cols < K)[None, :], then & (there + cols < K)[None, :]
             w = tl.load(
                 places + here, mask=(here + cols < K)[None, :], other=0.0, eviction_policy="evict_first"
             )
-            now, then = real & (here + cols < K)[None, :], real & (here + BLOCK_K + cols < K)[None, :]
         else:
             w = tl.load(places + here, eviction_policy="evict_first")
-            now, then = real, real
         # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
         # before the wait, and it keeps the layout that it is loaded in.
         if PREFETCH > 1:
-            if step == first:
+            if step == 0:
                 wait_for_previous(OVERLAP)
                 x = tl.load(columns + here, mask=now, other=0.0)
-                ahead = tl.load(columns + here + BLOCK_K, mask=then & (step + 1 < last), other=0.0)
+                ahead = tl.load(columns + there, mask=then, other=0.0)
             else:
-                x = tl.load(columns + here, mask=now & (step < first), other=x)
-                ahead = tl.load(columns + here + BLOCK_K, mask=then & (step + 1 < last), other=0.0)
+                x = tl.load(columns + here, mask=now & (step < 0), other=x)
+                ahead = tl.load(columns + there, mask=then, other=0.0)
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
             x = ahead
         else:
-            if step == first:
+            if step == 0:
                 wait_for_previous(OVERLAP)
                 x = tl.load(columns + here, mask=now, other=0.0)
             else:
@@ -86,7 +100,7 @@ def matrix_tiles(
 ) -> dict[str, int]:
     """Tile choices of a matrix product."""
     columns = max(next_power_of_two(num_tokens), 8)
-    tiles = {"BLOCK_T": columns, "PREFETCH": 1, "SPLITS": 1, "PROGRAMS": 1, "OVERLAP": 2 if overlaps(device) else 1}
+    tiles = {"BLOCK_T": columns, "PREFETCH": 1, "SPLITS": 1, "PROGRAMS": 1, "ROTATE": 2, "OVERLAP": 2 if overlaps(device) else 1}
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
     if itemsize == 4:
         shape = (16, 64, 2, 3)
@@ -101,5 +115,5 @@ def matrix_tiles(
 
 def matrix_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:
     """The constants of a matrix product's kernel for an op's tiles."""
-    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
+    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP", "ROTATE")
     return {"K": in_features} | {name: choice[name] for name in names}

@@ -109,6 +109,7 @@ def small_gate_up_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ROTATE: tl.constexpr,
 ) -> None:
     """BLOCK_N / 2 outputs of every row."""
     if OVERLAP == 2:
@@ -117,8 +118,8 @@ def small_gate_up_matrix_kernel(
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     tile = tl.program_id(0)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N), 0, STEPS,
-                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N), tile,
+                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ROTATE)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)

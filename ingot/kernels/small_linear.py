@@ -109,6 +109,7 @@ def small_linear_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ROTATE: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
     if OVERLAP == 2:
@@ -116,8 +117,10 @@ def small_linear_matrix_kernel(
     tile, split = tl.program_id(0), tl.program_id(1)
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     rows = _rows(tile, N, BLOCK_N)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, split * STEPS // SPLITS,
-                      (split + 1) * STEPS // SPLITS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    first = split * STEPS // SPLITS
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, tile, first,
+                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
+                      ROTATE)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)

@@ -194,7 +194,7 @@ def small_tiles(
 ) -> dict[str, int]:
     """Tile choices of a small product, measured on an H200 for the shapes of a 7B model in 16 bits."""
     whole = max(next_power_of_two(in_features), 16)
-    tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
+    tiles = {"BLOCK_T": 1, "PREFETCH": 1, "SPLITS": 1, "ROTATE": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
     if num_tokens > 1:
         return matrix_tiles(num_tokens, out_features, in_features, itemsize, device)
     elif whole > 4096:

@@ -213,6 +213,39 @@ def small_qkv_kernel(
 
 
 @triton.jit
+def _channels(pair: tl.tensor, HEAD_DIM: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
+    """The first and the second channel of a head's pairs: the rotary ones, then the others."""
+    if 2 * HALF == HEAD_DIM:
+        first, second = pair, pair + HALF
+    else:
+        first = tl.where(pair < HALF, pair, pair + HALF)
+        second = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
+    return first, second
+
+
+@triton.jit
+def _head_normed(
+    a: tl.tensor,
+    b: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    real: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> tl.tensor:
+    """RMSNorm of one head's channels [P, T] twice, rounded as in rope_kv_write.py."""
+    dtype: tl.constexpr = norm_ptr.dtype.element_ty
+    squares = tl.sum(tl.where(real[:, None], a * a + b * b, 0.0), axis=0)
+    rstd = tl.rsqrt(squares / HEAD_DIM + eps)[None, :]
+    a_weight = tl.load(norm_ptr + first, mask=real, other=0.0).to(tl.float32)[:, None]
+    b_weight = tl.load(norm_ptr + second, mask=real, other=0.0).to(tl.float32)[:, None]
+    a = ((a * rstd).to(dtype).to(tl.float32) * a_weight).to(dtype).to(tl.float32)
+    b = ((b * rstd).to(dtype).to(tl.float32) * b_weight).to(dtype).to(tl.float32)
+    return a, b
+
+
+@triton.jit
 def small_qkv_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -221,6 +254,8 @@ def small_qkv_matrix_kernel(
     table_rows_ptr: tl.tensor,
     positions_ptr: tl.tensor,
     slots_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
@@ -231,6 +266,7 @@ def small_qkv_matrix_kernel(
     block_stride: tl.tensor,
     head_stride: tl.tensor,
     token_stride: tl.tensor,
+    norm_eps: tl.tensor,
     inverse_log: tl.tensor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -244,40 +280,61 @@ def small_qkv_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ROTATE: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 channel pairs of every row."""
+    """BLOCK_N / 2 channel pairs of one head, of every row; with head norms the whole head."""
     if OVERLAP == 2:
         start_next(OVERLAP)
     PAIRS: tl.constexpr = BLOCK_N // 2
-    LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
+    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + PAIRS - 1) // PAIRS
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     tile = tl.program_id(0)
-    rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, 0, STEPS,
-                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    head, start = tile // CHUNKS, tile % CHUNKS * PAIRS
+    lane = tl.arange(0, BLOCK_N)
+    firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
+    rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, tile, 0, STEPS,
+                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ROTATE)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
-    token = tl.arange(0, BLOCK_T)
-    index = tile * PAIRS + tl.arange(0, PAIRS)
-    heads, pair = index // (HEAD_DIM // 2), index % (HEAD_DIM // 2)
-    inside = (index <= LAST)[:, None] & (token < tokens)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-    cos, sin, factor = _turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
-                              table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
-    slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
-    block = slot // BLOCK_SIZE
-    cache_rows = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
     a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
-    is_v = (heads >= HEADS + KV_HEADS)[:, None]
-    turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
-    b = tl.where(is_v, b, (b * cos + a * sin) * factor)
-    first_channel = tl.where(pair < HALF, pair, pair + HALF)
-    second_channel = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
-    _store_by_role(turned, heads, first_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
-                   slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
-    _store_by_role(b, heads, second_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
-                   slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
+    token = tl.arange(0, BLOCK_T)
+    real = token < tokens
+    pair = start + tl.arange(0, PAIRS)
+    first, second = _channels(pair, HEAD_DIM, HALF)
+    if q_norm_ptr is not None:  # noqa: SIM102 - one condition is known when compiling, the other is not
+        if head < HEADS:
+            a, b = _head_normed(a, b, first, second, pair < HEAD_DIM // 2, q_norm_ptr, norm_eps, HEAD_DIM)
+    if k_norm_ptr is not None:  # noqa: SIM102
+        if (head >= HEADS) & (head < HEADS + KV_HEADS):
+            a, b = _head_normed(a, b, first, second, pair < HEAD_DIM // 2, k_norm_ptr, norm_eps, HEAD_DIM)
+    if head < HEADS + KV_HEADS:
+        cos, sin, factor = _turns(pair * 0 + head, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+                                  table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
+        turned = (a * cos - b * sin) * factor
+        b = (b * cos + a * sin) * factor
+        a = turned
+    a, b = a.to(q_ptr.dtype.element_ty), b.to(q_ptr.dtype.element_ty)
+    inside = (pair < HEAD_DIM // 2)[:, None] & real[None, :]
+    if head < HEADS:
+        places = q_ptr + (token * (HEADS * HEAD_DIM))[None, :] + head * HEAD_DIM
+        tl.store(places + first[:, None], a, mask=inside)
+        tl.store(places + second[:, None], b, mask=inside)
+    else:
+        slot = tl.load(slots_ptr + token, mask=real, other=-1)
+        block = slot // BLOCK_SIZE
+        offset = (block * block_stride + (slot - block * BLOCK_SIZE) * token_stride)[None, :]
+        inside = inside & (slot >= 0)[None, :]
+        if head < HEADS + KV_HEADS:
+            places = key_ptr + offset + (head - HEADS) * head_stride
+            tl.store(places + first[:, None], a, mask=inside)
+            tl.store(places + second[:, None], b, mask=inside)
+        else:
+            places = value_ptr + offset + (head - HEADS - KV_HEADS) * head_stride
+            tl.store(places + first[:, None], a, mask=inside)
+            tl.store(places + second[:, None], b, mask=inside)
 
 
 def small_qkv_triton(
@@ -307,7 +364,8 @@ def small_qkv_triton(
     if num_tokens and choice["BLOCK_T"] > 1:
         if norm_weight is not None:
             x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
-        small_qkv_matrix_kernel[(triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2),)](
+        heads = num_heads + 2 * num_kv_heads
+        small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim, choice["BLOCK_N"]),)](
             x,
             weight,
             bias,
@@ -315,6 +373,8 @@ def small_qkv_triton(
             rope_rows,
             positions,
             slot_mapping,
+            None,
+            None,
             q,
             key_cache,
             value_cache,
@@ -323,6 +383,7 @@ def small_qkv_triton(
             weight.stride(0),
             0 if cos_sin is None else cos_sin.stride(0),
             *key_cache.stride()[:3],
+            norm_eps,
             1.0 / math.log(logn_length) if logn_length else 0.0,
             HEADS=num_heads,
             KV_HEADS=num_kv_heads,
