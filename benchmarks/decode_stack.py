@@ -75,9 +75,7 @@ class Stack:
         """[rows, heads, head_dim] → the same."""
         rows = len(q)
         tables, lengths = self.tables[:rows], self.lengths[:rows]
-        return paged_attention(
-            q, *self.caches[layer], tables, lengths, HEAD_DIM**-0.5, LONGEST, tiles=tiles
-        )
+        return paged_attention(q, *self.caches[layer], tables, lengths, HEAD_DIM**-0.5, LONGEST, tiles=tiles)
 
     def weight(self, op: str, layer: int) -> torch.Tensor:
         """An op's weight in a layer."""
@@ -90,7 +88,9 @@ class Stack:
             return self.attend(self.q[:rows], layer, tiles)
         if op == "norm":
             return sum_norm(self.parts[:4, :rows], x, self.norm, EPS, tiles=tiles)
-        norm, eps, weight = (self.norm, EPS, self.weight(op, layer)) if one else (None, 0.0, self.weight(op, layer))
+        norm, eps, weight = (
+            (self.norm, EPS, self.weight(op, layer)) if one else (None, 0.0, self.weight(op, layer))
+        )
         if op == "qkv":
             return small_qkv(x, weight, None, norm, eps, *self.place(rows, layer), tiles=tiles)
         if op == "gate_up":

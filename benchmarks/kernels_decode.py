@@ -54,7 +54,9 @@ def graph_us(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
     return sorted(times)
 
 
-def each_us(call: Callable[[int], Any], copies: int, repeats: int = 5, times_over: int = 1) -> dict[str, float]:
+def each_us(
+    call: Callable[[int], Any], copies: int, repeats: int = 5, times_over: int = 1
+) -> dict[str, float]:
     """Median and 90th percentile of one call over the copies in turn."""
     calls = [lambda copy=copy: call(copy % copies) for copy in range(max(copies, 8) * times_over)]
     times = [total / len(calls) for total in graph_us(calls, repeats)]
@@ -102,7 +104,9 @@ def compact(tiles: Tiles) -> str:
 def candidate_us(stack: Stack, op: str, rows: int, tiles: Tiles) -> float:
     """Microseconds of one op with these tiles; infinite where they do not fit the GPU."""
     try:
-        return each_us(lambda i: stack.fused(op, i, rows, tiles), copies_of(stack, op), 3, 1 + 9 * (op == "norm"))["us"]
+        return each_us(
+            lambda i: stack.fused(op, i, rows, tiles), copies_of(stack, op), 3, 1 + 9 * (op == "norm")
+        )["us"]
     except Exception as error:
         if "OutOfResources" not in type(error).__name__:
             print(f"{op} {tiles}: {type(error).__name__}: {error}"[:300], flush=True)

@@ -43,21 +43,6 @@ def wait_for_previous(OVERLAP: tl.constexpr) -> None:
         cuda.gdc_wait()
 
 
-@triton.jit
-def after_previous(step: tl.tensor, OVERLAP: tl.constexpr) -> tl.tensor:
-    """0, known once the previous kernel has ended; waits in step 0.
-
-    Added to an address inside a pipelined loop, it keeps that load behind the wait and lets the loop's other
-    loads start before it: a plain wait in the loop would be moved by the compiler.
-    """
-    asm: tl.constexpr = "{ .reg .pred p; setp.eq.s32 p, $1, 0; @p griddepcontrol.wait; mov.b32 $0, 0; }"
-    if OVERLAP > 1:
-        zero = tl.inline_asm_elementwise(asm, "=r,r", [step], dtype=tl.int32, is_pure=False, pack=1)
-    else:
-        zero = 0
-    return zero
-
-
 def overlaps(device: torch.device) -> bool:
     """True where programmatic dependent launch exists."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

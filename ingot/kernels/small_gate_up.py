@@ -54,30 +54,26 @@ def small_gate_up_kernel(
     norm_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     norm_eps: tl.tensor,
     INNER: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
     PAIRS: tl.constexpr = BLOCK_N // 2
     TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, INNER, BLOCK_N)
         next_rows = _rows(tile + programs, INNER, BLOCK_N)
@@ -85,9 +81,9 @@ def small_gate_up_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
-        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
         activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
         inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
@@ -109,7 +105,6 @@ def small_gate_up_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ROTATE: tl.constexpr,
 ) -> None:
     """BLOCK_N / 2 outputs of every row."""
     if OVERLAP == 2:
@@ -118,8 +113,8 @@ def small_gate_up_matrix_kernel(
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     tile = tl.program_id(0)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N), tile,
-                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ROTATE)  # fmt: skip
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N),
+                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
@@ -141,7 +136,6 @@ def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapp
         INNER=y.shape[1],
         **matrix_shape(choice, x.shape[1]),
         **launch_options(choice, x.device),
-        num_stages=choice["num_stages"],
     )
 
 
@@ -171,7 +165,6 @@ def small_gate_up_triton(
             norm_weight,
             y,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             norm_eps,
             INNER=inner,
@@ -199,7 +192,7 @@ def small_gate_up(
     2020).
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [2 I, K], dtype of x: the gate's rows, then the up projection's.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile, split_tiles
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.matrix_product import matrix_shape, matrix_tile, matrix_tiles
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
     MAX_ROWS,
@@ -45,36 +45,32 @@ def small_linear_kernel(
     norm_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     residual_stride: tl.tensor,
     norm_eps: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, N, BLOCK_N)
         next_rows = _rows(tile + programs, N, BLOCK_N)
         outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (outputs < N)[:, None] & (token < tokens)[None, :]
         # Asked for before the product, so that nothing waits for them after it.
-        addend = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+        addend = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if bias_ptr is not None:
             addend += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
         if residual_ptr is not None:
@@ -84,8 +80,8 @@ def small_linear_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
         y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
@@ -109,7 +105,6 @@ def small_linear_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ROTATE: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
     if OVERLAP == 2:
@@ -118,9 +113,9 @@ def small_linear_matrix_kernel(
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     rows = _rows(tile, N, BLOCK_N)
     first = split * STEPS // SPLITS
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, tile, first,
-                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
-                      ROTATE)  # fmt: skip
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, first,
+                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
+                      OVERLAP)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)
@@ -158,7 +153,6 @@ def _matrix(
         SPLITS=choice["SPLITS"],
         **matrix_shape(choice, width),
         **launch_options(choice, x.device),
-        num_stages=choice["num_stages"],
     )
 
 
@@ -168,8 +162,10 @@ def small_linear_parts_triton(
     """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
     num_tokens, width = x.shape
     outputs = weight.shape[0]
-    choice = merge_tiles(matrix_tiles(num_tokens, outputs, width, x.element_size(), x.device), tiles)
+    choice = merge_tiles(split_tiles(num_tokens, width, x.element_size(), x.device), tiles)
     expect_rows(choice, num_tokens)
+    # A part without columns would have nothing to wait for.
+    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
     y = torch.empty((choice["SPLITS"], num_tokens, outputs), dtype=torch.float32, device=x.device)
     if y.numel():
         _matrix(x, weight, None, None, y, choice)
@@ -206,7 +202,6 @@ def small_linear_triton(
             norm_weight,
             y,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             0 if residual is None else residual.stride(0),
             norm_eps,
@@ -248,7 +243,7 @@ def small_linear(
     bit.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written by the kernel
             launched just before.
         bias: [N] or None.
@@ -293,7 +288,7 @@ def small_linear_parts(
     """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 128.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [N, K], dtype of x; a constant, as in :func:`small_linear`.
         tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``.
 

@@ -27,8 +27,9 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
-from ingot.kernels.matrix_product import matrix_shape, matrix_tile
+from ingot.kernels.matrix_product import matrix_shape
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
@@ -60,41 +61,6 @@ def _rows(
     first = tl.where(pair < HALF, pair, pair + HALF)
     second = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
     return index // (HEAD_DIM // 2) * HEAD_DIM + tl.where(lane < PAIRS, first, second)
-
-
-@triton.jit
-def _turns(
-    heads: tl.tensor,
-    pair: tl.tensor,
-    token: tl.tensor,
-    tokens: tl.tensor,
-    table_ptr: tl.tensor,
-    table_rows_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
-    table_stride: tl.tensor,
-    inverse_log: tl.tensor,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    LOGN: tl.constexpr,
-) -> tl.tensor:
-    """Cosines and sines of pairs and tokens, [PAIRS, BLOCK_T], scaled by logn where the head is a query's."""
-    real = token < tokens
-    turns = real[None, :] & (pair < HALF)[:, None]
-    places = pair[:, None] + token[None, :] * 0
-    if HALF > 0:
-        places = (tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride)[None, :] + pair[:, None]
-        cos = tl.load(table_ptr + places, mask=turns, other=1.0)
-        sin = tl.load(table_ptr + places + HALF, mask=turns, other=0.0)
-    else:
-        cos = tl.full(places.shape, 1.0, dtype=tl.float32)
-        sin = tl.full(places.shape, 0.0, dtype=tl.float32)
-    if LOGN:
-        position = tl.load(positions_ptr + token, mask=real, other=0).to(tl.float32)
-        factor = tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0)[None, :]
-        factor = tl.where((heads < HEADS)[:, None], factor, 1.0)
-    else:
-        factor = tl.full(places.shape, 1.0, dtype=tl.float32)
-    return cos, sin, factor
 
 
 @triton.jit
@@ -141,7 +107,6 @@ def small_qkv_kernel(
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -156,13 +121,10 @@ def small_qkv_kernel(
     BLOCK_SIZE: tl.constexpr,
     LOGN: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 channel pairs of every row; a pair is what one angle rotates.
 
@@ -171,13 +133,13 @@ def small_qkv_kernel(
     PAIRS: tl.constexpr = BLOCK_N // 2
     LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
     TILES: tl.constexpr = LAST // PAIRS + 1
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
         next_rows = _rows(tile + programs, LAST, HEAD_DIM, HALF, BLOCK_N)
@@ -188,7 +150,7 @@ def small_qkv_kernel(
         bias = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if bias_ptr is not None:
             bias += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-        cos, sin, factor = _turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+        cos, sin, factor = turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
                                   table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
         slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
         block = slot // BLOCK_SIZE
@@ -197,9 +159,9 @@ def small_qkv_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
-        a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+        a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, 1)
         is_v = (heads >= HEADS + KV_HEADS)[:, None]
         turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
         b = tl.where(is_v, b, (b * cos + a * sin) * factor)
@@ -210,131 +172,6 @@ def small_qkv_kernel(
                        slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
         _store_by_role(b, heads, second_channel, inside, token, q_ptr, key_ptr, value_ptr, cache_rows,
                        slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
-
-
-@triton.jit
-def _channels(pair: tl.tensor, HEAD_DIM: tl.constexpr, HALF: tl.constexpr) -> tl.tensor:
-    """The first and the second channel of a head's pairs: the rotary ones, then the others."""
-    if 2 * HALF == HEAD_DIM:
-        first, second = pair, pair + HALF
-    else:
-        first = tl.where(pair < HALF, pair, pair + HALF)
-        second = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
-    return first, second
-
-
-@triton.jit
-def _head_normed(
-    a: tl.tensor,
-    b: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    real: tl.tensor,
-    norm_ptr: tl.tensor,
-    eps: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-) -> tl.tensor:
-    """RMSNorm of one head's channels [P, T] twice, rounded as in rope_kv_write.py."""
-    dtype: tl.constexpr = norm_ptr.dtype.element_ty
-    squares = tl.sum(tl.where(real[:, None], a * a + b * b, 0.0), axis=0)
-    rstd = tl.rsqrt(squares / HEAD_DIM + eps)[None, :]
-    a_weight = tl.load(norm_ptr + first, mask=real, other=0.0).to(tl.float32)[:, None]
-    b_weight = tl.load(norm_ptr + second, mask=real, other=0.0).to(tl.float32)[:, None]
-    a = ((a * rstd).to(dtype).to(tl.float32) * a_weight).to(dtype).to(tl.float32)
-    b = ((b * rstd).to(dtype).to(tl.float32) * b_weight).to(dtype).to(tl.float32)
-    return a, b
-
-
-@triton.jit
-def small_qkv_matrix_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    table_rows_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
-    slots_ptr: tl.tensor,
-    q_norm_ptr: tl.tensor,
-    k_norm_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    head_stride: tl.tensor,
-    token_stride: tl.tensor,
-    norm_eps: tl.tensor,
-    inverse_log: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    LOGN: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ROTATE: tl.constexpr,
-) -> None:
-    """BLOCK_N / 2 channel pairs of one head, of every row; with head norms the whole head."""
-    if OVERLAP == 2:
-        start_next(OVERLAP)
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + PAIRS - 1) // PAIRS
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    tile = tl.program_id(0)
-    head, start = tile // CHUNKS, tile % CHUNKS * PAIRS
-    lane = tl.arange(0, BLOCK_N)
-    firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
-    rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, tile, 0, STEPS,
-                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ROTATE)  # fmt: skip
-    if OVERLAP == 4:
-        start_next(OVERLAP)
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-    a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
-    token = tl.arange(0, BLOCK_T)
-    real = token < tokens
-    pair = start + tl.arange(0, PAIRS)
-    first, second = _channels(pair, HEAD_DIM, HALF)
-    if q_norm_ptr is not None:  # noqa: SIM102 - one condition is known when compiling, the other is not
-        if head < HEADS:
-            a, b = _head_normed(a, b, first, second, pair < HEAD_DIM // 2, q_norm_ptr, norm_eps, HEAD_DIM)
-    if k_norm_ptr is not None:  # noqa: SIM102
-        if (head >= HEADS) & (head < HEADS + KV_HEADS):
-            a, b = _head_normed(a, b, first, second, pair < HEAD_DIM // 2, k_norm_ptr, norm_eps, HEAD_DIM)
-    if head < HEADS + KV_HEADS:
-        cos, sin, factor = _turns(pair * 0 + head, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
-                                  table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
-        turned = (a * cos - b * sin) * factor
-        b = (b * cos + a * sin) * factor
-        a = turned
-    a, b = a.to(q_ptr.dtype.element_ty), b.to(q_ptr.dtype.element_ty)
-    inside = (pair < HEAD_DIM // 2)[:, None] & real[None, :]
-    if head < HEADS:
-        places = q_ptr + (token * (HEADS * HEAD_DIM))[None, :] + head * HEAD_DIM
-        tl.store(places + first[:, None], a, mask=inside)
-        tl.store(places + second[:, None], b, mask=inside)
-    else:
-        slot = tl.load(slots_ptr + token, mask=real, other=-1)
-        block = slot // BLOCK_SIZE
-        offset = (block * block_stride + (slot - block * BLOCK_SIZE) * token_stride)[None, :]
-        inside = inside & (slot >= 0)[None, :]
-        if head < HEADS + KV_HEADS:
-            places = key_ptr + offset + (head - HEADS) * head_stride
-            tl.store(places + first[:, None], a, mask=inside)
-            tl.store(places + second[:, None], b, mask=inside)
-        else:
-            places = value_ptr + offset + (head - HEADS - KV_HEADS) * head_stride
-            tl.store(places + first[:, None], a, mask=inside)
-            tl.store(places + second[:, None], b, mask=inside)
 
 
 def small_qkv_triton(
@@ -373,8 +210,6 @@ def small_qkv_triton(
             rope_rows,
             positions,
             slot_mapping,
-            None,
-            None,
             q,
             key_cache,
             value_cache,
@@ -383,7 +218,6 @@ def small_qkv_triton(
             weight.stride(0),
             0 if cos_sin is None else cos_sin.stride(0),
             *key_cache.stride()[:3],
-            norm_eps,
             1.0 / math.log(logn_length) if logn_length else 0.0,
             HEADS=num_heads,
             KV_HEADS=num_kv_heads,
@@ -393,7 +227,6 @@ def small_qkv_triton(
             LOGN=logn_length > 0,
             **matrix_shape(choice, width),
             **launch_options(choice, x.device),
-            num_stages=choice["num_stages"],
         )
     elif num_tokens:
         tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
@@ -410,7 +243,6 @@ def small_qkv_triton(
             key_cache,
             value_cache,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             0 if cos_sin is None else cos_sin.stride(0),
             *key_cache.stride()[:3],
@@ -472,7 +304,7 @@ def small_qkv(
     """QKV product of norm(x), then what :func:`rope_kv_write` does without head norms.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [(num_heads + 2 num_kv_heads) head_dim, K], dtype of x: queries, keys, values.
         bias: [(num_heads + 2 num_kv_heads) head_dim] or None.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.

@@ -1,7 +1,8 @@
 """The end of a product split along its columns, and the RMSNorm after it: partial sums, bias, residual, norm.
 
-Owns the formula s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight, rounded
-as in rms_norm.py. The parts are summed in their order, so that a row's bits never change. Knows no model.
+Owns the formula s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight,
+rounded as in rms_norm.py. The parts are summed in their order, so that a row's bits never change. Knows no
+model.
 
     y, hidden = sum_norm(parts, hidden, weight, 1e-6)
 """
@@ -66,8 +67,8 @@ def sum_norm_kernel(
 
 
 def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200: 8 elements a thread."""
-    warps = min(max(next_power_of_two(hidden) // 256, 1), 16)
+    """Tile choices for an H200: 4 elements a thread."""
+    warps = min(max(next_power_of_two(hidden) // 128, 1), 32)
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
 
 

@@ -1,10 +1,10 @@
 """A decoder's step for a few tokens, with the small kernels folded into the products.
 
-Owns the order of launches. One token: QKV with norm, rotary and cache write; attention and its merge; output
-product with the residual sum; gate and up with norm and SiLU; down product with the residual sum. More tokens:
-the same without norms and sums in the products, which ``sum_norm`` computes after output and down product. The
-mathematics are those of ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows
-no request.
+Owns the order of launches. One token: QKV with norm, rotary and cache write; attention and its merge;
+output product with the residual sum; gate and up with norm and SiLU; down product with the residual sum. More
+tokens: the same without norms and sums in the products, which ``sum_norm`` computes after output and down
+product. The mathematics are those of ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are
+used. Knows no request.
 
     if fuses(decoder): logits = fused_logits(decoder, hidden, batch, caches)
 """
@@ -28,7 +28,7 @@ from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import Dense
 
-FUSED_ROWS = 64  # above, the matrix library's products were as fast on an H200
+FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
 
 
 def fuses(decoder: Decoder) -> bool:
@@ -81,7 +81,7 @@ def _one_row(
 def _rows(
     decoder: Decoder, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
 ) -> torch.Tensor:
-    """The hidden states after the last layer and the final norm; each norm also ends the product before it."""
+    """The hidden states after the last layer and the final norm; a norm also ends the product before it."""
     eps = decoder.config.norm_eps
     layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]

@@ -31,8 +31,9 @@ from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
-from ingot.kernels.small_linear import small_linear_triton
+from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
+from ingot.kernels.sum_norm import sum_norm_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 POINTERS = {
@@ -101,6 +102,13 @@ def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int
     small_linear_triton(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
 
 
+def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> None:
+    x, w = empty(rows, width, dtype=dtype), empty(4096, width, dtype=dtype)
+    parts = small_linear_parts_triton(x, w, {"OVERLAP": overlap})
+    residual, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    sum_norm_triton(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
+
+
 def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1) -> None:
     w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
     small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap})
@@ -148,6 +156,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "small_gate_up 16 fp16": lambda: gate_up(HALF, 16, 11008, 4096),
     "small_qkv 1 fp16": lambda: qkv(HALF, 1, 32, 128, 128),
     "small_qkv 8 bf16 partial": lambda: qkv(BRAIN, 8, 8, 80, 32),
+    "small_qkv 64 fp16": lambda: qkv(HALF, 64, 32, 128, 128),
+    "small_gate_up 32 bf16": lambda: gate_up(BRAIN, 32, 11008, 4096),
+    "small_linear 64 fp16": lambda: linear(HALF, 64, 151936, 4096),
+    "split sums 8 fp16": lambda: split_sums(HALF, 8, 4096),
+    "split sums 64 bf16": lambda: split_sums(BRAIN, 64, 11008),
+    "split sums 64 fp32": lambda: split_sums(FULL, 64, 768),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -155,6 +169,9 @@ CASES: dict[str, Callable[[], Any]] = {
 OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
+    "small_qkv 64 fp16 overlapping": lambda: qkv(HALF, 64, 32, 128, 128, 2),
+    "split sums 8 fp16 overlapping": lambda: split_sums(HALF, 8, 11008, 2),
+    "split sums 32 fp16 overlapping": lambda: split_sums(HALF, 32, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
 }
