@@ -239,8 +239,8 @@ def small_linear(
     """y = norm(x) W^T + bias + residual, for the few rows of a decode step.
 
     A row's result does not depend on the other rows. Alone (BLOCK_T = 1) it is summed in another order than
-    in company, so that the two agree to rounding; among 2 to 8 and among 9 to 16 rows it is the same to the
-    bit.
+    in company, so that the two agree to rounding; among 2 to 8, 9 to 16, 17 to 32 and 33 to 64 rows it is the
+    same to the bit.
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
@@ -250,11 +250,11 @@ def small_linear(
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
-        tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
-            ``PROGRAMS`` (of vector sums, a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the
-            kernel before still runs, and let the next one start at once; 4: let the next one start with the
-            last tile; sm_90 and later), ``PREFETCH`` (2: a matrix product loads its first step before the
-            wait, as vector sums always do; 1: it does not), ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8 to 64: matrix products,
+            after a kernel for the norm if there is one), ``PROGRAMS`` (of vector sums, a multiprocessor, at
+            most), ``OVERLAP`` (1: off; 2: start while the kernel before still runs, and let the next one
+            start at once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a
+            matrix product, 2: x is loaded a step ahead), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

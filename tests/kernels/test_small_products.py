@@ -19,6 +19,7 @@ from ingot.kernels.small_linear import (
     small_linear_parts_triton,
     small_linear_triton,
 )
+from ingot.kernels.small_product import candidate_tiles, small_tiles
 from ingot.kernels.small_qkv import small_qkv, small_qkv_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
@@ -191,6 +192,17 @@ def test_strided_rows_and_no_rows(impl: Implementation) -> None:
     x, residual = wide[:, :60], wide[:, 90:99]
     assert_near(op(x, w, residual=residual), x.double() @ w.double().T + residual.double())
     assert op(x[:0], w).shape == (0, 9)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 16, 64])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_candidates_begin_with_the_default(rows: int, itemsize: int) -> None:
+    shape = (rows, 4096, 11008, itemsize, torch.device("cpu"))
+    found = candidate_tiles(*shape)
+    assert found[0] == small_tiles(*shape)
+    assert 3 <= len(found) <= 8
+    assert all(tiles.keys() == found[0].keys() for tiles in found)
+    assert all(tiles not in found[:place] for place, tiles in enumerate(found))
 
 
 def test_refused() -> None:
