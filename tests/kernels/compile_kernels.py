@@ -32,8 +32,9 @@ from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.sampling import draw_triton, greedy_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
-from ingot.kernels.small_linear import small_linear_triton
+from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
+from ingot.kernels.sum_norm import sum_norm_triton
 from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -118,6 +119,13 @@ def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int
     small_linear_triton(x, w, bias, None, norm, 1e-6, {"OVERLAP": overlap})
 
 
+def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> None:
+    x, w = empty(rows, width, dtype=dtype), empty(4096, width, dtype=dtype)
+    parts = small_linear_parts_triton(x, w, {"OVERLAP": overlap})
+    residual, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    sum_norm_triton(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
+
+
 def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1) -> None:
     w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
     small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap})
@@ -186,6 +194,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "sampling 64 of 151936 fp16": lambda: sampling(HALF, 64, 151936, True),
     "sampling 1 of 50257 fp32": lambda: sampling(FULL, 1, 50257, True),
     "sampling 3 of 32000 bf16 without a selection": lambda: sampling(BRAIN, 3, 32000, False),
+    "small_qkv 64 fp16": lambda: qkv(HALF, 64, 32, 128, 128),
+    "small_gate_up 32 bf16": lambda: gate_up(BRAIN, 32, 11008, 4096),
+    "small_linear 64 fp16": lambda: linear(HALF, 64, 151936, 4096),
+    "split sums 8 fp16": lambda: split_sums(HALF, 8, 4096),
+    "split sums 64 bf16": lambda: split_sums(BRAIN, 64, 11008),
+    "split sums 64 fp32": lambda: split_sums(FULL, 64, 768),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -193,6 +207,9 @@ CASES: dict[str, Callable[[], Any]] = {
 OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
+    "small_qkv 64 fp16 overlapping": lambda: qkv(HALF, 64, 32, 128, 128, 2),
+    "split sums 8 fp16 overlapping": lambda: split_sums(HALF, 8, 11008, 2),
+    "split sums 32 fp16 overlapping": lambda: split_sums(HALF, 32, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
     "sampling 1 of 151936 fp16 overlapping": lambda: sampling(HALF, 1, 151936, True, 2),
     "norms 4096 fp16 overlapping": lambda: norms(HALF, 4096, True, 2),

@@ -29,10 +29,14 @@ KERNELS = {
     "rope_kv_write_kernel",
     "silu_mul_kernel",
     "small_gate_up_kernel",
+    "small_gate_up_matrix_kernel",
     "small_linear_kernel",
+    "small_linear_matrix_kernel",
     "small_qkv_kernel",
     "tile_tops_kernel",
     "tile_weights_kernel",
+    "small_qkv_matrix_kernel",
+    "sum_norm_kernel",
 }
 
 

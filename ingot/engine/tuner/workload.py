@@ -59,7 +59,7 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
     few = folded_rows(model, dtype, limits)
     others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
-    tasks = [_task(op, rows, n=n, k=k) for op, n, k in _products(model) for rows in few]
+    tasks = [_task(op, rows, n=n, k=k) for rows in few for op, n, k in _products(model, rows)]
     tasks.append(_task("paged_attention", *_buckets(min(batches[-1], MOST_CONTEXTS)), **heads))
     for rows in others.values():
         tasks.append(_task(config.norm, rows, h=config.hidden_size))
@@ -84,15 +84,18 @@ def _buckets(most: int) -> list[int]:
     return sorted({min(row_bucket(rows), most) for rows in range(1, most + 1)})
 
 
-def _products(model: Decoder) -> list[tuple[str, int, int]]:
-    """(op, n, k) of the weights that the folded kernels multiply by; equal ones once."""
+def _products(model: Decoder, rows: int) -> list[tuple[str, int, int]]:
+    """(op, n, k) of the weights that the folded kernels of a step multiply by; equal ones once.
+
+    Of several rows the output and down products leave split sums, whose tiles are not in the plan.
+    """
     config = model.config
     hidden, inner = config.hidden_size, config.intermediate_size
     products = [
         ("small_qkv", config.q_size + 2 * config.kv_size, hidden),
-        ("small_linear", hidden, config.q_size),
         ("small_gate_up", 2 * inner, hidden),
-        ("small_linear", hidden, inner),
         ("small_linear", config.vocab_size, hidden),
     ]
+    if rows == 1:
+        products += [("small_linear", hidden, config.q_size), ("small_linear", hidden, inner)]
     return list(dict.fromkeys(products))
