@@ -25,6 +25,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ingot.kernels.gated_mlp import silu_mul_triton
+from ingot.kernels.invariant_attention import invariant_attention_triton
+from ingot.kernels.invariant_linear import TILE_LIST, invariant_linear_triton
 from ingot.kernels.layer_norm import layer_norm_triton
 from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
@@ -94,6 +96,31 @@ def prefill(
     prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window)
 
 
+def invariant_attend(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+) -> None:
+    """A step of decodes and one of prompts."""
+    cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
+    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
+    for queries in (1, longest):
+        q = empty(4 * queries, heads, head_dim, dtype=dtype)
+        place = (cache, cache, tables, empty(5, dtype=torch.int32), lengths)
+        invariant_attention_triton(q, *place, queries, 4096, 0.1, window)
+
+
+def invariant(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
+    x, w, bias = (empty(*size, dtype=dtype) for size in ((rows, width), (outputs, width), (outputs,)))
+    invariant_linear_triton(x, w, bias, {"OVERLAP": overlap})
+
+
+def invariant_tiles(dtype: torch.dtype) -> None:
+    """Every tile choice."""
+    for tiles in TILE_LIST:
+        names = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
+        x, w = (empty(*size, dtype=dtype) for size in ((500, 1024), (777, 1024)))
+        invariant_linear_triton(x, w, None, dict(zip(names, tiles, strict=True)))
+
+
 def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
     x, y, w = (empty(*size, dtype=dtype) for size in ((rows, width), (rows, outputs), (outputs, width)))
     bias, norm = empty(outputs, dtype=dtype), empty(width, dtype=dtype)
@@ -148,6 +175,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "small_gate_up 16 fp16": lambda: gate_up(HALF, 16, 11008, 4096),
     "small_qkv 1 fp16": lambda: qkv(HALF, 1, 32, 128, 128),
     "small_qkv 8 bf16 partial": lambda: qkv(BRAIN, 8, 8, 80, 32),
+    "invariant_linear 1 fp16": lambda: invariant(HALF, 1, 4096, 11008),
+    "invariant_linear 32 bf16": lambda: invariant(BRAIN, 32, 22016, 4096),
+    "invariant_linear 2048 fp16": lambda: invariant(HALF, 2048, 12288, 4096),
+    "invariant_linear 5 fp32": lambda: invariant(FULL, 5, 768, 3072),
+    "invariant_linear 300 bf16 odd": lambda: invariant(BRAIN, 300, 100, 1008),
+    "invariant_linear tiles bf16": lambda: invariant_tiles(BRAIN),
+    "invariant attention 32x128 fp16": lambda: invariant_attend(HALF, 32, 32, 128, 64, 2048, 0),
+    "invariant attention 28/4x128 bf16": lambda: invariant_attend(BRAIN, 28, 4, 128, 16, 64, 0),
+    "invariant attention 12x64 fp32": lambda: invariant_attend(FULL, 12, 12, 64, 64, 512, 0),
+    "invariant attention window 32/8x96 fp16": lambda: invariant_attend(HALF, 32, 8, 96, 64, 16, 200),
+    "invariant attention 8x256 bf16": lambda: invariant_attend(BRAIN, 8, 8, 256, 64, 512, 0),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -156,6 +194,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
+    "invariant_linear 8 fp16 overlapping": lambda: invariant(HALF, 8, 4096, 4096, 2),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
 }
 

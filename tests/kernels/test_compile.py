@@ -13,6 +13,9 @@ import pytest
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
+    "invariant_attention_kernel",
+    "invariant_linear_kernel",
+    "invariant_meet_kernel",
     "layer_norm_kernel",
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
