@@ -46,7 +46,12 @@ def _sum_rows(p: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _meet(
-    acc_all: tl.tensor, total_all: tl.tensor, top_all: tl.tensor, acc: tl.tensor, total: tl.tensor, top: tl.tensor
+    acc_all: tl.tensor,
+    total_all: tl.tensor,
+    top_all: tl.tensor,
+    acc: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
 ) -> tl.tensor:
     """The next span joins those before it: weighted sum, sum of weights, highest score."""
     new_top = tl.maximum(top_all, top)
@@ -294,7 +299,9 @@ def invariant_attention_triton(
     num_kv_heads, batch = key_cache.shape[1], seq_lens.shape[0]
     split = max_query_len == 1
     group = num_heads // num_kv_heads
-    rows = max(next_power_of_two(group), 16) if split else query_tile(max_query_len, head_dim, q.element_size())
+    rows = (
+        max(next_power_of_two(group), 16) if split else query_tile(max_query_len, head_dim, q.element_size())
+    )
     warps, stages = ROW_TILES[min(rows, 128)]
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     spans = max(triton.cdiv(max_seq_len, SPAN), 1)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rope_kv_write import rope_kv_write
@@ -29,12 +30,16 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order."""
+    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
+
+    With ``batch_invariant`` every token is computed by the same arithmetic, whatever the step (invariance.py).
+    """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
         self.plan = ctx.plan
+        self.batch_invariant = False
         width = config.q_size + 2 * config.kv_size
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=ctx)
         self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=ctx)
@@ -72,6 +77,19 @@ class Attention(nn.Module):
 
     def _attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
         config = self.config
+        if self.batch_invariant:
+            return invariant_attention(
+                query,
+                cache.keys,
+                cache.values,
+                batch.block_tables,
+                batch.query_start,
+                batch.seq_lens,
+                batch.max_query_len,
+                batch.max_seq_len,
+                config.attention_scale,
+                window=config.sliding_window,
+            )
         if batch.max_query_len == 1:
             return paged_attention(
                 query,

@@ -28,7 +28,13 @@ def bounds(queries: list[int], device: str) -> torch.Tensor:
 
 
 def attend(
-    op: Any, q: torch.Tensor, case: PagedCase, lengths: list[int], queries: list[int], scale: float, window: int = 0
+    op: Any,
+    q: torch.Tensor,
+    case: PagedCase,
+    lengths: list[int],
+    queries: list[int],
+    scale: float,
+    window: int = 0,
 ) -> torch.Tensor:
     """The last ``queries`` tokens of each request, as if it had ``lengths`` tokens."""
     lens = torch.tensor(lengths, dtype=torch.int32, device=q.device)
@@ -71,9 +77,7 @@ def check_steps(op: Any, q: torch.Tensor, case: PagedCase, window: int, pieces: 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [0, 21])
-def test_the_step_changes_no_bit(
-    impl: Implementation, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_step_changes_no_bit(impl: Implementation, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the interpreter given products that are the same in every tile; on a GPU with its own."""
     order_products(monkeypatch)
     case = paged_case([266], kv_heads=1, head_dim=32, block_size=16, dtype=torch.float32, device=impl.device)
@@ -86,7 +90,9 @@ def test_the_step_changes_no_bit(
 def test_company_changes_no_bit(impl: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
     order_products(monkeypatch)
     lengths, queries = [40, 300, 0, 66], [4, 1, 1, 20]
-    case = paged_case(lengths, kv_heads=2, head_dim=16, block_size=32, dtype=torch.float16, device=impl.device)
+    case = paged_case(
+        lengths, kv_heads=2, head_dim=16, block_size=32, dtype=torch.float16, device=impl.device
+    )
     wide = normal(26, 5, 16, dtype=torch.float16, device=impl.device)
     q = wide[:, :4]  # strided
     op = impl(invariant_attention, invariant_attention_triton)
@@ -99,15 +105,15 @@ def test_company_changes_no_bit(impl: Implementation, monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 8, 128), (14, 2, 64), (8, 1, 80), (2, 2, 256), (4, 4, 8)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(8, 8, 128), (14, 2, 64), (8, 1, 80), (2, 2, 256), (4, 4, 8)]
+)
 @pytest.mark.parametrize("window", [0, 300])
 def test_chunks_and_decodes_on_a_gpu(
     dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, window: int
 ) -> None:
     """A prompt of 1111 tokens, whole, in chunks of many sizes, and its last tokens one by one."""
-    case = paged_case(
-        [1111], kv_heads=kv_heads, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda"
-    )
+    case = paged_case([1111], kv_heads=kv_heads, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda")
     q = 3 * normal(1111, heads, head_dim, dtype=dtype, device="cuda")
     for pieces in ([16] * 40 + [471], [64] * 17 + [23], [500, 130, 3, 17, 100, 300, 60, 1], [1] * 1111):
         assert sum(pieces) == 1111

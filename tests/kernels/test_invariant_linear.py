@@ -108,7 +108,9 @@ def test_every_tile_choice_gives_the_same_bits(dtype: torch.dtype, outputs: int,
     w = weights(outputs, width, dtype, "cuda")
     bias = normal(outputs, dtype=dtype, device="cuda", seed=3)
     torch.cuda.synchronize()
-    expected = invariant_linear_triton(x, w, bias, dict(zip(NAMES, TILE_LIST[0], strict=True)) | {"OVERLAP": 1})
+    expected = invariant_linear_triton(
+        x, w, bias, dict(zip(NAMES, TILE_LIST[0], strict=True)) | {"OVERLAP": 1}
+    )
     assert expected.isfinite().all()
     for tiles in TILE_LIST:
         for overlap in (1, 2):
@@ -119,7 +121,9 @@ def test_every_tile_choice_gives_the_same_bits(dtype: torch.dtype, outputs: int,
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "width"), [(4096, 4096), (22016, 4096), (4096, 11008), (97, 32), (768, 3072)])
+@pytest.mark.parametrize(
+    ("outputs", "width"), [(4096, 4096), (22016, 4096), (4096, 11008), (97, 32), (768, 3072)]
+)
 def test_a_row_among_any_number(dtype: torch.dtype, outputs: int, width: int) -> None:
     x, w = normal(2100, width, dtype=dtype, device="cuda"), weights(outputs, width, dtype, "cuda")
     torch.cuda.synchronize()
