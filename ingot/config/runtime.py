@@ -1,6 +1,7 @@
 """How an engine runs on one machine.
 
-Owns the values that change speed and memory, and output within rounding at most. Knows nothing of what is run.
+Owns the values that change speed and memory; output they change within rounding at most. Knows nothing of
+what is run.
 
     RuntimeConfig(memory_fraction=0.8)
 """
@@ -26,10 +27,10 @@ class RuntimeConfig(JsonConfig):
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-            activation and residual folded into the products; equal to the others within the dtype's rounding.
-            Off while ``batch_invariant``.
-        batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever chunks,
-            after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
+            activation and residual folded into the products; equal to the others within the dtype's
+            rounding. Off while ``batch_invariant``.
+        batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
+            chunks, after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
     """
 
     memory_fraction: float = 0.9

@@ -1,11 +1,11 @@
 """Causal attention whose result for a token has the same bits whichever step computes it, and beside whom.
 
-Owns the formula o = softmax(scale q K^T) V with one order of every sum: keys are taken in tiles of BLOCK_N and
-spans of SPAN tokens, both at fixed multiples of their size. A span is an online softmax of its own; the spans
-meet in ascending order. A prompt's tile of queries walks the spans one after another; a decoding token has a
-program for each span and a second kernel that lets them meet. Both compute the same roundings: products are the
-tensor cores', nothing is contracted, and weights are summed as integers, which have no order. Knows no model
-and no block manager.
+Owns the formula o = softmax(scale q K^T) V with one order of every sum: keys are taken in tiles of BLOCK_N
+and spans of SPAN tokens, both at fixed multiples of their size. A span is an online softmax of its own; the
+spans meet in ascending order. A prompt's tile of queries walks the spans one after another; a decoding token
+has a program for each span and a second kernel that lets them meet. Both compute the same roundings: products
+are the tensor cores', no product and sum are contracted, and weights are summed as integers, which have no
+order. Knows no model and no block manager.
 
     out = invariant_attention(q, keys, values, block_tables, query_start, seq_lens, 1, 4096, 128**-0.5)
 """
@@ -26,44 +26,14 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.invariant_spans import LEAST_SCORE, finish, invariant_meet_kernel, meet, sum_rows
 from ingot.kernels.paged_attention import LOG2_E
 from ingot.kernels.paged_tile import gather_tokens, tile_rows
 
 SPAN = 256  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
-_ONE_BITS = tl.constexpr(0x3F800000)
-_UNIT = tl.constexpr(2.0**-23)
 
 # Warps and stages by query rows of a tile: an H200's, 16 bits. They change no bit.
 ROW_TILES = {16: (4, 3), 32: (4, 2), 64: (4, 2), 128: (8, 2)}
-
-
-@triton.jit
-def _sum_rows(p: tl.tensor) -> tl.tensor:
-    """Row sums of numbers from 0 to 1, each rounded to 2^-23: sums of integers, the same in any order."""
-    return tl.sum((p + 1.0).to(tl.int32, bitcast=True) - _ONE_BITS, axis=1).to(tl.float32) * _UNIT
-
-
-@triton.jit
-def _meet(
-    acc_all: tl.tensor,
-    total_all: tl.tensor,
-    top_all: tl.tensor,
-    acc: tl.tensor,
-    total: tl.tensor,
-    top: tl.tensor,
-) -> tl.tensor:
-    """The next span joins those before it: weighted sum, sum of weights, highest score."""
-    new_top = tl.maximum(top_all, top)
-    keep, add = tl.exp2(top_all - new_top), tl.exp2(top - new_top)
-    return acc_all * keep[:, None] + acc * add[:, None], total_all * keep + total * add, new_top
-
-
-@triton.jit
-def _finish(acc: tl.tensor, total: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Weighted sums over sums of weights; zeros, never -0, where there was no key."""
-    inverse = tl.div_rn(1.0, tl.where(total == 0.0, 1.0, total))
-    return (acc * inverse[:, None] + 0.0).to(dtype)
 
 
 @triton.jit
@@ -95,12 +65,12 @@ def _attend(
     HAS_WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
 ) -> tl.tensor:
-    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the others."""
+    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest."""
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
         if not SPLIT:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile % SPAN == 0:
-                acc_all, total_all, top_all = _meet(acc_all, total_all, top_all, acc, total, top)
+                acc_all, total_all, top_all = meet(acc_all, total_all, top_all, acc, total, top)
                 acc = tl.zeros_like(acc)
                 total = tl.zeros_like(total)
                 top = tl.full(top.shape, LEAST_SCORE, dtype=tl.float32)
@@ -121,7 +91,7 @@ def _attend(
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         p = tl.exp2(scores - new_top[:, None])
         fade = tl.exp2(top - new_top)
-        total = total * fade + _sum_rows(p)
+        total = total * fade + sum_rows(p)
         if MASKED or HEAD_DIM < BLOCK_D:
             v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
         else:
@@ -225,47 +195,10 @@ def invariant_attention_kernel(
         tl.store(stats_ptr + target * 2, total, mask=inside)
         tl.store(stats_ptr + target * 2 + 1, top, mask=inside)
     else:
-        acc, total, top = _meet(acc_all, total_all, top_all, acc, total, top)
+        acc, total, top = meet(acc_all, total_all, top_all, acc, total, top)
         target = token.to(tl.int64) * (HEADS * HEAD_DIM) + heads * HEAD_DIM
-        out = _finish(acc, total, out_ptr.dtype.element_ty)
+        out = finish(acc, total, out_ptr.dtype.element_ty)
         tl.store(out_ptr + target[:, None] + cols[None, :], out, mask=q_mask)
-
-
-@triton.jit(do_not_specialize=["window", "num_spans"])
-def invariant_meet_kernel(
-    partial_ptr: tl.tensor,
-    stats_ptr: tl.tensor,
-    seq_lens_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    window: tl.tensor,
-    num_spans: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SPAN: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> None:
-    """The spans of one head of one decoding token meet, in ascending order."""
-    request = tl.program_id(1).to(tl.int64)
-    seq_len = tl.load(seq_lens_ptr + request)
-    head = request * tl.num_programs(0) + tl.program_id(0)
-    one = tl.arange(0, 1)
-    cols = tl.arange(0, BLOCK_D)
-    in_head = (cols < HEAD_DIM)[None, :]
-    acc = tl.zeros([1, BLOCK_D], dtype=tl.float32)
-    total = tl.zeros([1], dtype=tl.float32)
-    top = tl.full([1], LEAST_SCORE, dtype=tl.float32)
-    first = seq_len * 0
-    if HAS_WINDOW:
-        first = tl.maximum(seq_len - window, 0) // SPAN
-    for span in tl.range(first, tl.cdiv(seq_len, SPAN), num_stages=STAGES):
-        place = head * num_spans + span
-        part = tl.load(partial_ptr + place * HEAD_DIM + cols[None, :], mask=in_head, other=0.0)
-        part_total = tl.load(stats_ptr + place * 2 + one)
-        part_top = tl.load(stats_ptr + place * 2 + 1 + one)
-        acc, total, top = _meet(acc, total, top, part, part_total, part_top)
-    out = _finish(acc, total, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + head * HEAD_DIM + cols[None, :], out, mask=in_head)
 
 
 def key_tile(head_dim: int, itemsize: int) -> int:
@@ -390,7 +323,7 @@ def invariant_attention(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """o = softmax(scale q K^T + causal mask) V over the cached keys (online softmax: Milakov, Gimelshein, 2018).
+    """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
 
     A token's output depends on its query and on the keys and values that it sees, and on nothing else, to the
     bit: not on the other requests, nor on the tokens computed beside it.

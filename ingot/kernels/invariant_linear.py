@@ -21,8 +21,8 @@ from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for
 
 _NAMES = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
 
-# The only shapes that run in 16 bits: outputs, rows and columns of a tile, warps, stages. Measured on an H200 at
-# the shapes of a 7B model, from few rows (the weights are read once, as fast as memory gives them) to many.
+# The only shapes that run in 16 bits: outputs, rows and columns of a tile, warps, stages. Measured on an H200
+# at the shapes of a 7B model, from few rows (the weights are read once, at the speed of memory) to many.
 TILE_LIST: tuple[tuple[int, int, int, int, int], ...] = (
     (16, 8, 256, 2, 6),
     (32, 8, 256, 4, 4),
@@ -44,7 +44,7 @@ FLOAT_TILES = (32, 32, 32, 4, 2)  # fp32 has no exact tensor-core path
 @triton.jit
 def _place(tile: tl.tensor, tokens: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
            GROUP: tl.constexpr) -> tl.tensor:  # fmt: skip
-    """The output and row tile of a program: GROUP output tiles walk the rows together, so that L2 serves both."""
+    """Output and row tile of a program: GROUP output tiles walk the rows together, so that L2 serves both."""
     rows = tl.cdiv(tokens, BLOCK_T)
     outputs: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     first = tile // (GROUP * rows) * GROUP
@@ -176,8 +176,8 @@ def invariant_linear_reference(
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`invariant_linear`.
 
-    A matrix library on a CPU chooses its sums by the number of rows too, so every row, copied to an address of
-    its own, is one matrix-vector product.
+    A matrix library on a CPU chooses its sums by the number of rows too, so every row, copied to an address
+    of its own, is one matrix-vector product.
     """
     wide = weight.float()
     y = torch.empty((x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
@@ -199,11 +199,11 @@ def invariant_linear(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, any M.
-        weight: [N, K], dtype of x; as bias a constant: with ``OVERLAP`` not written by the kernel launched just
-            before.
+        weight: [N, K], dtype of x; as bias a constant: with ``OVERLAP`` not written by the kernel launched
+            just before.
         bias: [N] or None.
-        tiles: ``BLOCK_N`` outputs, ``BLOCK_T`` rows, ``BLOCK_K`` columns of a step, ``OVERLAP`` (1: off; 2: start
-            while the kernel before still runs), ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_N`` outputs, ``BLOCK_T`` rows, ``BLOCK_K`` columns of a step, ``OVERLAP`` (1: off; 2:
+            start while the kernel before still runs), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

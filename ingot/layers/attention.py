@@ -32,7 +32,7 @@ class HeadNorm(nn.Module):
 class Attention(nn.Module):
     """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
 
-    With ``batch_invariant`` every token is computed by the same arithmetic, whatever the step (invariance.py).
+    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
