@@ -25,19 +25,25 @@ _NAMES = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
 # at the shapes of a 7B model, from few rows (the weights are read once, at the speed of memory) to many.
 TILE_LIST: tuple[tuple[int, int, int, int, int], ...] = (
     (16, 8, 256, 2, 6),
-    (32, 8, 256, 4, 4),
+    (32, 8, 256, 2, 4),
     (64, 8, 128, 4, 3),
-    (64, 8, 256, 4, 3),
-    (16, 16, 256, 2, 6),
+    (32, 16, 128, 4, 6),
     (64, 16, 128, 4, 3),
-    (32, 32, 128, 4, 4),
-    (64, 32, 128, 4, 4),
-    (32, 64, 128, 4, 4),
-    (64, 64, 128, 4, 4),
+    (64, 32, 128, 4, 5),
+    (64, 32, 64, 4, 6),
+    (64, 64, 128, 8, 4),
+    (128, 64, 64, 8, 5),
+    (128, 64, 64, 4, 4),
     (64, 128, 64, 4, 4),
-    (128, 128, 64, 4, 4),
+    (128, 128, 64, 8, 4),
     (128, 256, 64, 8, 3),
+    (128, 256, 64, 8, 4),
 )
+# Most rows, and the place in the list for fewer than 8192 outputs, fewer than 16384, and more.
+_BY_ROWS = ((8, (0, 1, 2)), (16, (3, 4, 4)), (32, (5, 6, 6)), (64, (7, 8, 9)), (256, (10, 11, 11)))
+_MANY, _MANY_DEEP = 12, 13  # four stages are more than the shared memory of GPUs before 9.0 holds
+_MANY_MASKED = 11  # a width that no step divides: the widest tile has no registers left for masks
+OVERLAP_ROWS = 64
 FLOAT_TILES = (32, 32, 32, 4, 2)  # fp32 has no exact tensor-core path
 
 
@@ -81,6 +87,7 @@ def invariant_linear_kernel(
     GROUP: tl.constexpr,
     STREAM: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One tile of outputs a program, the weight as the left operand; steps of zeros change no bit."""
@@ -94,12 +101,13 @@ def invariant_linear_kernel(
     columns = x_ptr + (rows.to(tl.int64) * x_stride)[None, :] + cols[:, None]
     real = (rows < tokens)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    if OVERLAP > 1:  # the first step of the weight is on its way before the rows are there
+    if PREFETCH > 1:  # the first step of the weight is on its way before the rows are there
         w = _weights(weights, 0, K, BLOCK_K, STREAM)
-        wait_for_previous(OVERLAP)
+    wait_for_previous(OVERLAP)
+    if PREFETCH > 1:
         x = tl.load(columns, mask=real & (cols < K)[:, None], other=0.0)
         acc = tl.dot(w, x, acc, input_precision="ieee")
-    first: tl.constexpr = BLOCK_K if OVERLAP > 1 else 0
+    first: tl.constexpr = BLOCK_K if PREFETCH > 1 else 0
     for start in tl.range(first, K, BLOCK_K, num_stages=STAGES):
         w = _weights(weights, start, K, BLOCK_K, STREAM)
         mask = real
@@ -120,19 +128,12 @@ def default_tiles(
     """Tile choices for an H200, all of ``TILE_LIST`` in 16 bits: they change speed, never a bit."""
     if itemsize == 4:
         shape = FLOAT_TILES
-    elif num_rows <= 8:
-        shape = TILE_LIST[0] if out_features < 8192 else TILE_LIST[3 if out_features >= 65536 else 2]
-    elif num_rows <= 16:
-        shape = TILE_LIST[4] if out_features < 8192 else TILE_LIST[5]
-    elif num_rows <= 32:
-        shape = TILE_LIST[6] if out_features < 8192 else TILE_LIST[7]
-    elif num_rows <= 64:
-        shape = TILE_LIST[8] if out_features < 8192 else TILE_LIST[9]
     else:
-        wide = num_rows > 256 and in_features % 64 == 0  # the widest tile has no registers left for masks
-        shape = TILE_LIST[12] if wide else TILE_LIST[10 if num_rows <= 256 else 11]
-    overlap = 2 if num_rows <= 16 and itemsize == 2 and overlaps(device) else 1
-    return dict(zip(_NAMES, shape, strict=True)) | {"OVERLAP": overlap}
+        size = (out_features >= 8192) + (out_features >= 16384)
+        many = _MANY_MASKED if in_features % 64 else _MANY_DEEP if overlaps(device) else _MANY
+        shape = TILE_LIST[next((places[size] for most, places in _BY_ROWS if num_rows <= most), many)]
+    overlap = 2 if num_rows <= OVERLAP_ROWS and itemsize == 2 and overlaps(device) else 1
+    return dict(zip(_NAMES, shape, strict=True)) | {"PREFETCH": 1, "OVERLAP": overlap}
 
 
 def invariant_linear_triton(
@@ -165,6 +166,7 @@ def invariant_linear_triton(
             GROUP=8,
             STREAM=row_tiles == 1,
             STAGES=choice["num_stages"],
+            PREFETCH=choice["PREFETCH"],
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )
@@ -203,7 +205,8 @@ def invariant_linear(
             just before.
         bias: [N] or None.
         tiles: ``BLOCK_N`` outputs, ``BLOCK_T`` rows, ``BLOCK_K`` columns of a step, ``OVERLAP`` (1: off; 2:
-            start while the kernel before still runs), ``num_warps``, ``num_stages``.
+            start while the kernel before still runs), ``PREFETCH`` (2: load the first step of the weight
+            before the wait; 1: do not), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -1,6 +1,6 @@
 """With ``batch_invariant`` a request's logits have the same bits however it is run; on a GPU in 16 bits.
 
-Every run is compared with the request alone, whole and uncached; and every way of running it is seen to happen.
+Every run is compared with the request alone, whole and uncached; every way of running it is seen to happen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Make = Callable[..., LLM]
 
 @pytest.fixture(scope="session")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """make(kind, device, dtype, token_budget=...): a batch-invariant LLM, made once for the same arguments."""
+    """make(kind, device, dtype, token_budget=...): a batch-invariant LLM, made once for equal arguments."""
     root = tmp_path_factory.mktemp("models")
 
     @functools.cache
@@ -122,7 +122,9 @@ def assert_same(rows: Rows, expected: Rows, prompts: Sequence[list[int]] = PROMP
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_any_company(make: Make, expected: Callable[..., Rows], kind: str, device: str, dtype: str) -> None:
+def test_in_any_company(
+    make: Make, expected: Callable[..., Rows], kind: str, device: str, dtype: str
+) -> None:
     llm = make(kind, device, dtype, batch=40)
     for size in (2, 7, 8, 9, 33):
         others = OTHERS[: size - 1]
@@ -187,7 +189,9 @@ def test_a_decoded_token_is_a_prompts_token(
     alone = expected(kind, device, dtype)
     for length in range(len(prompt), len(prompt) + 12):
         bits = alone[tuple(prompt), length]
-        wide = bits.view({"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]).float()
+        wide = bits.view(
+            {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
+        ).float()
         assert torch.equal(forced[length - 1], wide)
 
 

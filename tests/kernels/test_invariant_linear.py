@@ -114,7 +114,7 @@ def test_every_tile_choice_gives_the_same_bits(dtype: torch.dtype, outputs: int,
     assert expected.isfinite().all()
     for tiles in TILE_LIST:
         for overlap in (1, 2):
-            choice = dict(zip(NAMES, tiles, strict=True)) | {"OVERLAP": overlap}
+            choice = dict(zip(NAMES, tiles, strict=True)) | {"OVERLAP": overlap, "PREFETCH": overlap}
             for rows in (slice(0, 300), slice(17, 18), slice(100, 133)):
                 assert torch.equal(invariant_linear_triton(x[rows], w, bias, choice), expected[rows]), tiles
 
