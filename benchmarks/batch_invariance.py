@@ -57,7 +57,7 @@ def random_decoder(layers: int, dtype: torch.dtype) -> Decoder:
             else:
                 weight.normal_(0.0, weight.shape[1] ** -0.5, generator=generator)
         model.embed_tokens.weight.normal_(0.0, 1.0, generator=generator)
-    return model.eval()
+    return model.cuda().eval()
 
 
 def executor_of(model: Decoder, dtype: torch.dtype, batch_invariant: bool) -> Executor:
@@ -170,7 +170,7 @@ def main() -> None:
         "new_tokens": NEW,
     }
     if arguments.checkpoint:
-        results["trained"] = trained(arguments.checkpoint, arguments.conversations, 200, arguments.dtype)
+        results["trained"] = trained(arguments.checkpoint, arguments.conversations, 96, arguments.dtype)
     dtype = DTYPES[arguments.dtype]
     model = random_decoder(arguments.layers, dtype)
     for batch_invariant in (False, True):

@@ -117,7 +117,9 @@ def invariant_linear_kernel(
         acc = tl.dot(w, x, acc, input_precision="ieee")
     inside = (outputs < N)[:, None] & real
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(tl.float32)[:, None]
+        bias = tl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(tl.float32)
+        # Not acc + bias: where one step covers K, the compiler would start that product's sum at the bias.
+        acc = tl.fma(acc, 1.0, bias[:, None])
     places = y_ptr + rows[None, :].to(tl.int64) * N + outputs[:, None]
     tl.store(places, acc.to(y_ptr.dtype.element_ty), mask=inside)
 

@@ -115,7 +115,12 @@ def test_chunks_and_decodes_on_a_gpu(
     """A prompt of 1111 tokens, whole, in chunks of many sizes, and its last tokens one by one."""
     case = paged_case([1111], kv_heads=kv_heads, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda")
     q = 3 * normal(1111, heads, head_dim, dtype=dtype, device="cuda")
-    for pieces in ([16] * 40 + [471], [64] * 17 + [23], [500, 130, 3, 17, 100, 300, 60, 1], [1] * 1111):
+    for pieces in (
+        [16] * 40 + [471],
+        [64] * 17 + [23],
+        [500, 130, 3, 17, 100, 300, 60, 1],
+        [1000] + [1] * 111,
+    ):
         assert sum(pieces) == 1111
         check_steps(invariant_attention, q, case, window, pieces)
 
