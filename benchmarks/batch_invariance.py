@@ -141,7 +141,7 @@ def trained(folder: Path, conversations: Path, count: int, dtype: str) -> dict[s
     for batch_invariant in (False, True):
         runtime = RuntimeConfig(cache_tokens=16384, prefix_reuse=False, batch_invariant=batch_invariant)
         llm = LLM(folder, "cuda", compute_dtype=dtype, runtime=runtime)
-        prompts = [llm.chat_ids(json.loads(line)["messages"][:-1]) for line in lines]
+        prompts = [llm.chat_ids(json.loads(line)["messages"]) for line in lines]
         name = "batch_invariant" if batch_invariant else "default"
         found[name] = share_that_differs(llm.executor, prompts, 64)
     return found
