@@ -14,16 +14,18 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ingot import LLM, SamplingParams
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.runtime import RuntimeConfig
+from ingot.kernels.invariant_linear import invariant_linear
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.quant.schemes import Dense
@@ -147,6 +149,39 @@ def trained(folder: Path, conversations: Path, count: int, dtype: str) -> dict[s
     return found
 
 
+def graph_us(call: Callable[[int], Any], copies: int, repeats: int = 9) -> float:
+    """Median microseconds of one call over the copies in turn, all in one CUDA graph."""
+    call(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for copy in range(copies):
+            call(copy)
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / copies)
+    return round(statistics.median(times), 1)
+
+
+def products(model: Decoder, rows: list[int]) -> dict[str, Any]:
+    """Microseconds of each product of a layer, by number of rows: the matrix library's and the invariant one."""
+    found: dict[str, Any] = {}
+    for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
+        weights = [layer.get_submodule(name).weight for layer in list(model.layers)[:8]]
+        for count in rows:
+            x = torch.randn(count, weights[0].shape[1], device="cuda", dtype=weights[0].dtype)
+            library = graph_us(lambda i: F.linear(x, weights[i]), len(weights))  # noqa: B023
+            invariant = graph_us(lambda i: invariant_linear(x, weights[i]), len(weights))  # noqa: B023
+            row = {"library_us": library, "invariant_us": invariant}
+            found[f"{name.partition('.')[2]}.{count}"] = row | {"of_library": round(library / invariant, 2)}
+    return found
+
+
 def main() -> None:
     """Measure without the mode, then with it, and print one JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,6 +208,7 @@ def main() -> None:
         results["trained"] = trained(arguments.checkpoint, arguments.conversations, 96, arguments.dtype)
     dtype = DTYPES[arguments.dtype]
     model = random_decoder(arguments.layers, dtype)
+    results["products"] = products(model, [1, 8, 32, 64, 128, 256, 512, 1024, 2048])
     for batch_invariant in (False, True):
         executor = executor_of(model, dtype, batch_invariant)
         texts = random_prompts(arguments.texts, 64, seed=5)

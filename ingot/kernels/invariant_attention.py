@@ -27,15 +27,13 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.invariant_spans import LEAST_SCORE, finish, invariant_meet_kernel, meet, sum_rows
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.paged_attention import LOG2_E
 from ingot.kernels.paged_tile import gather_tokens, tile_rows
 
-SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
+SPAN = 256  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 
 # Warps and stages by query rows of a tile: an H200's, 16 bits. They change no bit.
 ROW_TILES = {16: (4, 2), 32: (4, 2), 64: (4, 2), 128: (8, 3)}
-MEET_STAGES = 6
 FEW_PROGRAMS = 64  # a span: two warps are as fast as four until the multiprocessors are full
 
 
@@ -131,14 +129,11 @@ def invariant_attention_kernel(
     SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads.
 
     With SPLIT the sums themselves are stored, [B, HEADS, spans, HEAD_DIM], and their totals and tops beside.
     """
-    start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     request = tl.program_id(2).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     rows = tl.arange(0, BLOCK_M)
@@ -260,11 +255,6 @@ def invariant_attention_triton(
         "SPAN": SPAN,
         "enable_fp_fusion": False,
     }
-    overlap = 2 if split and overlaps(q.device) else 1
-
-    def options(num_warps: int) -> dict[str, int]:
-        return launch_options({"num_warps": num_warps, "OVERLAP": overlap}, q.device) | {"OVERLAP": overlap}
-
     invariant_attention_kernel[grid](
         q,
         key_cache,
@@ -287,11 +277,11 @@ def invariant_attention_triton(
         BLOCK_N=key_tile(head_dim, q.element_size()),
         num_stages=stages if q.element_size() == 2 else 1,
         **shared,
-        **options(warps if head_dim <= 128 else 8),
+        num_warps=warps if head_dim <= 128 else 8,
     )
     if split:
         invariant_meet_kernel[(num_heads, batch)](
-            target, stats, seq_lens, out, window, spans, STAGES=MEET_STAGES, **shared, **options(1)
+            target, stats, seq_lens, out, window, spans, STAGES=3, num_warps=1, **shared
         )
     return out
 

@@ -17,9 +17,8 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, merge_tiles, runs_on_gpu
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 
-_NAMES = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
+NAMES = ("BLOCK_N", "BLOCK_T", "BLOCK_K", "num_warps", "num_stages")
 
 # The only shapes that run in 16 bits: outputs, rows and columns of a tile, warps, stages. Measured on an H200
 # at the shapes of a 7B model, from few rows (the weights are read once, at the speed of memory) to many.
@@ -41,33 +40,26 @@ TILE_LIST: tuple[tuple[int, int, int, int, int], ...] = (
 )
 # Most rows, and the place in the list for fewer than 8192 outputs, fewer than 16384, and more.
 _BY_ROWS = ((8, (0, 1, 2)), (16, (3, 4, 4)), (32, (5, 6, 6)), (64, (7, 8, 9)), (256, (10, 11, 11)))
-_MANY, _MANY_DEEP = 12, 13  # four stages are more than the shared memory of GPUs before 9.0 holds
-_MANY_MASKED = 11  # a width that no step divides: the widest tile has no registers left for masks
-OVERLAP_ROWS = 64
+_MANY, _WIDEST, _DEEPEST = 11, 12, 13
+_FULL = 128  # programs that keep an H200 busy: as many widest tiles, or smaller ones
 FLOAT_TILES = (32, 32, 32, 4, 2)  # fp32 has no exact tensor-core path
 
 
 @triton.jit
-def _place(tile: tl.tensor, tokens: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-           GROUP: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _place(
+    tile: tl.tensor,
+    tokens: tl.tensor,
+    outputs: tl.tensor,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
     """Output and row tile of a program: GROUP output tiles walk the rows together, so that L2 serves both."""
     rows = tl.cdiv(tokens, BLOCK_T)
-    outputs: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     first = tile // (GROUP * rows) * GROUP
-    height = tl.minimum(outputs - first, GROUP)
+    height = tl.minimum(tl.cdiv(outputs, BLOCK_N) - first, GROUP)
     inside = tile % (GROUP * rows)
     return first + inside % height, inside // height
-
-
-@triton.jit
-def _weights(places: tl.tensor, start: tl.tensor, K: tl.constexpr, BLOCK_K: tl.constexpr,
-             STREAM: tl.constexpr) -> tl.tensor:  # fmt: skip
-    """One step of the weight; zeros past its width."""
-    policy: tl.constexpr = "evict_first" if STREAM else ""
-    if K % BLOCK_K != 0:
-        inside = (start + tl.arange(0, BLOCK_K) < K)[None, :]
-        return tl.load(places + start, mask=inside, other=0.0, eviction_policy=policy)
-    return tl.load(places + start, eviction_policy=policy)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -77,51 +69,45 @@ def invariant_linear_kernel(
     bias_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
+    outputs: tl.tensor,
+    width: tl.tensor,
     x_stride: tl.tensor,
     weight_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
+    MASKED: tl.constexpr,
     STREAM: tl.constexpr,
+    GROUP: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
-    """One tile of outputs a program, the weight as the left operand; steps of zeros change no bit."""
-    start_next(OVERLAP)
-    tile_n, tile_t = _place(tl.program_id(0), tokens, N, BLOCK_N, BLOCK_T, GROUP)
-    outputs = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    """One tile of outputs a program, the weight as the left operand; columns past the width add zeros."""
+    policy: tl.constexpr = "evict_first" if STREAM else ""
+    tile_n, tile_t = _place(tl.program_id(0), tokens, outputs, BLOCK_N, BLOCK_T, GROUP)
+    units = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
-    here = tl.minimum(outputs, N - 1).to(tl.int64) * weight_stride
+    here = tl.minimum(units, outputs - 1).to(tl.int64) * weight_stride
     weights = weight_ptr + here[:, None] + cols[None, :]
     columns = x_ptr + (rows.to(tl.int64) * x_stride)[None, :] + cols[:, None]
     real = (rows < tokens)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    if PREFETCH > 1:  # the first step of the weight is on its way before the rows are there
-        w = _weights(weights, 0, K, BLOCK_K, STREAM)
-    wait_for_previous(OVERLAP)
-    if PREFETCH > 1:
-        x = tl.load(columns, mask=real & (cols < K)[:, None], other=0.0)
+    for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
+        if MASKED:
+            inside = start + cols < width
+            w = tl.load(weights + start, mask=inside[None, :], other=0.0, eviction_policy=policy)
+            x = tl.load(columns + start, mask=real & inside[:, None], other=0.0)
+        else:
+            w = tl.load(weights + start, eviction_policy=policy)
+            x = tl.load(columns + start, mask=real, other=0.0)
         acc = tl.dot(w, x, acc, input_precision="ieee")
-    first: tl.constexpr = BLOCK_K if PREFETCH > 1 else 0
-    for start in tl.range(first, K, BLOCK_K, num_stages=STAGES):
-        w = _weights(weights, start, K, BLOCK_K, STREAM)
-        mask = real
-        if K % BLOCK_K != 0:
-            mask = mask & (start + cols < K)[:, None]
-        x = tl.load(columns + start, mask=mask, other=0.0)
-        acc = tl.dot(w, x, acc, input_precision="ieee")
-    inside = (outputs < N)[:, None] & real
+    mine = units < outputs
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(tl.float32)
-        # Not acc + bias: where one step covers K, the compiler would start that product's sum at the bias.
+        bias = tl.load(bias_ptr + units, mask=mine, other=0.0).to(tl.float32)
+        # Not acc + bias: the compiler may make that a product whose sum starts at the bias.
         acc = tl.fma(acc, 1.0, bias[:, None])
-    places = y_ptr + rows[None, :].to(tl.int64) * N + outputs[:, None]
-    tl.store(places, acc.to(y_ptr.dtype.element_ty), mask=inside)
+    places = y_ptr + rows[None, :].to(tl.int64) * outputs + units[:, None]
+    tl.store(places, acc.to(y_ptr.dtype.element_ty), mask=mine[:, None] & real)
 
 
 def default_tiles(
@@ -129,13 +115,23 @@ def default_tiles(
 ) -> dict[str, int]:
     """Tile choices for an H200, all of ``TILE_LIST`` in 16 bits: they change speed, never a bit."""
     if itemsize == 4:
-        shape = FLOAT_TILES
-    else:
-        size = (out_features >= 8192) + (out_features >= 16384)
-        many = _MANY_MASKED if in_features % 64 else _MANY_DEEP if overlaps(device) else _MANY
-        shape = TILE_LIST[next((places[size] for most, places in _BY_ROWS if num_rows <= most), many)]
-    overlap = 2 if num_rows <= OVERLAP_ROWS and itemsize == 2 and overlaps(device) else 1
-    return dict(zip(_NAMES, shape, strict=True)) | {"PREFETCH": 1, "OVERLAP": overlap}
+        return dict(zip(NAMES, FLOAT_TILES, strict=True))
+    size = (out_features >= 8192) + (out_features >= 16384)
+    place = next((places[size] for most, places in _BY_ROWS if num_rows <= most), None)
+    if place is None:
+        place = _place_for_many(num_rows, out_features, in_features, device)
+    return dict(zip(NAMES, TILE_LIST[place], strict=True))
+
+
+def _place_for_many(num_rows: int, out_features: int, in_features: int, device: torch.device) -> int:
+    """The widest tile, where it makes enough programs and no step needs a mask, for which it has no registers
+    left; in four stages where shared memory holds them, from compute capability 9.0 on.
+    """
+    outputs, rows, step, *_ = TILE_LIST[_WIDEST]
+    if triton.cdiv(out_features, outputs) * triton.cdiv(num_rows, rows) < _FULL or in_features % step:
+        return _MANY
+    deep = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return _DEEPEST if deep else _WIDEST
 
 
 def invariant_linear_triton(
@@ -151,26 +147,24 @@ def invariant_linear_triton(
     y = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     if y.numel():
         row_tiles = triton.cdiv(num_rows, choice["BLOCK_T"])
-        grid = (triton.cdiv(outputs, choice["BLOCK_N"]) * row_tiles,)
-        invariant_linear_kernel[grid](
+        invariant_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]) * row_tiles,)](
             x,
             weight,
             bias,
             y,
             num_rows,
+            outputs,
+            width,
             x.stride(0),
             weight.stride(0),
-            N=outputs,
-            K=width,
             BLOCK_N=choice["BLOCK_N"],
             BLOCK_T=choice["BLOCK_T"],
             BLOCK_K=choice["BLOCK_K"],
-            GROUP=8,
+            MASKED=width % choice["BLOCK_K"] != 0,
             STREAM=row_tiles == 1,
+            GROUP=8,
             STAGES=choice["num_stages"],
-            PREFETCH=choice["PREFETCH"],
-            OVERLAP=choice["OVERLAP"],
-            **launch_options(choice, x.device),
+            num_warps=choice["num_warps"],
         )
     return y
 
@@ -198,17 +192,15 @@ def invariant_linear(
 ) -> torch.Tensor:
     """y = x W^T + b; a row of y is a function of its row of x alone, to the bit, for any number of rows.
 
-    Shown on an H200 for fp16 and bf16 with every tile choice of ``TILE_LIST`` (the tensor cores' two kinds of
-    instructions, and the rows as either operand's columns, give the same bits there), and true of the twin.
+    Shown on an H200 for fp16 and bf16 with every tile choice of ``TILE_LIST``: both kinds of its tensor
+    cores' instructions give the same bits. True of the twin.
 
     Args:
         x: [M, K] fp16, bf16 or fp32, any M.
-        weight: [N, K], dtype of x; as bias a constant: with ``OVERLAP`` not written by the kernel launched
-            just before.
+        weight: [N, K], dtype of x.
         bias: [N] or None.
-        tiles: ``BLOCK_N`` outputs, ``BLOCK_T`` rows, ``BLOCK_K`` columns of a step, ``OVERLAP`` (1: off; 2:
-            start while the kernel before still runs), ``PREFETCH`` (2: load the first step of the weight
-            before the wait; 1: do not), ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_N`` outputs, ``BLOCK_T`` rows, ``BLOCK_K`` columns of a step, ``num_warps``,
+            ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -11,8 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.overlap import start_next, wait_for_previous
-
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
 _ONE_BITS = tl.constexpr(0x3F800000)
 _UNIT = tl.constexpr(2.0**-23)
@@ -59,11 +57,8 @@ def invariant_meet_kernel(
     HAS_WINDOW: tl.constexpr,
     SPAN: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ) -> None:
     """The spans of one head of one decoding token meet, in ascending order."""
-    start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
     request = tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     head = request * tl.num_programs(0) + tl.program_id(0)

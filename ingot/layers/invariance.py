@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from ingot.kernels.overlap import overlaps
 from ingot.layers.attention import Attention
 from ingot.layers.linear import Linear
-from ingot.layers.norm import RMSNorm
 
 
 def make_batch_invariant(model: nn.Module) -> None:
@@ -25,5 +23,3 @@ def make_batch_invariant(model: nn.Module) -> None:
             module.scheme = module.scheme.batch_invariant()
         elif isinstance(module, Attention):
             module.batch_invariant = True
-        elif isinstance(module, RMSNorm) and overlaps(module.weight.device):
-            module.tiles = {**(module.tiles or {}), "OVERLAP": 2}  # the product after it starts early
