@@ -169,7 +169,7 @@ def graph_us(call: Callable[[int], Any], copies: int, repeats: int = 9) -> float
 
 
 def products(model: Decoder, rows: list[int]) -> dict[str, Any]:
-    """Microseconds of each product of a layer, by number of rows: the matrix library's and the invariant one."""
+    """Microseconds of a layer's products by number of rows: the matrix library's and the invariant one's."""
     found: dict[str, Any] = {}
     for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"):
         weights = [layer.get_submodule(name).weight for layer in list(model.layers)[:8]]

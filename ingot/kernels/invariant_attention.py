@@ -30,7 +30,7 @@ from ingot.kernels.invariant_spans import LEAST_SCORE, finish, invariant_meet_ke
 from ingot.kernels.paged_attention import LOG2_E
 from ingot.kernels.paged_tile import gather_tokens, tile_rows
 
-SPAN = 256  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
+SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 
 # Warps and stages by query rows of a tile: an H200's, 16 bits. They change no bit.
 ROW_TILES = {16: (4, 2), 32: (4, 2), 64: (4, 2), 128: (8, 3)}

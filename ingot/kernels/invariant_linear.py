@@ -46,20 +46,26 @@ FLOAT_TILES = (32, 32, 32, 4, 2)  # fp32 has no exact tensor-core path
 
 
 @triton.jit
-def _place(
-    tile: tl.tensor,
-    tokens: tl.tensor,
-    outputs: tl.tensor,
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    GROUP: tl.constexpr,
-) -> tl.tensor:
+def _place(tile: tl.tensor, tokens: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+           GROUP: tl.constexpr) -> tl.tensor:  # fmt: skip
     """Output and row tile of a program: GROUP output tiles walk the rows together, so that L2 serves both."""
     rows = tl.cdiv(tokens, BLOCK_T)
+    outputs: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     first = tile // (GROUP * rows) * GROUP
-    height = tl.minimum(tl.cdiv(outputs, BLOCK_N) - first, GROUP)
+    height = tl.minimum(outputs - first, GROUP)
     inside = tile % (GROUP * rows)
     return first + inside % height, inside // height
+
+
+@triton.jit
+def _weights(places: tl.tensor, start: tl.tensor, K: tl.constexpr, BLOCK_K: tl.constexpr,
+             STREAM: tl.constexpr) -> tl.tensor:  # fmt: skip
+    """One step of the weight; zeros past its width."""
+    policy: tl.constexpr = "evict_first" if STREAM else ""
+    if K % BLOCK_K != 0:
+        inside = (start + tl.arange(0, BLOCK_K) < K)[None, :]
+        return tl.load(places + start, mask=inside, other=0.0, eviction_policy=policy)
+    return tl.load(places + start, eviction_policy=policy)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -69,45 +75,41 @@ def invariant_linear_kernel(
     bias_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
-    outputs: tl.tensor,
-    width: tl.tensor,
     x_stride: tl.tensor,
     weight_stride: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    MASKED: tl.constexpr,
-    STREAM: tl.constexpr,
     GROUP: tl.constexpr,
+    STREAM: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One tile of outputs a program, the weight as the left operand; columns past the width add zeros."""
-    policy: tl.constexpr = "evict_first" if STREAM else ""
-    tile_n, tile_t = _place(tl.program_id(0), tokens, outputs, BLOCK_N, BLOCK_T, GROUP)
-    units = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    """One tile of outputs a program, the weight as the left operand; steps of zeros change no bit."""
+    tile_n, tile_t = _place(tl.program_id(0), tokens, N, BLOCK_N, BLOCK_T, GROUP)
+    outputs = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tile_t * BLOCK_T + tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
-    here = tl.minimum(units, outputs - 1).to(tl.int64) * weight_stride
+    here = tl.minimum(outputs, N - 1).to(tl.int64) * weight_stride
     weights = weight_ptr + here[:, None] + cols[None, :]
     columns = x_ptr + (rows.to(tl.int64) * x_stride)[None, :] + cols[:, None]
     real = (rows < tokens)[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
-        if MASKED:
-            inside = start + cols < width
-            w = tl.load(weights + start, mask=inside[None, :], other=0.0, eviction_policy=policy)
-            x = tl.load(columns + start, mask=real & inside[:, None], other=0.0)
-        else:
-            w = tl.load(weights + start, eviction_policy=policy)
-            x = tl.load(columns + start, mask=real, other=0.0)
+    for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        w = _weights(weights, start, K, BLOCK_K, STREAM)
+        mask = real
+        if K % BLOCK_K != 0:
+            mask = mask & (start + cols < K)[:, None]
+        x = tl.load(columns + start, mask=mask, other=0.0)
         acc = tl.dot(w, x, acc, input_precision="ieee")
-    mine = units < outputs
+    inside = (outputs < N)[:, None] & real
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + units, mask=mine, other=0.0).to(tl.float32)
-        # Not acc + bias: the compiler may make that a product whose sum starts at the bias.
+        bias = tl.load(bias_ptr + outputs, mask=outputs < N, other=0.0).to(tl.float32)
+        # Not acc + bias: where one step covers K, the compiler would start that product's sum at the bias.
         acc = tl.fma(acc, 1.0, bias[:, None])
-    places = y_ptr + rows[None, :].to(tl.int64) * outputs + units[:, None]
-    tl.store(places, acc.to(y_ptr.dtype.element_ty), mask=mine[:, None] & real)
+    places = y_ptr + rows[None, :].to(tl.int64) * N + outputs[:, None]
+    tl.store(places, acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def default_tiles(
@@ -147,22 +149,22 @@ def invariant_linear_triton(
     y = torch.empty((num_rows, outputs), dtype=x.dtype, device=x.device)
     if y.numel():
         row_tiles = triton.cdiv(num_rows, choice["BLOCK_T"])
-        invariant_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]) * row_tiles,)](
+        grid = (triton.cdiv(outputs, choice["BLOCK_N"]) * row_tiles,)
+        invariant_linear_kernel[grid](
             x,
             weight,
             bias,
             y,
             num_rows,
-            outputs,
-            width,
             x.stride(0),
             weight.stride(0),
+            N=outputs,
+            K=width,
             BLOCK_N=choice["BLOCK_N"],
             BLOCK_T=choice["BLOCK_T"],
             BLOCK_K=choice["BLOCK_K"],
-            MASKED=width % choice["BLOCK_K"] != 0,
-            STREAM=row_tiles == 1,
             GROUP=8,
+            STREAM=row_tiles == 1,
             STAGES=choice["num_stages"],
             num_warps=choice["num_warps"],
         )
