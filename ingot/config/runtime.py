@@ -1,6 +1,7 @@
 """How an engine runs on one machine.
 
-Owns the values that change speed and memory, never output. Knows nothing of what is run.
+Owns the values that change speed and memory; output they change within rounding at most. Knows nothing of
+what is run.
 
     RuntimeConfig(memory_fraction=0.8)
 """
@@ -26,12 +27,15 @@ class RuntimeConfig(JsonConfig):
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-            activation and residual folded into the products; equal to the others within the dtype's rounding.
+            activation and residual folded into the products; equal to the others within the dtype's
+            rounding. Off while ``batch_invariant``.
         plain_decode: the same for models with plain MLPs (GPT-2), bias and residual folded; off until an H200
             has timed it.
         prompt_graphs: replay steps of short prompts as CUDA graphs too; off until an H200 has timed it.
         run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
             work is hidden; a request that ends computes one token more than it gives.
+        batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
+            chunks, after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
     """
 
     memory_fraction: float = 0.9
@@ -44,6 +48,7 @@ class RuntimeConfig(JsonConfig):
     plain_decode: bool = False
     prompt_graphs: bool = False
     run_ahead: bool = True
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

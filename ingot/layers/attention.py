@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rope_kv_write import rope_kv_write
@@ -29,11 +30,15 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order."""
+    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
+
+    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
+    """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
+        self.batch_invariant = False
         width = config.q_size + 2 * config.kv_size
         heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
         self.place_tiles = ctx.plan.table("rope_kv_write", **heads)
@@ -80,6 +85,8 @@ class Attention(nn.Module):
 
         Leading requests of one token go to the decode kernel, the others to the prefill kernel.
         """
+        if self.batch_invariant:
+            return self._attend_invariantly(query, batch, cache)
         config, single = self.config, batch.leading_decodes
         out = torch.empty_like(query)
         if single:
@@ -111,3 +118,20 @@ class Attention(nn.Module):
                 out=out,
             )
         return out
+
+    def _attend_invariantly(
+        self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+    ) -> torch.Tensor:
+        """``attend`` with one order of sums for decodes and prompts."""
+        return invariant_attention(
+            query,
+            cache.keys,
+            cache.values,
+            batch.block_tables,
+            batch.query_start,
+            batch.seq_lens,
+            batch.max_query_len,
+            batch.max_seq_len,
+            self.config.attention_scale,
+            window=self.config.sliding_window,
+        )

@@ -45,7 +45,7 @@ class LLM:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
         device: ``auto``, ``cuda``, ``cuda:N`` or ``cpu``.
         compute_dtype: dtype of arithmetic; ``auto``: the engine's own on a GPU, fp32 on a CPU.
-        runtime: cache and step sizes; they change speed and memory, never output.
+        runtime: cache and step sizes, CUDA graphs, and whether arithmetic is batch invariant.
         max_batch_size, max_seq_len, layers, chat_template, revision: for a checkpoint, as in ``build``; an
             engine has its own.
 

@@ -16,6 +16,7 @@ from ingot.device import on_device
 from ingot.errors import OutOfMemoryError
 from ingot.layers.batch import ForwardBatch
 from ingot.layers.decoder import Decoder
+from ingot.layers.invariance import make_batch_invariant
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
@@ -35,11 +36,13 @@ def make_executor(
     max_seq_len: int,
     config: RuntimeConfig,
 ) -> Executor:
-    """Allocate the KV cache and put the parts together.
+    """Allocate the KV cache and put the parts together; with ``batch_invariant`` the model is switched over.
 
     Raises:
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
+    if config.batch_invariant:
+        make_batch_invariant(model)
     block_bytes = _block_bytes(model, config.block_size, dtype)
     try:
         with on_device(device):
@@ -59,8 +62,8 @@ def make_executor(
         max_seq_len=max_seq_len,
         token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
-        fused_decode=config.fused_decode,
-        plain_decode=config.plain_decode,
+        fused_decode=config.fused_decode and not config.batch_invariant,
+        plain_decode=config.plain_decode and not config.batch_invariant,
         prompt_graphs=config.prompt_graphs,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ingot.kernels.gated_mlp import silu_mul_triton
+from ingot.kernels.invariant_attention import invariant_attention_triton
+from ingot.kernels.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
 from ingot.kernels.layer_norm import layer_norm_triton
 from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
@@ -110,6 +112,29 @@ def prefill(
     bounds = empty(5, dtype=torch.int32)
     q = empty(4 * longest, heads, head_dim, dtype=dtype)
     prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window, tiles)
+
+
+def invariant_attend(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, block_size: int, longest: int, window: int
+) -> None:
+    """A step of decodes and one of prompts."""
+    cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
+    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
+    for queries in (1, longest):
+        q = empty(4 * queries, heads, head_dim, dtype=dtype)
+        place = (cache, cache, tables, empty(5, dtype=torch.int32), lengths)
+        invariant_attention_triton(q, *place, queries, 4096, 0.1, window)
+
+
+def invariant(dtype: torch.dtype, rows: int, outputs: int, width: int) -> None:
+    x, w, bias = (empty(*size, dtype=dtype) for size in ((rows, width), (outputs, width), (outputs,)))
+    invariant_linear_triton(x, w, bias)
+
+
+def invariant_tiles(dtype: torch.dtype, choices: Iterable[tuple[int, ...]]) -> None:
+    for tiles in choices:
+        x, w = (empty(*size, dtype=dtype) for size in ((500, 1024), (768, 1024)))
+        invariant_linear_triton(x, w, None, dict(zip(NAMES, tiles, strict=True)))
 
 
 def linear(dtype: torch.dtype, rows: int, outputs: int, width: int, overlap: int = 1) -> None:
@@ -200,6 +225,17 @@ CASES: dict[str, Callable[[], Any]] = {
     "split sums 8 fp16": lambda: split_sums(HALF, 8, 4096),
     "split sums 64 bf16": lambda: split_sums(BRAIN, 64, 11008),
     "split sums 64 fp32": lambda: split_sums(FULL, 64, 768),
+    "invariant_linear 1 fp16": lambda: invariant(HALF, 1, 4096, 11008),
+    "invariant_linear 32 bf16": lambda: invariant(BRAIN, 32, 22016, 4096),
+    "invariant_linear 2048 fp16": lambda: invariant(HALF, 2048, 12288, 4096),
+    "invariant_linear 5 fp32": lambda: invariant(FULL, 5, 768, 3072),
+    "invariant_linear 300 bf16 odd": lambda: invariant(BRAIN, 300, 100, 1008),
+    "invariant_linear tiles bf16": lambda: invariant_tiles(BRAIN, TILE_LIST[:-1]),
+    "invariant attention 32x128 fp16": lambda: invariant_attend(HALF, 32, 32, 128, 64, 2048, 0),
+    "invariant attention 28/4x128 bf16": lambda: invariant_attend(BRAIN, 28, 4, 128, 16, 64, 0),
+    "invariant attention 12x64 fp32": lambda: invariant_attend(FULL, 12, 12, 64, 64, 512, 0),
+    "invariant attention window 32/8x96 fp16": lambda: invariant_attend(HALF, 32, 8, 96, 64, 16, 200),
+    "invariant attention 8x256 bf16": lambda: invariant_attend(BRAIN, 8, 8, 256, 64, 512, 0),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -217,6 +253,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "rope qwen fp16 overlapping": lambda: rope(HALF, 32, 32, 128, 128, False, 0, 2),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),
     "prefill 16x64 fp16 overlapping": lambda: prefill(HALF, 16, 16, 64, 64, 512, 0, {"OVERLAP": 2}),
+    "invariant_linear deepest tiles": lambda: invariant_tiles(HALF, TILE_LIST[-1:]),
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
     "decode 32x128 bf16 fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x80 fp16 fetching early": lambda: decode(HALF, 32, 32, 80, 16, 4096, 0, 4),
