@@ -62,6 +62,9 @@ class _StepAhead:
     tokens: TokensInFlight
 
 
+_REHEARSED = 4  # new tokens of a rehearsed request
+
+
 class Executor:
     """Runs requests of one model; not safe to call from several threads at once."""
 
@@ -159,7 +162,8 @@ class Executor:
         self._prompt_logits.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None) -> None:
-        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them.
+        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them and, when
+        nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``.
@@ -169,8 +173,26 @@ class Executor:
             raise RequestError(
                 "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
             )
+        if self.runner.device.type != "cuda":
+            return
         with on_device(self.runner.device):
             self.runner.warm_up(sizes)
+        if not self.has_work:
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Run prompts of many lengths, decodes beside them: kernels are built and libraries have chosen."""
+        reuse, self.blocks.prefix_reuse = self.blocks.prefix_reuse, False
+        longest = min(self.scheduler.token_budget, self.max_seq_len - _REHEARSED)
+        params = SamplingParams(max_new_tokens=_REHEARSED, ignore_eos=True, temperature=0.0)
+        try:
+            for length in sorted({min(2**power, longest) for power in range(longest.bit_length() + 1)}):
+                self.add(f"rehearsal of {length}", [0] * length, params)
+                self.step()
+            while self.has_work:
+                self.step()
+        finally:
+            self.blocks.prefix_reuse = reuse
 
     def step(self) -> list[Update]:
         """Send one step, read one; returns the news of the requests whose tokens were read.

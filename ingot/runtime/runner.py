@@ -59,13 +59,11 @@ class Runner:
         token_budget: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
-        plain_decode: bool = False,
-        prompt_graphs: bool = False,
     ) -> None:
         self.model = model
         self.caches = caches
         able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
-        self.forward = Forward(model, caches, fused=fused_decode and able, plain=plain_decode and able)
+        self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
@@ -77,8 +75,7 @@ class Runner:
         self.graphs = (
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
         )
-        use_prompts = use_graphs and prompt_graphs
-        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_prompts else None
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
 
     @property
     def eager(self) -> bool:

@@ -383,3 +383,13 @@ def test_the_number_of_steps(run_ahead: bool) -> None:
     assert last[0].stop_id == first
     assert len(runner.steps) == (2 if run_ahead else 1)
     check_empty(again)
+
+
+def test_a_rehearsal_leaves_nothing() -> None:
+    executor, runner = fake_executor(num_blocks=40, run_ahead=True, token_budget=16, max_seq_len=40)
+    executor._rehearse()
+    assert {item.count for step in runner.steps for item in step.requests} >= {1, 2, 4, 8}
+    assert any(step.num_single < len(step.requests) and step.num_single for step in runner.steps)
+    assert executor.blocks.prefix_reuse
+    assert not executor.blocks._by_hash
+    check_empty(executor)
