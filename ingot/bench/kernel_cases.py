@@ -191,6 +191,7 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
     values, count = torch.randn_like(keys), len(keys)
     tables = torch.randperm(blocks, device=s.inputs.device).int().view(rows, width)
+    arrivals = torch.zeros(rows * c.num_kv_heads, dtype=torch.int32, device=s.inputs.device)
     lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
     q = s.inputs.normal(rows, c.num_heads, c.head_dim)
     tiles = tiles_of(s.plan, "paged_attention", rows, q=c.num_heads, kv=c.num_kv_heads, d=c.head_dim)
@@ -200,7 +201,7 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
         caches = keys[i % count], values[i % count]
         scale, longest = c.attention_scale, s.max_seq_len
         return paged_attention(
-            q, *caches, tables, lengths, scale, longest, window=c.sliding_window, tiles=tiles
+            q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles, arrivals=arrivals
         )
 
     def theirs(i: int) -> object:

@@ -102,6 +102,7 @@ class LayerStack:
             logits_indices=torch.arange(rows, device=device),
             max_query_len=1,
             max_seq_len=s.max_seq_len,
+            arrivals=torch.zeros(rows * caches[0].num_kv_heads, dtype=torch.int32, device=device),
         )
         fused = device.type == "cuda" and s.inputs.dtype.itemsize == 2
         return batch, Forward(model, caches, fused=fused)

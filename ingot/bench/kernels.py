@@ -32,6 +32,7 @@ from ingot.device import on_device, parse_dtype
 from ingot.engine.assemble import empty_model
 from ingot.engine.describe import describe
 from ingot.engine.manifest import Manifest
+from ingot.engine.plan_file import usable_plan
 from ingot.engine.random_weights import config_manifest
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.fused_decode import fuses
@@ -111,7 +112,7 @@ def measure_kernels(
         with on_device(device), torch.inference_mode():
             setting = Setting(
                 shape.config,
-                shape.plan,
+                usable_plan(shape.plan, device, shape.dtype)[0],
                 Inputs(device, shape.dtype, beyond_l2(device)),
                 tuple(wanted.rows),
                 wanted.context,

@@ -27,7 +27,8 @@ class RuntimeConfig(JsonConfig):
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps, and steps of short prompts, as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-            activation and residual folded into the products; equal to the others within the dtype's
+            activation, bias and residual folded into the products, and all steps products that add the
+            residual; equal to the others within the dtype's
             rounding. Off while ``batch_invariant``.
         run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
             work is hidden; a request that ends computes one token more than it gives.

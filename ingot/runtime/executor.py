@@ -29,6 +29,7 @@ from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
@@ -60,9 +61,6 @@ class _StepAhead:
 
     requests: list[Request]
     tokens: TokensInFlight
-
-
-_REHEARSED = 4  # new tokens of a rehearsed request
 
 
 class Executor:
@@ -178,21 +176,7 @@ class Executor:
         with on_device(self.runner.device):
             self.runner.warm_up(sizes)
         if not self.has_work:
-            self._rehearse()
-
-    def _rehearse(self) -> None:
-        """Run prompts of many lengths, decodes beside them: kernels are built and libraries have chosen."""
-        reuse, self.blocks.prefix_reuse = self.blocks.prefix_reuse, False
-        longest = min(self.scheduler.token_budget, self.max_seq_len - _REHEARSED)
-        params = SamplingParams(max_new_tokens=_REHEARSED, ignore_eos=True, temperature=0.0)
-        try:
-            for length in sorted({min(2**power, longest) for power in range(longest.bit_length() + 1)}):
-                self.add(f"rehearsal of {length}", [0] * length, params)
-                self.step()
-            while self.has_work:
-                self.step()
-        finally:
-            self.blocks.prefix_reuse = reuse
+            rehearse(self)
 
     def step(self) -> list[Update]:
         """Send one step, read one; returns the news of the requests whose tokens were read.

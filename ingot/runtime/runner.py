@@ -17,7 +17,7 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs
+from ingot.runtime.graphs import DecodeGraphs, batch_buckets
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
@@ -67,7 +67,7 @@ class Runner:
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
-        self.feed = TokenFeed(max_batch_size, device)
+        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], device)  # a graph writes its padding too
         self._tokens = max(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
