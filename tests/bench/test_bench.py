@@ -158,7 +158,7 @@ def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
     assert side["results"][0]["batch"] == 2
     assert ceiling.read_gb_s > 0
     assert told == ["ingot in a process of its own"]
-    with pytest.raises(CheckpointError, match="not readable"):
+    with pytest.raises(CheckpointError, match="no such config"):
         session._measure_apart(spec.replace(random_weights="absent"), wanted, None, told.append)
 
 
@@ -242,7 +242,7 @@ def test_misuse_exits_with_2(config: Path, engine: Path) -> None:
         (("latency", "{engine}", "--max-seq-len", "32"), "max_seq_len is fixed"),
         (("latency", "{engine}", "--max-batch-size", "8"), "max_batch_size is fixed"),
         (("latency", "{config}x", "--batch", "1"), "neither a folder that exists nor"),
-        (("latency", "--random-weights", "{config}x"), "not readable JSON"),
+        (("latency", "--random-weights", "{config}x"), "there is no such config"),
         (("throughput", "{engine}"), "longer than the engine's limit"),
         (("throughput", "{engine}", "--mixed", "0"), "mixed must be at least 1"),
         (("throughput", "{engine}", "--fixed", "1", "--repeats", "0"), "repeats must be at least 1"),
