@@ -44,7 +44,7 @@ class Setting:
 
     Attributes:
         rows: tokens of a decode step, one a request.
-        context: tokens that each request sees in a decode step.
+        context: tokens that each request has in a decode step.
         max_seq_len: the engine's; attention's launches depend on it.
         folded: whether the model's shape runs the products with norm, rotary and activation inside.
     """
@@ -57,6 +57,16 @@ class Setting:
     prompt_tokens: int
     max_seq_len: int
     folded: bool
+
+    @property
+    def window(self) -> int:
+        """The most tokens that a query sees."""
+        return self.config.sliding_window or self.config.max_positions
+
+    @property
+    def seen(self) -> int:
+        """The tokens of the context that a decode's query sees."""
+        return min(self.context, self.window)
 
 
 def all_cases(s: Setting) -> Iterator[Case]:
@@ -71,7 +81,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
             yield from product_cases(s, rows)
     for rows in s.rows:
         yield decode_attention_case(s, rows)
-    for tokens in sorted({s.prompt_tokens, PREFILL_TOKENS}):
+    for tokens in sorted({min(tokens, s.window) for tokens in (s.prompt_tokens, PREFILL_TOKENS)}):
         if tokens <= s.config.max_positions:
             yield prefill_attention_case(s, tokens)
     if s.config.mlp == "silu_gated":
@@ -195,7 +205,9 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
     q = s.inputs.normal(rows, c.num_heads, c.head_dim)
     tiles = tiles_of(s.plan, "paged_attention", rows, q=c.num_heads, kv=c.num_kv_heads, d=c.head_dim)
-    near_keys, near_values = (contiguous(t, tables, s.context) for t in (keys, values))
+    seen = s.seen
+    near = (contiguous(t, tables, s.context) for t in (keys, values))
+    near_keys, near_values = (t[:, :, :, s.context - seen :] for t in near)
 
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
@@ -207,8 +219,8 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
 
-    num_bytes = 2 * (rows * s.context * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
-    flops = 4.0 * rows * s.context * c.q_size
+    num_bytes = 2 * (rows * seen * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
+    flops = 4.0 * rows * seen * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
     effort = Effort("paged_attention", shape, rows, num_bytes, flops)
     return Case(effort, ours, theirs, calls_for(count))

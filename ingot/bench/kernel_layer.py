@@ -56,7 +56,7 @@ class LayerStack:
     def torch(self, rows: int) -> list[float]:
         """The same of PyTorch's operators over contiguous caches."""
         s, config = self._setting, self._setting.config
-        shape = (self.depth, rows, config.num_kv_heads, s.context, config.head_dim)
+        shape = (self.depth, rows, config.num_kv_heads, s.seen, config.head_dim)
         keys, values = s.inputs.normal(*shape), s.inputs.normal(*shape)
         hidden = s.inputs.normal(rows, config.hidden_size)
         positions = s.inputs.long(torch.full((rows,), s.context - 1))

@@ -51,6 +51,14 @@ class Kernels(JsonConfig):
     context: int = 640
     prompt_tokens: int = 512
 
+    def __post_init__(self) -> None:
+        if min(*self.rows, self.context, self.prompt_tokens) < 1:
+            raise ConfigError(
+                "rows and tokens must be at least 1",
+                seen=f"rows {self.rows}, {self.prompt_tokens} prompt tokens, {self.context} in all",
+                fix="--batch, --prompt-tokens, --new-tokens",
+            )
+
 
 @dataclass(frozen=True)
 class Shape:
