@@ -72,7 +72,8 @@ def test_both_sides_of_every_case_agree(
             assert case.effort.num_bytes > 0
             ops.add(case.effort.op.split()[0])
             assert_same(case, tolerance)
-    folded = {"small_qkv", "small_linear", "small_gate_up", "silu_mul"} if config is not GPT2 else set()
+    products = {"small_qkv", "small_linear", "small_linear_parts", "small_gate_up", "silu_mul"}
+    folded = products if config is not GPT2 else set()
     assert ops == {config.norm, "paged_attention", "prefill_attention"} | folded
 
 
