@@ -19,17 +19,65 @@ VECTOR = {
     "head": [(4, 4096, 8, ALL), (4, 2048, 8, ALL), (2, 4096, 8, ALL)],
 }  # fmt: skip
 # More rows. BLOCK_N, BLOCK_K, warps, stages
-MATRIX = {
-    "wide": [(32, 256, 4, 4), (64, 128, 4, 3), (128, 64, 4, 4), (32, 256, 2, 4), (64, 256, 4, 3),
-             (128, 64, 4, 6), (64, 64, 4, 6)],
-    "narrow": [(16, 512, 1, 3), (16, 256, 2, 6), (32, 256, 4, 4), (16, 512, 2, 4), (16, 1024, 2, 3),
-               (32, 128, 2, 6)],
-    "head": [(64, 128, 4, 3), (128, 64, 4, 4), (64, 256, 4, 3), (128, 128, 4, 3)],
-}  # fmt: skip
+FEW = {
+    "wide": [
+        (64, 256, 4, 3),
+        (64, 256, 4, 4),
+        (64, 128, 4, 4),
+        (64, 512, 4, 3),
+        (32, 512, 4, 3),
+        (128, 128, 4, 3),
+        (128, 256, 8, 3),
+        (32, 256, 4, 4),
+    ],
+    "narrow": [
+        (64, 256, 4, 3, 4),
+        (64, 256, 4, 3, 2),
+        (64, 256, 4, 4, 4),
+        (128, 128, 4, 3, 8),
+        (128, 256, 8, 3, 4),
+        (64, 512, 4, 3, 4),
+        (32, 512, 4, 3, 1),
+        (32, 512, 4, 3, 2),
+        (16, 1024, 4, 3, 1),
+        (32, 256, 4, 4, 2),
+    ],
+    "head": [(64, 256, 4, 3), (64, 512, 4, 3), (128, 128, 4, 3), (128, 256, 8, 3), (32, 512, 4, 3)],
+}
+MANY = {
+    "wide": [
+        (64, 128, 4, 4),
+        (64, 256, 4, 3),
+        (64, 256, 4, 4),
+        (128, 128, 8, 3),
+        (128, 128, 8, 4),
+        (128, 128, 4, 3),
+        (128, 256, 8, 3),
+        (256, 128, 8, 3),
+        (256, 64, 8, 4),
+        (64, 256, 8, 3),
+    ],
+    "narrow": [
+        (128, 128, 8, 3, 8),
+        (128, 128, 8, 3, 4),
+        (128, 128, 8, 4, 8),
+        (128, 256, 8, 3, 4),
+        (128, 256, 8, 3, 8),
+        (64, 256, 4, 3, 4),
+        (64, 256, 4, 3, 2),
+        (256, 128, 8, 3, 8),
+        (64, 256, 8, 3, 4),
+    ],
+    "head": [(128, 128, 8, 3), (128, 128, 8, 4), (128, 256, 8, 3), (256, 128, 8, 3), (64, 256, 4, 3)],
+}
 
 
-def product_candidates(op: str, rows: int) -> list[Tiles]:
-    """Vector sums for one row, matrix products for more."""
+def candidates(op: str, rows: int) -> list[Tiles]:
+    """What to try for an op."""
+    if op == "attention":
+        return attention_candidates()
+    if op == "norm":
+        return [{"num_warps": warps, "OVERLAP": o} for warps in (4, 8, 16, 32) for o in (1, 2)]
     return vector_candidates(op) if rows == 1 else matrix_candidates(op, rows)
 
 
@@ -44,14 +92,21 @@ def vector_candidates(op: str) -> list[Tiles]:
 
 
 def matrix_candidates(op: str, rows: int) -> list[Tiles]:
-    """A program a tile, with and without overlap and a first step before the wait."""
+    """A program a tile, with and without the next step of x ahead."""
     found = []
     kind = "head" if op == "head" else "narrow" if op in ("o", "down") else "wide"
-    for n, k, warps, stages in MATRIX[kind]:
-        columns = 8 if rows <= 8 and kind != "narrow" else 16
-        tiles = {"BLOCK_N": n, "BLOCK_K": k, "BLOCK_T": columns, "num_warps": warps}
-        starts = [(1, 1), (1, 2), (2, 1), (2, 2)]  # OVERLAP, PREFETCH
-        found += [{**tiles, "num_stages": stages, "OVERLAP": o, "PREFETCH": p} for o, p in starts]
+    columns = max(1 << (rows - 1).bit_length(), 16)
+    for n, k, warps, stages, *splits in (FEW if rows <= 16 else MANY)[kind]:
+        tiles = {"BLOCK_N": n, "BLOCK_K": k, "BLOCK_T": columns, "num_warps": warps, "num_stages": stages}
+        tiles |= {"SPLITS": splits[0]} if splits else {}
+        if rows <= 8:
+            ways = [(t, 1, o) for t in (8, 16) for o in (2, 4)] + [(16, 2, 2)]
+        else:
+            ways = [(columns, 1, 2), (columns, 2, 2), (columns, 1, 4)]
+        for t, prefetch, overlap in ways:
+            if overlap == 4 and kind == "narrow":
+                continue
+            found.append({**tiles, "BLOCK_T": t, "PREFETCH": prefetch, "OVERLAP": overlap})
     return found
 
 

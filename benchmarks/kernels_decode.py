@@ -19,139 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from decode_candidates import Tiles, attention_candidates, product_candidates
+from decode_candidates import Tiles, candidates
+from decode_stack import CONTEXT, LAYERS, SERIAL, SHAPES, Plan, Stack
 
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.rope_kv_write import rope_kv_write
-from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear
-from ingot.kernels.small_qkv import small_qkv
-
-HIDDEN, INNER, HEADS, HEAD_DIM, VOCABULARY, LAYERS = 4096, 11008, 32, 128, 151936, 32
-CONTEXT, BLOCK, LONGEST, EPS = 640, 64, 4096, 1e-6
 READ_GB_S = 4421.0
-SHAPES = {
-    "qkv": (3 * HIDDEN, HIDDEN),
-    "o": (HIDDEN, HIDDEN),
-    "gate_up": (2 * INNER, HIDDEN),
-    "down": (HIDDEN, INNER),
-    "head": (VOCABULARY, HIDDEN),
-}
-Plan = dict[str, Tiles | None]
-SERIAL: Plan = {"attention": {"OVERLAP": 1}}
-
-
-class Stack:
-    """Random weights of ``layers`` layers and a head, and the caches of a batch; fused and unfused steps."""
-
-    def __init__(self, layers: int, batch: int, device: str = "cuda") -> None:
-        torch.manual_seed(0)
-        options: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.layers, self.batch = layers, batch
-        self.weights = {
-            op: [
-                torch.empty(shape, **options).normal_(std=0.02) for _ in range(2 if op == "head" else layers)
-            ]
-            for op, shape in SHAPES.items()
-        }
-        self.norm = torch.empty(HIDDEN, **options).uniform_(0.5, 1.5)
-        blocks = CONTEXT // BLOCK
-        shape = (batch * blocks, HEADS, BLOCK, HEAD_DIM)
-        self.caches = [[torch.empty(shape, **options).normal_() for _ in range(2)] for _ in range(layers)]
-        tables = torch.randperm(batch * blocks, device=device).int().view(batch, blocks)
-        self.tables = tables
-        self.lengths = torch.full((batch,), CONTEXT, dtype=torch.int32, device=device)
-        self.positions = torch.full((batch,), CONTEXT - 1, device=device)
-        self.slots = tables[:, -1].long() * BLOCK + BLOCK - 1
-        angles = torch.arange(LONGEST)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
-        self.rotary = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-        self.x = torch.empty(batch, HIDDEN, **options).normal_()
-        self.inner = torch.empty(batch, INNER, **options).normal_()
-        self.q = torch.empty(batch, HEADS, HEAD_DIM, **options).normal_()
-        if device == "cuda":
-            torch.cuda.synchronize()  # overlapping kernels read weights before they wait
-
-    def place(self, rows: int) -> tuple[torch.Tensor, ...]:
-        """The rotary table and the per-token indices of a batch of ``rows``."""
-        return (self.rotary, self.positions[:rows], self.positions[:rows], self.slots[:rows])
-
-    def attend(self, q: torch.Tensor, layer: int, tiles: Tiles | None) -> torch.Tensor:
-        """[rows, heads, head_dim] → the same."""
-        rows = len(q)
-        caches = self.caches[layer]
-        tables, lengths = self.tables[:rows], self.lengths[:rows]
-        return paged_attention(q, *caches, tables, lengths, HEAD_DIM**-0.5, LONGEST, tiles=tiles)
-
-    def fused(
-        self, op: str, layer: int, rows: int, tiles: Tiles | None, x: torch.Tensor | None = None
-    ) -> Any:
-        """One fused op of one layer."""
-        x = self.x[:rows] if x is None else x
-        weight = self.weights[op][layer % len(self.weights[op])]
-        if op == "qkv":
-            caches = self.caches[layer]
-            place = (*self.place(rows), *caches, HEADS, HEADS, HEAD_DIM)
-            return small_qkv(x, weight, None, self.norm, EPS, *place, tiles=tiles)
-        if op == "gate_up":
-            return small_gate_up(x, weight, self.norm, EPS, tiles)
-        if op == "head":
-            return small_linear(x, weight, norm_weight=self.norm, norm_eps=EPS, tiles=tiles)
-        return small_linear(self.inner[:rows] if op == "down" else x, weight, residual=x, tiles=tiles)
-
-    def unfused(self, op: str, layer: int, rows: int) -> Any:
-        """The same with the matrix library and the separate kernels."""
-        x, weight = self.x[:rows], self.weights[op][layer % len(self.weights[op])]
-        if op == "qkv":
-            qkv = F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
-            return rope_kv_write(qkv, *self.place(rows), *self.caches[layer], HEADS, HEADS, HEAD_DIM)
-        if op == "gate_up":
-            return silu_mul(F.linear(rms_norm(x, self.norm, EPS, x)[0], weight))
-        if op == "head":
-            return F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
-        return F.linear(self.inner[:rows] if op == "down" else x, weight)
-
-    def normed_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """The fused step with the norms before the products kernels of their own: eight launches a layer."""
-        x, norm = self.x[:rows], {"OVERLAP": 2}
-        for layer in range(self.layers):
-            hidden, _ = rms_norm(x, self.norm, EPS, tiles=norm)
-            place = (*self.place(rows), *self.caches[layer], HEADS, HEADS, HEAD_DIM)
-            q = small_qkv(hidden, self.weights["qkv"][layer], None, None, 0.0, *place, tiles=plan.get("qkv"))
-            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
-            x = small_linear(attended, self.weights["o"][layer], residual=x, tiles=plan.get("o"))
-            hidden, _ = rms_norm(x, self.norm, EPS, tiles=norm)
-            inner = small_gate_up(hidden, self.weights["gate_up"][layer], tiles=plan.get("gate_up"))
-            x = small_linear(inner, self.weights["down"][layer], residual=x, tiles=plan.get("down"))
-        return self.fused("head", 0, rows, plan.get("head"), x)
-
-    def fused_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """Logits of ``rows`` requests: six launches a layer and one for the head."""
-        x = self.x[:rows]
-        for layer in range(self.layers):
-            q = self.fused("qkv", layer, rows, plan.get("qkv"), x)
-            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
-            x = small_linear(attended, self.weights["o"][layer], residual=x, tiles=plan.get("o"))
-            inner = self.fused("gate_up", layer, rows, plan.get("gate_up"), x)
-            x = small_linear(inner, self.weights["down"][layer], residual=x, tiles=plan.get("down"))
-        return self.fused("head", 0, rows, plan.get("head"), x)
-
-    def unfused_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """The same as the layers compute it: nine launches and more a layer."""
-        delta, residual = self.x[:rows], None
-        for layer in range(self.layers):
-            weights = {op: copies[layer % len(copies)] for op, copies in self.weights.items()}
-            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
-            qkv = F.linear(hidden, weights["qkv"])
-            q = rope_kv_write(qkv, *self.place(rows), *self.caches[layer], HEADS, HEADS, HEAD_DIM)
-            delta = F.linear(self.attend(q, layer, plan.get("attention")).flatten(1), weights["o"])
-            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
-            delta = F.linear(silu_mul(F.linear(hidden, weights["gate_up"])), weights["down"])
-        return F.linear(rms_norm(delta, self.norm, EPS, residual)[0], self.weights["head"][0])
+OPS = (*SHAPES, "attention", "norm")
 
 
 def graph_us(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
@@ -165,7 +39,10 @@ def graph_us(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    graph.replay()
+    begun = time.monotonic()
+    while time.monotonic() - begun < 3e-3:  # an idle GPU's clocks need a while
+        graph.replay()
+        torch.cuda.synchronize()
     times = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -177,9 +54,11 @@ def graph_us(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
     return sorted(times)
 
 
-def each_us(call: Callable[[int], Any], copies: int, repeats: int = 5) -> dict[str, float]:
+def each_us(
+    call: Callable[[int], Any], copies: int, repeats: int = 5, times_over: int = 1
+) -> dict[str, float]:
     """Median and 90th percentile of one call over the copies in turn."""
-    calls = [lambda copy=copy: call(copy % copies) for copy in range(max(copies, 8))]
+    calls = [lambda copy=copy: call(copy % copies) for copy in range(max(copies, 8) * times_over)]
     times = [total / len(calls) for total in graph_us(calls, repeats)]
     return {"us": round(statistics.median(times), 2), "p90_us": round(times[int(0.9 * len(times))], 2)}
 
@@ -204,10 +83,10 @@ def sweep(stack: Stack, ops: list[str], rows: list[int], seconds: float) -> dict
         for count in rows:
             stop = time.monotonic() + share
             timed: list[tuple[float, Tiles]] = []
-            candidates = attention_candidates() if op == "attention" else product_candidates(op, count)
-            for tiles in candidates:
+            tried = candidates(op, count)
+            for tiles in tried:
                 if time.monotonic() > stop:
-                    print(f"{op} {count}: out of time after {len(timed)} of {len(candidates)}", flush=True)
+                    print(f"{op} {count}: out of time after {len(timed)} of {len(tried)}", flush=True)
                     break
                 timed.append((candidate_us(stack, op, count, tiles), tiles))
             timed.sort(key=lambda pair: pair[0])
@@ -225,9 +104,9 @@ def compact(tiles: Tiles) -> str:
 def candidate_us(stack: Stack, op: str, rows: int, tiles: Tiles) -> float:
     """Microseconds of one op with these tiles; infinite where they do not fit the GPU."""
     try:
-        if op == "attention":
-            return each_us(lambda i: stack.attend(stack.q[:rows], i, tiles), stack.layers)["us"]
-        return each_us(lambda i: stack.fused(op, i, rows, tiles), copies_of(stack, op), 3)["us"]
+        return each_us(
+            lambda i: stack.fused(op, i, rows, tiles), copies_of(stack, op), 3, 1 + 9 * (op == "norm")
+        )["us"]
     except Exception as error:
         if "OutOfResources" not in type(error).__name__:
             print(f"{op} {tiles}: {type(error).__name__}: {error}"[:300], flush=True)
@@ -238,14 +117,10 @@ def compile_share(share: str, ops: list[str], rows: list[int]) -> None:
     """Compile this process's share of the candidates into Triton's cache."""
     index, count = (int(part) for part in share.split("/"))
     stack = Stack(1, max(rows))
-    jobs = [(op, n, t) for op in ops for n in rows for t in
-            (attention_candidates() if op == "attention" else product_candidates(op, n))]  # fmt: skip
+    jobs = [(op, n, t) for op in ops for n in rows for t in candidates(op, n)]
     for op, n, tiles in jobs[index::count]:
         try:
-            if op == "attention":
-                stack.attend(stack.q[:n], 0, tiles)
-            else:
-                stack.fused(op, 0, n, tiles)
+            stack.fused(op, 0, n, tiles)
         except Exception as error:
             if "OutOfResources" not in type(error).__name__:
                 print(f"compile {op} {n} {tiles}: {type(error).__name__}: {error}"[:500], flush=True)
@@ -267,7 +142,7 @@ def refine(stack: Stack, rows: int, plan: Plan, timed: dict[str, Any], seconds: 
     best = min(starts, key=step_us)
     best_us = step_us(best)
     print(f"{rows} rows: step {best_us:.0f} us before", flush=True)
-    order = ("attention", "o", "gate_up", "down", "qkv") * 2
+    order = [op for op in ("o", "gate_up", "down", "qkv", "norm", "head", "attention") if op in plan] * 2
     for place, op in enumerate(order):
         share = time.monotonic() + (stop - time.monotonic()) / (len(order) - place)
         tried = 0
@@ -295,22 +170,18 @@ def plan_for(plans: dict[str, Plan], rows: int) -> Plan:
 def measure_ops(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict[str, Any]:
     """Each op, fused and unfused."""
     found: dict[str, Any] = {}
-    for op in SHAPES:
+    for op in OPS:
         for count in rows:
             tiles = plan_for(plans, count).get(op)
             copies = copies_of(stack, op)
-            fused = each_us(lambda i: stack.fused(op, i, count, tiles), copies, 20)  # noqa: B023
-            unfused = each_us(lambda i: stack.unfused(op, i, count), copies, 20)  # noqa: B023
+            over = 10 if op == "norm" else 1
+            fused = each_us(lambda i: stack.fused(op, i, count, tiles), copies, 20, over)  # noqa: B023
+            unfused = each_us(lambda i: stack.unfused(op, i, count), copies, 20, over)  # noqa: B023
             found[f"{op}.{count}"] = {
-                "fused": fused | rate(op, fused["us"]),
-                "library_and_separate_kernels": unfused | rate(op, unfused["us"]),
+                "fused": fused | (rate(op, fused["us"]) if op in SHAPES else {}),
+                "library_and_separate_kernels": unfused | (rate(op, unfused["us"]) if op in SHAPES else {}),
             }
             print(f"{op} {count}: {found[f'{op}.{count}']}", flush=True)
-    for count in rows:
-        tiles = plan_for(plans, count).get("attention")
-        times = each_us(lambda i: stack.attend(stack.q[:count], i, tiles), stack.layers, 20)  # noqa: B023
-        found[f"attention.{count}"] = times
-        print(f"attention {count}: {times}", flush=True)
     return found
 
 
@@ -322,14 +193,16 @@ def measure_steps(stack: Stack, rows: list[int], plans: dict[str, Plan]) -> dict
         fused, unfused = stack.fused_step(count, plan).float(), stack.unfused_step(count, SERIAL).float()
         row: dict[str, float] = {"logits_apart": round(float((fused - unfused).norm() / unfused.norm()), 5)}
         serial = {op: {**(tiles or {}), "OVERLAP": 1} for op, tiles in plan.items()}
-        for op in (*SHAPES, "attention"):
+        for op in OPS:
             serial.setdefault(op, {"OVERLAP": 1})
-        for name, step in (
+        ways = [
             ("fused", lambda: stack.fused_step(count, plan)),  # noqa: B023
-            ("fused_but_norms", lambda: stack.normed_step(count, plan)),  # noqa: B023
             ("fused_without_overlap", lambda: stack.fused_step(count, serial)),  # noqa: B023
             ("library_and_separate_kernels", lambda: stack.unfused_step(count, SERIAL)),  # noqa: B023
-        ):
+        ]
+        if count == 1 and "8" in plans:
+            ways.append(("matrix", lambda: stack.matrix_step(1, plans["8"])))
+        for name, step in ways:
             times = graph_us([step], 30)
             row[f"{name}_ms"] = round(times[15] / 1e3, 3)
             row[f"{name}_p90_ms"] = round(times[27] / 1e3, 3)
@@ -342,7 +215,7 @@ def main() -> None:
     """Sweep if asked to, then time ops and steps, and print one JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,2,4,8,16")
-    parser.add_argument("--ops", default="qkv,o,gate_up,down,head,attention", help="ops to sweep")
+    parser.add_argument("--ops", default=",".join(OPS), help="ops to sweep")
     parser.add_argument("--sweep", type=float, metavar="SECONDS", default=0.0)
     parser.add_argument("--sweep-rows", default="1,8,16")
     parser.add_argument("--refine", type=float, metavar="SECONDS", default=0.0)
@@ -365,7 +238,7 @@ def main() -> None:
         for count in sweep_rows:
             plan = plans.setdefault(str(count), {})
             plan |= {op: timed[f"{op}.{count}"][0][1] for op in ops if timed.get(f"{op}.{count}")}
-            if arguments.refine and count <= 8:
+            if arguments.refine:
                 plans[str(count)] = refine(stack, count, plan, timed, arguments.refine)
         if arguments.tiles:
             arguments.tiles.write_text(json.dumps(plans, indent=1))

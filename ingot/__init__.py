@@ -16,13 +16,19 @@ from ingot.version import VERSION
 
 if TYPE_CHECKING:
     from ingot.engine.builder import build
+    from ingot.engine.tuner import tune
     from ingot.llm import LLM
     from ingot.processors.prompt import Prompt
 
 __version__ = VERSION
-__all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build"]
+__all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build", "tune"]
 
-_HOMES = {"LLM": "ingot.llm", "Prompt": "ingot.processors.prompt", "build": "ingot.engine.builder"}
+_HOMES = {
+    "LLM": "ingot.llm",
+    "Prompt": "ingot.processors.prompt",
+    "build": "ingot.engine.builder",
+    "tune": "ingot.engine.tuner",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ import typer
 from ingot.cli.console import size_text, stderr
 from ingot.cli.flags import Device, given
 from ingot.cli.signals import ends_once
+from ingot.cli.steps import steps_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
 Progress = Callable[[str, int, int], None]
@@ -44,7 +45,12 @@ def build(
         str | None,
         typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
     ] = None,
-    plan: Annotated[Path | None, typer.Option(help="Take this plan.json as it is.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Take this plan.json as it is; nothing is measured.")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.")
+    ] = True,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
 ) -> None:
@@ -53,12 +59,14 @@ def build(
     with ends_once():
         from ingot.engine import builder
 
-        with _progress() as progress:
+        with _progress() as progress, steps_shown() as tune_progress:
             path = builder.build(
                 checkpoint,
                 output,
                 force=force,
                 progress=progress,
+                tune=tune,
+                tune_progress=tune_progress,
                 **given(
                     dtype=dtype,
                     device=device,

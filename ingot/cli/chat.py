@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import Device, EnginePath, Threads, open_llm
+from ingot.cli.flags import BatchInvariant, Device, EnginePath, Threads, open_llm
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.cli.signals import StopOnInterrupt
 from ingot.errors import IngotError
@@ -33,9 +33,10 @@ def chat(
     system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
     device: Device = None,
     threads: Threads = None,
+    batch_invariant: BatchInvariant = False,
 ) -> None:
     """Talk with an engine. /help lists the commands; lines on a piped stdin are turns."""
-    llm = open_llm(engine, device, threads)
+    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
     from ingot.llm.conversation import Conversation
 
     talk = Conversation(llm, system, with_given(llm.default_params, sampling))

@@ -29,6 +29,13 @@ Threads = Annotated[
         show_default="PyTorch's choice",
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Compute a request to the same bits whatever runs beside it; slower (docs/numerics.md).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -37,16 +44,20 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def open_llm(path: str, device: str | None, threads: int | None = None) -> LLM:
+def open_llm(
+    path: str, device: str | None, threads: int | None = None, *, batch_invariant: bool = False
+) -> LLM:
     """Load an engine, showing so on a terminal."""
     with stderr().status("loading") if stderr().is_terminal else _nothing():
         import torch
 
+        from ingot.config.runtime import RuntimeConfig
         from ingot.llm import LLM
 
         if threads is not None:
             torch.set_num_threads(threads)
-        return LLM(path, **given(device=device))
+        runtime = RuntimeConfig(batch_invariant=True) if batch_invariant else None
+        return LLM(path, **given(device=device, runtime=runtime))
 
 
 def _nothing() -> Any:

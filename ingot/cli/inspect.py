@@ -100,8 +100,13 @@ def _changed(params: SamplingParams) -> str:
 
 
 def _plan(found: Description) -> str:
-    tiles = found.plan.tiles
-    return f"{len(tiles)} kernels, measured on {found.plan.gpu or 'no GPU'}" if tiles else "defaults"
+    plan = found.plan
+    if plan.gpu is None:
+        return "defaults, nothing measured"
+    measured = sum(map(len, plan.measured.values()))
+    where = f"measured on {plan.gpu} with Triton {plan.triton}"
+    text = f"{plan.num_choices} choices beside the defaults, {measured} {where}"
+    return text if found.plan_unused is None else f"{text}; not used here: {found.plan_unused}"
 
 
 def _show_tensors(found: Description) -> None:

@@ -17,12 +17,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.inspect import inspect
 from ingot.cli.run import run
+from ingot.cli.tune import tune
 from ingot.errors import IngotError
 from ingot.version import VERSION
 
@@ -86,8 +88,9 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff):
     app.command()(verb)
+app.add_typer(bench)
 
 
 def _never_fail_to_encode() -> None:

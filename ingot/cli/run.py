@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads, open_llm
+from ingot.cli.flags import AsJson, BatchInvariant, Device, EnginePath, Threads, open_llm
 from ingot.cli.prompts import PromptGiven, read_prompts
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.config.sampling import SamplingParams
@@ -42,6 +42,7 @@ def run(
     ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
     device: Device = None,
     threads: Threads = None,
+    batch_invariant: BatchInvariant = False,
 ) -> None:
     """Answer prompts, all in flight together.
 
@@ -51,7 +52,7 @@ def run(
         raise typer.BadParameter("--logprobs needs --json, which shows them")
     given = read_prompts(prompts or [], file, chat=chat, ids=ids)
     start = time.perf_counter()
-    llm = open_llm(engine, device, threads)
+    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
     params = with_given(llm.default_params, sampling)
     inputs = [_input(one) for one in given]
     loaded = time.perf_counter()

@@ -1,6 +1,7 @@
 """How an engine runs on one machine.
 
-Owns the values that change speed and memory, never output. Knows nothing of what is run.
+Owns the values that change speed and memory; output they change within rounding at most. Knows nothing of
+what is run.
 
     RuntimeConfig(memory_fraction=0.8)
 """
@@ -24,10 +25,15 @@ class RuntimeConfig(JsonConfig):
         cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a
             CPU holds a full batch up to 1 GiB.
         prefix_reuse: share the blocks of equal prompt beginnings.
-        cuda_graphs: replay decode steps as CUDA graphs.
+        cuda_graphs: replay decode steps, and steps of short prompts, as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-        activation
-            and residual folded into the products; equal to the others within the dtype's rounding.
+            activation, bias and residual folded into the products, and all steps products that add the
+            residual; equal to the others within the dtype's
+            rounding. Off while ``batch_invariant``.
+        run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
+            work is hidden; a request that ends computes one token more than it gives.
+        batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
+            chunks, after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
     """
 
     memory_fraction: float = 0.9
@@ -37,6 +43,8 @@ class RuntimeConfig(JsonConfig):
     prefix_reuse: bool = True
     cuda_graphs: bool = True
     fused_decode: bool = True
+    run_ahead: bool = True
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:

@@ -10,7 +10,7 @@ what comes out, and ``LLM(checkpoint)`` loads it as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -70,20 +70,7 @@ class Assembly:
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``."""
-        stored = self.layout()
-        for path, module in self.model.named_modules():
-            prefix = f"{path}." if path else ""
-            names = [name for name in module._parameters if f"{prefix}{name}" in stored]
-            if not names:
-                continue
-            if isinstance(module, Linear):
-                weight = self._load(f"{prefix}weight", checkpoint)
-                bias = self._load(f"{prefix}bias", checkpoint) if module.has_bias else None
-                for name, tensor in module.scheme.pack(weight, bias).items():
-                    yield f"{prefix}{name}", tensor
-            else:
-                for name in names:
-                    yield f"{prefix}{name}", self._load(f"{prefix}{name}", checkpoint)
+        return packed_tensors(self.model, lambda name: self._load(name, checkpoint))
 
     def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
@@ -119,6 +106,26 @@ def empty_model(
         return architecture.build(config, ctx, build.max_seq_len)
 
 
+def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
+    name.
+    """
+    stored = stored_tensors(model)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        names = [name for name in module._parameters if f"{prefix}{name}" in stored]
+        if not names:
+            continue
+        if isinstance(module, Linear):
+            weight = load(f"{prefix}weight")
+            bias = load(f"{prefix}bias") if module.has_bias else None
+            for name, tensor in module.scheme.pack(weight, bias).items():
+                yield f"{prefix}{name}", tensor
+        else:
+            for name in names:
+                yield f"{prefix}{name}", load(f"{prefix}{name}")
+
+
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:
     """Parameters in module order; a tied head is left out."""
     return dict(model.named_parameters())
@@ -138,8 +145,10 @@ def logical_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
-    """The config of the kept layers; checks the build's limits against the model's."""
+def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
+    """Raises:
+    ConfigError: the build's ``max_seq_len`` exceeds the model's positions.
+    """
     if build.max_seq_len > config.max_positions:
         raise ConfigError(
             "max_seq_len exceeds the model's positions",
@@ -147,6 +156,11 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             allowed=f"<= {config.max_positions}",
             fix="--max-seq-len",
         )
+
+
+def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
+    """The config of the kept layers; checks the build's limits against the model's."""
+    check_max_seq_len(config, build)
     if build.layers is None:
         return config
     start, end = build.layers

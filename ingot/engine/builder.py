@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,10 @@ from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly
 from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
+from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
+from ingot.engine.tuner import tune_model
 from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import BuildError
 from ingot.models.registry import find_architecture
@@ -43,9 +44,11 @@ def build(
     layers: str | tuple[int, int] | None = None,
     chat_template: str | None = None,
     plan: str | Path | None = None,
+    tune: bool = True,
     revision: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
+    tune_progress: Progress | None = None,
 ) -> Path:
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
@@ -54,37 +57,42 @@ def build(
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
-        device: where weights are packed: ``auto``, ``cpu``, ``cuda``; checked now, and used by schemes that
-        compute
-            when they pack. Weights that are only copied need none.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, and where schemes that
+            compute when they pack do so. Weights that are only copied need none.
         max_batch_size: most requests in one step.
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
-        plan: a plan.json to take as it is.
+        plan: a plan.json to take as it is; nothing is measured.
+        tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
+            plan is empty: defaults.
         revision: branch, tag or commit of a hub id.
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
+        tune_progress: called as (what is measured, steps done, steps in all).
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
         BuildError: the target cannot be written.
         ConfigError: an argument is out of range.
+        DeviceError: there is no such device, or it cannot measure (``tune``).
     """
     target = Path(engine)
-    resolve_device(device)
+    place = resolve_device(device)
     with open_checkpoint(resolve_checkpoint(checkpoint, revision=revision)) as source:
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         assembly = Assembly.of(source, config, QuantConfig())
         text = read_text_parts(source, chat_template)
-        kernel_plan = read_plan(Path(plan)) if plan is not None else KernelPlan()
+        given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
             with (
                 new_parents(target),
                 staged_folder(target, force=force, size=_size(assembly, text)) as folder,
             ):
-                _write(folder, source, assembly, text, kernel_plan, progress)
+                if given_plan is None and tune and place.type == "cuda":
+                    given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
+                _write(folder, source, assembly, text, given_plan or KernelPlan(), progress)
         except OSError as error:
             raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
     return target
@@ -104,18 +112,6 @@ def build_config(
         max_seq_len = min(architecture.read_config(source.config).max_positions, DEFAULT_MAX_SEQ_LEN)
     kept = parse_layers(layers) if isinstance(layers, str) else layers
     return BuildConfig(dtype, max_batch_size, max_seq_len, kept)  # type: ignore[arg-type]
-
-
-def read_plan(path: Path) -> KernelPlan:
-    """The kernel plan in a plan.json.
-
-    Raises:
-        BuildError: there is no such file, or it is no plan.
-    """
-    try:
-        return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise BuildError("the kernel plan cannot be read", seen=f"{path}: {error}", fix="--plan") from None
 
 
 def _source_dtype(source: Checkpoint) -> str:
@@ -156,7 +152,7 @@ def _write(
                     progress(name, done, total)
         files = _copy_text(folder / TOKENIZER_FOLDER, text)
         manifest = make_manifest(assembly, source, text).replace(tensors=writer.entries, files=files)
-        (folder / PLAN_FILE).write_text(json.dumps(plan.to_json(), indent=2) + "\n", encoding="utf-8")
+        (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
         (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

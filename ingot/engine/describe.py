@@ -20,11 +20,11 @@ from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.device import parse_dtype
+from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
-from ingot.engine.loader import read_own_plan
 from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
@@ -49,6 +49,8 @@ class Description(JsonConfig):
         kv_bytes_per_token: bytes of KV cache that one token takes in the build's dtype.
         tokenizer: kind of tokenizer, None where there is none.
         chat_format: name of the chat format, None where there is none.
+        plan_unused: why this machine's first GPU would not use the plan; None where it would, and without
+            one.
         generation: the checkpoint's generation_config.json.
     """
 
@@ -56,6 +58,7 @@ class Description(JsonConfig):
     kind: Literal["engine", "checkpoint"]
     manifest: Manifest
     plan: KernelPlan
+    plan_unused: str | None
     num_parameters: int
     bytes_on_disk: int
     kv_bytes_per_token: int
@@ -125,6 +128,7 @@ def _describe(
         kind=kind,
         manifest=manifest,
         plan=plan,
+        plan_unused=usable_plan(plan, resolve_device("auto"), parse_dtype(manifest.build.dtype))[1],
         num_parameters=_count(model),
         bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, parse_dtype(manifest.build.dtype)),

@@ -7,6 +7,7 @@ Owns the filling of empty modules with weights. Knows nothing of requests.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +23,24 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
-from ingot.engine.builder import build_config, make_manifest, read_plan
+from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.integrity import TensorHashes, check_files
-from ingot.engine.manifest import PLAN_FILE, WEIGHTS_FILE, Manifest
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
-from ingot.errors import EngineError, IngotError, OutOfMemoryError
+from ingot.errors import EngineError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class Engine:
-    """A model ready to run and what belongs to it. ``dtype`` is the dtype of its arithmetic."""
+    """A model ready to run and what belongs to it.
+
+    ``plan`` is the one that is used; ``dtype`` is the dtype of its arithmetic.
+    """
 
     manifest: Manifest
     model: Decoder
@@ -56,18 +63,22 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
 def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engine:
     """Load an engine folder.
 
+    A kernel plan that was measured on another machine is not used, and a warning is logged.
+
     Raises:
         EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash).
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = Manifest.read(folder)
-    plan = read_own_plan(folder)
+    compute = compute_dtype(manifest, device, dtype)
+    plan, why_not = usable_plan(read_own_plan(folder), device, compute)
+    if why_not is not None:
+        _log.warning("default tiles instead of the kernel plan: %s (`ingot tune` measures here)", why_not)
     check_files(folder, manifest)
     text = read_engine_text(folder, manifest)
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )
-    compute = compute_dtype(manifest, device, dtype)
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as file:
@@ -131,19 +142,6 @@ def fill(
             fix="--dtype fp16, --layers, or a larger GPU",
         ) from None
     model.eval()
-
-
-def read_own_plan(folder: Path) -> KernelPlan:
-    """The plan of an engine; defaults where it has none.
-
-    Raises:
-        EngineError: its plan.json is damaged.
-    """
-    path = folder / PLAN_FILE
-    try:
-        return read_plan(path) if path.is_file() else KernelPlan()
-    except IngotError as error:
-        raise EngineError(f"{PLAN_FILE} is damaged", seen=error, fix="build the engine again") from None
 
 
 def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) -> None:

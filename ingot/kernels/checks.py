@@ -50,13 +50,11 @@ def expect(
         raise KernelArgumentError(f"{name} has the wrong dtype", seen=tensor.dtype, allowed=wanted)
     if tensor.device != like.device:
         raise KernelArgumentError(f"{name} is on another device", seen=tensor.device, allowed=like.device)
-    fits = len(tensor.shape) == len(shape) and all(
-        want is None or want == size for want, size in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
+    sizes = tensor.shape
+    if not _fits(sizes, shape):
         allowed = tuple("any" if size is None else size for size in shape)
-        raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(tensor.shape), allowed=allowed)
-    if tensor.numel() > 1 and tensor.shape and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(sizes), allowed=allowed)
+    if sizes and tensor.stride(-1) != 1 and tensor.numel() > 1 and sizes[-1] > 1:
         raise KernelArgumentError(
             f"{name} is not contiguous in its last dimension",
             seen=tensor.stride(),
@@ -72,6 +70,22 @@ def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
         raise KernelArgumentError(
             f"{name} is not contiguous within a row", seen=tensor.stride(), fix="call .contiguous() first"
         )
+
+
+def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
+    """Whether sizes are those asked for; it runs some ten times a launch, so a list and no generator."""
+    return len(sizes) == len(shape) and not [
+        size for size, want in zip(sizes, shape, strict=True) if want is not None and size != want
+    ]
+
+
+def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Raise unless ``tensor`` can receive a result: contiguous, with the shape, dtype and device of
+    ``like``.
+    """
+    expect(name, tensor, tuple(like.shape), like=like)
+    if not tensor.is_contiguous():
+        raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
 
 
 def expect_cache(

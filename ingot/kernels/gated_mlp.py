@@ -15,16 +15,21 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
-
-# H200: 16-byte loads, 8 elements a thread; enough programs to fill 132 SMs from one row of 11008 on.
-DEFAULT_TILES = {"BLOCK_I": 1024, "num_warps": 4}
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 
 @triton.jit
 def silu_mul_kernel(
-    x_ptr: tl.tensor, y_ptr: tl.tensor, x_stride: tl.tensor, INNER: tl.constexpr, BLOCK_I: tl.constexpr
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    INNER: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One piece of one row a program."""
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
     inside = cols < INNER
@@ -34,14 +39,34 @@ def silu_mul_kernel(
     tl.store(y_ptr + row * INNER + cols, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
+def default_tiles() -> dict[str, int]:
+    """Tile choices for an H200: 16-byte loads, 8 elements a thread; one row of 11008 makes 11 programs."""
+    return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 1}
+
+
+def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles()
+    changes = [{"BLOCK_I": 512, "num_warps": 1}, {"BLOCK_I": 2048, "num_warps": 8}]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
+
+
 def silu_mul_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`silu_mul`, unchecked."""
-    choice = merge_tiles(DEFAULT_TILES, tiles)
+    choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
     if y.numel():
         grid = (rows, triton.cdiv(inner, choice["BLOCK_I"]))
-        silu_mul_kernel[grid](gate_up, y, gate_up.stride(0), INNER=inner, **choice)
+        silu_mul_kernel[grid](
+            gate_up,
+            y,
+            gate_up.stride(0),
+            INNER=inner,
+            BLOCK_I=choice["BLOCK_I"],
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, gate_up.device),
+        )
     return y
 
 
@@ -56,7 +81,7 @@ def silu_mul(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> t
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
-        tiles: ``BLOCK_I``, ``num_warps``.
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
 
     Returns:
         [T, I], dtype of gate_up.

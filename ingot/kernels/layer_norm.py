@@ -22,6 +22,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
 
@@ -39,13 +40,16 @@ def layer_norm_kernel(
     eps: tl.tensor,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program; the variance is taken about the mean, in a second pass over registers."""
+    start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
     s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
@@ -61,7 +65,15 @@ def layer_norm_kernel(
 def default_tiles(hidden: int) -> dict[str, int]:
     """Tile choices for an H200: 8 to 16 elements a thread keep loads 16 bytes wide."""
     block = next_power_of_two(hidden)
-    return {"num_warps": min(max(block // 512, 1), 16)}
+    return {"num_warps": min(max(block // 512, 1), 16), "OVERLAP": 1}
+
+
+def candidate_tiles(hidden: int, device: torch.device | None = None) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles(hidden)
+    warps = (default["num_warps"] // 2, 2 * default["num_warps"])
+    changes = [{"num_warps": count} for count in warps if 1 <= count <= 16]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
 def layer_norm_triton(
@@ -76,6 +88,7 @@ def layer_norm_triton(
     rows, hidden = x.shape
     y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     new_residual = x if residual is None else torch.empty_like(y)
+    choice = merge_tiles(default_tiles(hidden), tiles)
     if x.numel():
         layer_norm_kernel[(rows,)](
             x,
@@ -89,7 +102,8 @@ def layer_norm_triton(
             eps,
             HIDDEN=hidden,
             BLOCK_H=next_power_of_two(hidden),
-            **merge_tiles(default_tiles(hidden), tiles),
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, x.device),
         )
     return y, new_residual
 
@@ -122,7 +136,7 @@ def layer_norm(
         bias: [H], dtype of x.
         eps: added to the variance.
         residual: [T, H] or None; added to x first, the sum rounded to the dtype.
-        tiles: ``num_warps``.
+        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
 
     Returns:
         y [T, H], and s [T, H]: the next layer's residual (x itself, not a copy, without ``residual``).

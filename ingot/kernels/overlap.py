@@ -1,8 +1,9 @@
 """Starting a kernel while the one before it still runs: programmatic dependent launch, sm_90 and later.
 
-Owns the tile ``OVERLAP`` (1: off; 2: on), its launch option and the wait inside a kernel. A kernel launched
-with it reads nothing before the wait but what never changes, and every program of it waits: the kernel after
-it relies on that. Without it, and on older GPUs, asking for it is an error, never a silent fallback.
+Owns the tile ``OVERLAP`` (1: off; 2: on; 4: on, and what else the op says), its launch option and the wait
+inside a kernel. Every program waits: the kernel after it relies on that. Before the wait a kernel reads only
+what no kernel has written since the last launch without overlap: in a chain of early starts the one before
+the previous may still run too. On older GPUs asking for it is an error, never a silent fallback.
 
     wait_for_previous(OVERLAP)                                # in the kernel
     kernel[grid](..., **launch_options(choice, x.device))     # in the launcher
@@ -10,6 +11,7 @@ it relies on that. Without it, and on older GPUs, asking for it is an error, nev
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -43,9 +45,15 @@ def wait_for_previous(OVERLAP: tl.constexpr) -> None:
         cuda.gdc_wait()
 
 
+@functools.cache
 def overlaps(device: torch.device) -> bool:
     """True where programmatic dependent launch exists."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def other_overlap(device: torch.device | None) -> list[dict[str, int]]:
+    """What tuning tries for an op that does not overlap by default: overlap, where it exists."""
+    return [{"OVERLAP": 2}] if device is not None and overlaps(device) else []
 
 
 def launch_options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import torch
 import triton
-import triton.language as tl
 
 from ingot.kernels.checks import (
     expect,
@@ -23,201 +22,79 @@ from ingot.kernels.checks import (
     expect_group,
     expect_heads,
     expect_range,
+    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.paged_merge import LEAST_SCORE, paged_attention_merge_kernel
-from ingot.kernels.paged_tile import gather_tokens, prefetch_split, split_bounds, tile_rows
+from ingot.kernels.overlap import launch_options, overlaps
+from ingot.kernels.paged_grouped import paged_attention_grouped_kernel
+from ingot.kernels.paged_merge import paged_attention_merge_kernel
+from ingot.kernels.paged_single import paged_attention_single_kernel
+from ingot.kernels.paged_tile import gather_tokens
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
-TILE_BYTES = 16384  # of keys, and of values; three stages fit the shared memory of sm_80 to sm_90
+EARLY_FETCHERS = 2  # requests: fetching before the wait gains 4 % of a step at 1 and loses 2 to 4 % at 8
+WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
+LOAD_BYTES = 16  # by one thread at once
 LOG2_E = math.log2(math.e)
 
 
-@triton.jit
-def paged_attention_grouped_kernel(
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    seq_lens_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    q_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    head_stride: tl.tensor,
-    token_stride: tl.tensor,
-    scale_log2: tl.tensor,
-    window: tl.tensor,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    MIN_TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """One split of one key-value head: the queries that share it are the rows of two matrix products."""
-    start_next(OVERLAP)
-    if OVERLAP < 4:
-        wait_for_previous(OVERLAP)
-    split, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    num_splits, num_heads = tl.num_programs(0), tl.num_programs(1) * GROUP
-    seq_len = tl.load(seq_lens_ptr + request)
-    first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
-    start = base + split * length
-    end = tl.minimum(start + length, seq_len)
-    if OVERLAP >= 4:
-        prefetch_split(key_ptr + kv_head * head_stride, value_ptr + kv_head * head_stride,
-                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
-                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
-        wait_for_previous(OVERLAP)
-    if (start >= end) & (num_splits > 1):
-        return
-    group = tl.arange(0, BLOCK_G)
-    cols = tl.arange(0, BLOCK_D)
-    heads = kv_head * GROUP + group
-    q_mask = (group < GROUP)[:, None] & (cols < HEAD_DIM)[None, :]
-    q = tl.load(
-        q_ptr + request * q_stride + (heads * HEAD_DIM)[:, None] + cols[None, :], mask=q_mask, other=0.0
-    )
-    top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
-    total = tl.zeros([BLOCK_G], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
-    key_ptr += kv_head * head_stride
-    value_ptr += kv_head * head_stride
-    for tile in range(start, end, BLOCK_N):
-        tokens = tile + tl.arange(0, BLOCK_N)
-        rows = tile_rows(
-            tables_ptr + request * table_stride, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
-        )
-        mask = (tokens < end)[:, None]
-        if HEAD_DIM < BLOCK_D:
-            mask = mask & (cols < HEAD_DIM)[None, :]
-        k = tl.load(key_ptr + rows[:, None] + cols[None, :], mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        seen = tokens < end
-        if HAS_WINDOW:
-            seen = seen & (tokens >= first)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_top[:, None])
-        fade = tl.exp2(top - new_top)
-        total = total * fade + tl.sum(p, axis=1)
-        v = tl.load(value_ptr + rows[:, None] + cols[None, :], mask=mask, other=0.0)
-        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
-        top = new_top
-    divisor = tl.where(total == 0.0, 1.0, total)
-    place = (request * num_heads + heads) * num_splits + split
-    out = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (place * HEAD_DIM)[:, None] + cols[None, :], out, mask=q_mask)
-    if lse_ptr is not None:
-        tl.store(lse_ptr + place, top + tl.log2(divisor), mask=group < GROUP)
-
-
-@triton.jit
-def paged_attention_single_kernel(
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    tables_ptr: tl.tensor,
-    seq_lens_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    q_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    head_stride: tl.tensor,
-    token_stride: tl.tensor,
-    scale_log2: tl.tensor,
-    window: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    MIN_TOKENS: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """One split of one head with a query of its own, in fp32 vector sums.
-
-    Each of the BLOCK_N rows of a tile runs its own online softmax; they meet once, after the loop, so that no
-    warp waits for another while it streams keys and values.
-    """
-    start_next(OVERLAP)
-    if OVERLAP < 4:
-        wait_for_previous(OVERLAP)
-    split, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    num_splits, num_heads = tl.num_programs(0), tl.num_programs(1)
-    seq_len = tl.load(seq_lens_ptr + request)
-    first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
-    start = base + split * length
-    end = tl.minimum(start + length, seq_len)
-    if OVERLAP >= 4:
-        prefetch_split(key_ptr + head * head_stride, value_ptr + head * head_stride,
-                       tables_ptr + request * table_stride, start, end, block_stride, token_stride,
-                       HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
-        wait_for_previous(OVERLAP)
-    if (start >= end) & (num_splits > 1):
-        return
-    cols = tl.arange(0, BLOCK_D)
-    in_head = cols < HEAD_DIM
-    q = tl.load(q_ptr + request * q_stride + head * HEAD_DIM + cols, mask=in_head, other=0.0).to(tl.float32)
-    q = q * scale_log2
-    top = tl.full([BLOCK_N], LEAST_SCORE, dtype=tl.float32)
-    total = tl.zeros([BLOCK_N], dtype=tl.float32)
-    acc = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
-    key_ptr += head * head_stride
-    value_ptr += head * head_stride
-    for tile in tl.range(start, end, BLOCK_N, num_stages=STAGES):
-        tokens = tile + tl.arange(0, BLOCK_N)
-        rows = tile_rows(
-            tables_ptr + request * table_stride, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N
-        )
-        mask = (tokens < end)[:, None]
-        if HEAD_DIM < BLOCK_D:
-            mask = mask & in_head[None, :]
-        k = tl.load(key_ptr + rows[:, None] + cols[None, :], mask=mask, other=0.0)
-        v = tl.load(value_ptr + rows[:, None] + cols[None, :], mask=mask, other=0.0)
-        scores = tl.sum(q[None, :] * k.to(tl.float32), axis=1)
-        scores = tl.where((tokens < end) & (tokens >= first), scores, float("-inf"))
-        new_top = tl.maximum(top, scores)
-        p = tl.exp2(scores - new_top)
-        fade = tl.exp2(top - new_top)
-        total = total * fade + p
-        acc = acc * fade[:, None] + p[:, None] * v.to(tl.float32)
-        top = new_top
-    highest = tl.max(top, axis=0)
-    weights = tl.exp2(top - highest)
-    total_all = tl.sum(total * weights, axis=0)
-    divisor = tl.where(total_all == 0.0, 1.0, total_all)
-    out = tl.sum(acc * weights[:, None], axis=0) / divisor
-    place = (request * num_heads + head) * num_splits + split
-    tl.store(out_ptr + place * HEAD_DIM + cols, out.to(out_ptr.dtype.element_ty), mask=in_head)
-    if lse_ptr is not None:
-        tl.store(lse_ptr + place, highest + tl.log2(divisor))
+def default_overlap(group: int, batch: int, device: torch.device) -> int:
+    """``OVERLAP`` by the number of requests: the one tile that may follow it, as it does not change bits."""
+    if not overlaps(device):
+        return 1
+    return 4 if group == 1 and batch <= EARLY_FETCHERS else 2
 
 
 def default_tiles(
-    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> dict[str, int]:
-    """Tile choices for an H200: 16 KiB tiles of keys, a quarter of that where sums need the registers."""
+    """Tile choices for an H200: one warp that holds 4 KiB of keys, two where the matrix unit shares them."""
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    block = max(min(TILE_BYTES // row_bytes, 64), 16)
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    tiles = {"BLOCK_N": block, "MAX_SPLITS": splits, "MIN_SPLIT": 128, "num_warps": 4, "num_stages": 3}
-    if group == 1:
-        tiles |= {"BLOCK_N": max(block // 4, 16), "MIN_SPLIT": 64, "num_warps": 2}
-    return {**tiles, "OVERLAP": 2 if overlaps(device) else 1}
+    tiles = {"MAX_SPLITS": splits, "OVERLAP": default_overlap(group, batch, device)}
+    if group > 1:
+        block = max(min(2 * WARP_BYTES // row_bytes, 32), 16)
+        return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 128, "num_warps": 2, "num_stages": 5}
+    block = max(min(WARP_BYTES // row_bytes, 64), 16)
+    warps = max(block * row_bytes // WARP_BYTES, 1)
+    return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 64, "num_warps": warps, "num_stages": 1}
+
+
+def candidate_tiles(
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+) -> list[dict[str, int]]:
+    """Tiles worth timing, the default first; arguments as in :func:`default_tiles`.
+
+    All but a change of ``OVERLAP`` also change the last bits of the result. A candidate without ``OVERLAP``
+    leaves it to :func:`default_overlap`.
+    """
+    first = default_tiles(num_kv_heads, group, head_dim, itemsize, device)
+    del first["OVERLAP"]
+    block, splits, warps = first["BLOCK_N"], first["MAX_SPLITS"], first["num_warps"]
+    few = {"MAX_SPLITS": max(splits // 2, 1)}
+    if group > 1:
+        changes = [
+            {},
+            {"MIN_SPLIT": 256, **few},
+            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 4},
+            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 3, "MIN_SPLIT": 256, **few},
+            {"BLOCK_N": 4 * block, "num_warps": 4, "num_stages": 2, "MIN_SPLIT": 256, **few},
+        ]
+        return [{**first, **change} for change in changes]
+    wide = {"BLOCK_N": 4 * block, "num_warps": 2 * warps}
+    changes = [
+        {},
+        *({"OVERLAP": overlap} for overlap in ((2, 4) if overlaps(device) else ())),
+        wide,
+        {**wide, "MAX_SPLITS": 2 * splits},
+        {"BLOCK_N": 2 * block},
+        {"BLOCK_N": 2 * block, "MIN_SPLIT": 128, **few},
+    ]
+    found = [{**first, **change} for change in changes]
+    return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
 
 
 def paged_attention_triton(
@@ -230,62 +107,69 @@ def paged_attention_triton(
     max_seq_len: int,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernels; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device)
+    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device, batch)
     choice = merge_tiles(defaults, tiles)
-    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
-    max_splits, launch = choice["MAX_SPLITS"], launch_options(choice, q.device)
-    launch["num_stages"] = choice["num_stages"]
     min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
-    num_splits = max(min(max_splits, triton.cdiv(visible, min_tokens)), 1)
+    num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
     shared = {
         "HEAD_DIM": head_dim,
         "BLOCK_D": max(next_power_of_two(head_dim), 16),
-        "MAX_SPLITS": max_splits,
+        "MAX_SPLITS": choice["MAX_SPLITS"],
         "MIN_TOKENS": min_tokens,
         "HAS_WINDOW": window > 0,
         "BLOCK_N": choice["BLOCK_N"],
         "OVERLAP": choice["OVERLAP"],
     }
-    partial, lse = out, None
+    partial = lse = None
     if num_splits > 1:
         shape = (batch, num_heads, num_splits)
         partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    arguments = (
-        q,
-        key_cache,
-        value_cache,
-        block_tables,
-        seq_lens,
-        partial,
-        lse,
-        q.stride(0),
-        block_tables.stride(0),
-    )
-    numbers = (*key_cache.stride()[:3], scale * LOG2_E, window)
+    strides = (q.stride(0), block_tables.stride(0), *key_cache.stride()[:3])
+    inputs = (q, key_cache, value_cache, block_tables, seq_lens)
+    options = {**shared, "BLOCK_SIZE": key_cache.shape[2], **launch_options(choice, q.device)}
     grid = (num_splits, num_kv_heads, batch)
-    block_size = key_cache.shape[2]
     if group == 1:
-        single = {"BLOCK_SIZE": block_size, "STAGES": choice["num_stages"]}
-        paged_attention_single_kernel[grid](*arguments, *numbers, **single, **shared, **launch)
-    else:
-        paged_attention_grouped_kernel[grid](
-            *arguments,
-            *numbers,
-            GROUP=group,
-            BLOCK_G=max(next_power_of_two(group), 16),
-            BLOCK_SIZE=block_size,
-            **shared,
-            **launch,
+        if num_splits > 1 and arrivals is None:
+            arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
+        row_bytes = shared["BLOCK_D"] * q.element_size()
+        chains = 32 * choice["num_warps"] * LOAD_BYTES // row_bytes
+        paged_attention_single_kernel[grid](
+            *inputs,
+            out,
+            partial,
+            lse,
+            arrivals if num_splits > 1 else None,
+            *strides,
+            scale * LOG2_E,
+            window,
+            CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
+            **options,
         )
+        return out
+    paged_attention_grouped_kernel[grid](
+        *inputs,
+        out if partial is None else partial,
+        lse,
+        *strides,
+        scale * LOG2_E,
+        window,
+        GROUP=group,
+        BLOCK_G=max(next_power_of_two(group), 16),
+        num_stages=choice["num_stages"],
+        **options,
+    )
     if lse is not None:
         paged_attention_merge_kernel[(num_heads, batch)](
             partial,
@@ -294,7 +178,7 @@ def paged_attention_triton(
             out,
             window,
             num_splits,
-            BLOCK_S=next_power_of_two(max_splits),  # not num_splits: the order of the sum must not change
+            BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),  # not num_splits: the order of the sum is fixed
             **shared,
             **launch_options({**choice, "num_warps": 4}, q.device),
         )
@@ -310,9 +194,10 @@ def paged_attention_reference(
     scale: float,
     max_seq_len: int,
     window: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads = key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
         if length == 0:
@@ -336,6 +221,8 @@ def paged_attention(
     max_seq_len: int,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
@@ -349,11 +236,17 @@ def paged_attention(
         max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
         window: see only the last ``window`` keys; 0: all.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            overlap.py; 4: besides, read seq_lens and block_tables and fetch keys before the wait, allowed if
-            they were not written by the kernel launched just before), ``num_warps``, ``num_stages``.
+            overlap.py; 4, the default of at most two requests without groups: besides, read seq_lens,
+            block_tables and all keys but each request's newest before the wait, allowed if no kernel has
+            written them since the last launch without overlap), ``num_warps``, ``num_stages`` (of the
+            grouped kernel).
+        out: [B, num_heads, head_dim] contiguous, or None: receives the result.
+        arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
+            all calls on a stream. Without it each call that splits makes its own, one more launch. Not used
+            where query heads share keys.
 
     Returns:
-        [B, num_heads, head_dim], dtype of q.
+        [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
@@ -367,7 +260,12 @@ def paged_attention(
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
     expect_range("window", window, 0)
     expect_range("max_seq_len", max_seq_len, 0)
+    if out is not None:
+        expect_result("out", out, like=q)
+    if arrivals is not None:
+        expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
+        expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles)
-    return paged_attention_reference(*arguments)
+        return paged_attention_triton(*arguments, tiles, out, arrivals)
+    return paged_attention_reference(*arguments, out)

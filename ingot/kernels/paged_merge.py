@@ -1,6 +1,7 @@
 """The second half of decode attention: the splits of one head become one output.
 
-Owns the weighing of partial outputs by their sums of exponentials. Knows no keys.
+Owns the weighing of partial outputs by their sums of exponentials, and the count of splits that have arrived.
+Knows no keys.
 
     paged_attention_merge_kernel[(num_heads, batch)](partial, lse, seq_lens, out, ...)
 """
@@ -14,6 +15,44 @@ from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_tile import split_bounds
 
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+
+
+@triton.jit
+def merged_splits(
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    place: tl.tensor,
+    live: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+) -> tl.tensor:
+    """[BLOCK_D] fp32 of the ``live`` splits from row ``place`` on, weighed by their sums of exponentials."""
+    splits = tl.arange(0, BLOCK_S)
+    cols = tl.arange(0, BLOCK_D)
+    lse = tl.load(lse_ptr + place + splits, mask=splits < live, other=float("-inf"), cache_modifier=".cg")
+    partial = tl.load(
+        partial_ptr + ((place + splits) * HEAD_DIM)[:, None] + cols[None, :],
+        mask=(splits < live)[:, None] & (cols < HEAD_DIM)[None, :],
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    weights = tl.exp2(lse - tl.maximum(tl.max(lse, axis=0), LEAST_SCORE))
+    total = tl.sum(weights, axis=0)
+    return tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def arrive_last(count_ptr: tl.tensor, expected: tl.tensor) -> tl.tensor:
+    """Count this program in; true for the last of ``expected``, which sees what all others stored.
+
+    The last one leaves the count at zero for the next launch.
+    """
+    tl.debug_barrier()  # every thread's stores come before the one atomic
+    last = tl.atomic_add(count_ptr, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(count_ptr, 0)
+    return last
 
 
 @triton.jit
@@ -40,21 +79,11 @@ def paged_attention_merge_kernel(
     head, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request)
     _, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
-    splits = tl.arange(0, BLOCK_S)
-    live = splits * length < seq_len - base
+    live = tl.cdiv(seq_len - base, length)
     if OVERLAP >= 4:
         wait_for_previous(OVERLAP)
+    place = (request * tl.num_programs(0) + head) * num_splits
+    out = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
     cols = tl.arange(0, BLOCK_D)
-    in_head = cols < HEAD_DIM
-    place = (request * tl.num_programs(0) + head) * num_splits + splits
-    lse = tl.load(lse_ptr + place, mask=live, other=float("-inf"))
-    weights = tl.exp2(lse - tl.maximum(tl.max(lse, axis=0), LEAST_SCORE))
-    partial = tl.load(
-        partial_ptr + (place * HEAD_DIM)[:, None] + cols[None, :],
-        mask=live[:, None] & in_head[None, :],
-        other=0.0,
-    )
-    total = tl.sum(weights, axis=0)
-    out = tl.sum(partial * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
     target = out_ptr + (request * tl.num_programs(0) + head) * HEAD_DIM + cols
-    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=in_head)
+    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)

@@ -41,6 +41,56 @@ def tile_rows(
 
 
 @triton.jit
+def tile_place(
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> tl.tensor:
+    """The same tokens' channels: the tile's element offset, int64, and offsets [BLOCK_N, BLOCK_D] from it.
+
+    A tile inside one block has the same 32-bit offsets wherever it lies: a loop over tiles keeps them.
+    """
+    cols = tl.arange(0, BLOCK_D)[None, :]
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_ptr + start // BLOCK_SIZE).to(tl.int64)
+        place = block * block_stride + (start % BLOCK_SIZE) * token_stride
+        offsets = (tl.arange(0, BLOCK_N) * token_stride)[:, None] + cols
+    else:
+        rows = tile_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        place = 0
+        offsets = rows[:, None] + cols
+    return place, offsets
+
+
+@triton.jit
+def held_rows(
+    table_ptr: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> tl.tensor:
+    """As :func:`tile_rows`, but a token past ``end`` leads to the last one, and ``start`` may lie past it.
+
+    Reading the last token again costs no memory traffic, and the loads need no mask and no zeros. A tile that
+    starts at ``end`` or later reads nothing from the table; its offsets must not be followed.
+    """
+    tokens = tl.minimum(start + tl.arange(0, BLOCK_N), end - 1)
+    if BLOCK_SIZE % BLOCK_N == 0:
+        block = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+        return block * block_stride + (tokens % BLOCK_SIZE).to(tl.int64) * token_stride
+    block = tl.load(table_ptr + tokens // BLOCK_SIZE, mask=start < end, other=0).to(tl.int64)
+    return block * block_stride + (tokens % BLOCK_SIZE).to(tl.int64) * token_stride
+
+
+@triton.jit
 def split_bounds(
     seq_len: tl.tensor,
     window: tl.tensor,

@@ -17,26 +17,33 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import (
+    KernelArgumentError,
     expect,
     expect_cache,
     expect_float,
     expect_group,
     expect_heads,
     expect_range,
+    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.paged_tile import gather_tokens, tile_rows
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
+from ingot.kernels.paged_tile import gather_tokens, tile_place
 
 LOG2_E = math.log2(math.e)
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
 
-# H200, head_dim 128, fp16: 128 x 64 tiles keep the accumulator of two warp groups in registers, and the
-# queries with two stages of keys and values in 96 KiB of shared memory. fp32 has no tensor-core path: small
-# tiles.
-TILES_HALF = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
-TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+# H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs
+# share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
+# keys and 128 registers a thread, which wins where there are programs enough. fp32 has no tensor-core path:
+# small tiles.
+_UNLIMITED = {"REGISTERS": 256, "OVERLAP": 1, "num_warps": 4}
+TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
+LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
+LONG_CHUNK = 1024
+TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
 
 
 @triton.jit
@@ -67,27 +74,29 @@ def _attend(
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
         tokens = tile + tl.arange(0, BLOCK_N)
-        rows = tile_rows(table_ptr, tile, seq_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
-        offsets = rows[:, None] + cols[None, :]
+        start, offsets = tile_place(
+            table_ptr, tile, seq_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D
+        )
         mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+            k = tl.load(key_ptr + start + offsets, mask=mask, other=0.0)
         else:
-            k = tl.load(key_ptr + offsets)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            k = tl.load(key_ptr + start + offsets)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        p = tl.exp2(scores - new_top[:, None])
+        # The scale is positive: it joins the subtraction in one fused operation a score.
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+        p = tl.exp2(scores * scale_log2 - new_top[:, None])
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=1)
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+            v = tl.load(value_ptr + start + offsets, mask=mask, other=0.0)
         else:
-            v = tl.load(value_ptr + offsets)
+            v = tl.load(value_ptr + start + offsets)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = new_top
     return acc, total, top
@@ -116,10 +125,17 @@ def prefill_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_M queries of one head of one request a program; the last queries, with most keys, go first."""
-    tile_m = tl.num_programs(0) - 1 - tl.program_id(0)
-    head, request = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """BLOCK_M queries of one head of one request a program.
+
+    The last queries of every head, with most keys, go first, so that the programs that end the launch are
+    short ones.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    tile_m = tl.num_programs(1) - 1 - tl.program_id(1)
+    head, request = tl.program_id(0), tl.program_id(2).to(tl.int64)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + request)
@@ -158,7 +174,7 @@ def prefill_attention_kernel(
         token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW,
     )  # fmt: skip
     out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
-    out_row = token * (tl.num_programs(1) * HEAD_DIM)
+    out_row = token * (tl.num_programs(0) * HEAD_DIM)
     tl.store(out_ptr + out_row[:, None] + head_cols, out, mask=q_mask)
 
 
@@ -168,11 +184,30 @@ def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str,
         return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
     block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
     tiles = {**TILES_HALF, "BLOCK_M": block_m}
-    if block_m < 128:
-        tiles["num_warps"] = 4
     if head_dim > 128:
-        tiles["BLOCK_N"] = 32
-    return tiles
+        return {**tiles, "BLOCK_N": 32}
+    return {**tiles, **LONG_TILES} if max_query_len >= LONG_CHUNK else tiles
+
+
+def candidate_tiles(
+    max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
+) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles(max_query_len, head_dim, itemsize)
+    others: list[dict[str, int]] = []
+    if itemsize == 2 and head_dim <= 128 and default["BLOCK_M"] == 64:
+        wide = {"BLOCK_M": 128, "BLOCK_N": 64, "REGISTERS": 128, "num_warps": 8, "num_stages": 2}
+        others = [dict(TILES_HALF), {**TILES_HALF, "num_stages": 3}, {**TILES_HALF, **LONG_TILES}, wide]
+    elif itemsize == 2:
+        others = [{"num_stages": 3}]
+    candidates = [{**default, **other} for other in [*others, *other_overlap(device)]]
+    return [default, *(tiles for tiles in candidates if tiles != default)]
+
+
+def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
+    """Triton's names and values: 256 registers are what a thread has without a limit."""
+    limits = {"maxnreg": choice["REGISTERS"]} if choice["REGISTERS"] < 256 else {}
+    return {**launch_options(choice, device), "num_stages": choice["num_stages"], **limits}
 
 
 def prefill_attention_triton(
@@ -186,12 +221,14 @@ def prefill_attention_triton(
     scale: float,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
     choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size()), tiles)
-    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(max_query_len, choice["BLOCK_M"]), num_heads, seq_lens.shape[0])
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
             q,
@@ -211,7 +248,10 @@ def prefill_attention_triton(
             BLOCK_D=max(next_power_of_two(head_dim), 16),
             BLOCK_SIZE=key_cache.shape[2],
             HAS_WINDOW=window > 0,
-            **choice,
+            BLOCK_M=choice["BLOCK_M"],
+            BLOCK_N=choice["BLOCK_N"],
+            OVERLAP=choice["OVERLAP"],
+            **_options(choice, q.device),
         )
     return out
 
@@ -226,14 +266,16 @@ def prefill_attention_reference(
     max_query_len: int,
     scale: float,
     window: int = 0,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
         begin, stop = starts[row], starts[row + 1]
         context = length - (stop - begin)  # position of the first new token
         if length == 0 or begin == stop:
+            out[begin:stop] = 0
             continue
         first = max(context - window + 1, 0) if window else 0
         keys = gather_tokens(key_cache, block_tables[row], first, length)
@@ -272,6 +314,7 @@ def prefill_attention(
     scale: float,
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -283,15 +326,18 @@ def prefill_attention(
         key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q; already holds the new tokens.
         value_cache: as key_cache, and with the same strides.
         block_tables: [B, max_blocks] int32; entries past a request's length are not read.
-        query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
+        query_start: [B + 1] int32: request b's queries are the rows ``query_start[b] : query_start[b + 1]``
+            of q. Rows outside belong to none of these requests and are left as they are.
         seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
         max_query_len: an upper bound on the new tokens of a request.
-        scale: multiplies the scores, usually head_dim ** -0.5.
+        scale: multiplies the scores, usually head_dim ** -0.5; positive.
         window: keys that a query sees, itself included; 0: all.
-        tiles: ``BLOCK_M``, ``BLOCK_N``, ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
+            (as in overlap.py), ``num_warps``, ``num_stages``.
+        out: [T, num_heads, head_dim] contiguous, or None: receives the result.
 
     Returns:
-        [T, num_heads, head_dim], dtype of q.
+        [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
@@ -306,7 +352,11 @@ def prefill_attention(
     expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
     expect_range("window", window, 0)
     expect_range("max_query_len", max_query_len, 0, None)
+    if not scale > 0:
+        raise KernelArgumentError("scale is not positive", seen=scale)
+    if out is not None:
+        expect_result("out", out, like=q)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles)
-    return prefill_attention_reference(*arguments)
+        return prefill_attention_triton(*arguments, tiles, out)
+    return prefill_attention_reference(*arguments, out)

@@ -23,7 +23,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
 
@@ -61,10 +61,20 @@ def rms_norm_kernel(
     tl.store(y_ptr + row * HIDDEN + cols, (normed * weight).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-def default_tiles(hidden: int) -> dict[str, int]:
+def default_tiles(hidden: int, device: torch.device | None = None) -> dict[str, int]:
     """Tile choices for an H200: 8 to 16 elements a thread keep loads 16 bytes wide."""
     block = next_power_of_two(hidden)
-    return {"num_warps": min(max(block // 512, 1), 16), "OVERLAP": 1}
+    overlap = 2 if device is not None and overlaps(device) else 1
+    return {"num_warps": min(max(block // 512, 1), 16), "OVERLAP": overlap}
+
+
+def candidate_tiles(hidden: int, device: torch.device | None = None) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles(hidden, device)
+    warps = (default["num_warps"] // 2, 2 * default["num_warps"])
+    changes = [{"num_warps": count} for count in warps if 1 <= count <= 16]
+    changes += [{"OVERLAP": 1}] if default["OVERLAP"] > 1 else []
+    return [default, *({**default, **change} for change in changes)]
 
 
 def rms_norm_triton(
@@ -78,7 +88,7 @@ def rms_norm_triton(
     rows, hidden = x.shape
     y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     new_residual = x if residual is None else torch.empty_like(y)
-    choice = merge_tiles(default_tiles(hidden), tiles)
+    choice = merge_tiles(default_tiles(hidden, x.device), tiles)
     if x.numel():
         rms_norm_kernel[(rows,)](
             x,

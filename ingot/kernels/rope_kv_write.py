@@ -30,11 +30,9 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 MAX_HEAD_DIM = 256
-
-# H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads still makes 12 programs.
-DEFAULT_TILES = {"BLOCK_HEADS": 8, "num_warps": 2}
 
 
 @triton.jit
@@ -112,8 +110,11 @@ def rope_kv_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     LOGN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
     """Some heads of one token a program. A head is two rotary halves and a tail that passes through."""
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     real = heads < HEADS + 2 * KV_HEADS
@@ -170,6 +171,20 @@ def rope_kv_write_kernel(
                      head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
 
 
+def default_tiles() -> dict[str, int]:
+    """Tile choices for an H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads
+    still makes 12 programs.
+    """
+    return {"BLOCK_HEADS": 8, "num_warps": 2, "OVERLAP": 1}
+
+
+def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles()
+    changes = [{"BLOCK_HEADS": 4}, {"BLOCK_HEADS": 16, "num_warps": 4}]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
+
+
 def rope_kv_write_triton(
     qkv: torch.Tensor,
     cos_sin: torch.Tensor | None,
@@ -188,7 +203,7 @@ def rope_kv_write_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
-    choice = merge_tiles(DEFAULT_TILES, tiles)
+    choice = merge_tiles(default_tiles(), tiles)
     num_tokens = qkv.shape[0]
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -218,7 +233,9 @@ def rope_kv_write_triton(
             BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
             BLOCK_SIZE=key_cache.shape[2],
             LOGN=logn_length > 0,
-            **choice,
+            BLOCK_HEADS=choice["BLOCK_HEADS"],
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, qkv.device),
         )
     return q
 
@@ -311,7 +328,7 @@ def rope_kv_write(
         k_norm_weight: [head_dim] or None.
         norm_eps: added to the mean square.
         logn_length: the trained length in tokens; 0: no logn scaling.
-        tiles: ``BLOCK_HEADS``, ``num_warps``.
+        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.

@@ -30,7 +30,8 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps
-from ingot.kernels.sampling_cut import bin_scores_kernel, find_cut_kernel, list_scores_kernel
+from ingot.kernels.sampling_bins import bin_scores_kernel, list_scores_kernel
+from ingot.kernels.sampling_cut import find_cut_kernel
 from ingot.kernels.sampling_pick import pick_token_kernel, tile_weights_kernel
 from ingot.kernels.sampling_rows import best_token_kernel, tile_tops_kernel
 
@@ -38,17 +39,17 @@ MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
 
 
 def greedy_tiles(device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200: TILE logits a reduction, PROGRAMS over all rows."""
+    """Tile choices measured on an H200: TILE logits a reduction, PROGRAMS over all rows."""
     return {"TILE": 2048, "PROGRAMS": 16384, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
 
 
-def draw_tiles(vocab: int, device: torch.device) -> dict[str, int]:
-    """Tile choices for an H200.
+def draw_tiles(vocab: int, select: bool, device: torch.device) -> dict[str, int]:
+    """Tile choices for an H200; those without a selection are measured. No choice changes a result.
 
     TILE logits a reduction (a row of up to 256 tiles lets top-k leave most of it out), PROGRAMS and
     CUT_PROGRAMS over all rows, BINS of the histogram, LIST scores that a row's cut is sought among.
     """
-    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048)
+    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048) if select else 1024
     return {
         "TILE": tile, "PROGRAMS": 4096, "CUT_PROGRAMS": 1024, "BINS": 2048, "LIST": 1024,
         "TOPS_WARPS": 4, "BIN_WARPS": 8, "CUT_WARPS": 4, "num_warps": 4,
@@ -109,7 +110,7 @@ def draw_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernels; arguments as in :func:`draw`, unchecked."""
     (rows, vocab), device = logits.shape, logits.device
-    choice = merge_tiles(draw_tiles(vocab, device), tiles)
+    choice = merge_tiles(draw_tiles(vocab, select, device), tiles)
     token_ids, values = _outputs(logits)
     if not rows:
         return token_ids, values
@@ -122,13 +123,7 @@ def draw_triton(
     grid = _grid(rows, shape["TILES"], choice["PROGRAMS"])
     best = scratch(shape["TILES"], torch.int64)
     high, low = (scratch(shape["TILES"], torch.float32) for _ in range(2))
-    bins: dict[str, Any] = {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
-    if select:
-        bins = {
-            "bin_weights_ptr": scratch(choice["BINS"], torch.int64),
-            "bin_counts_ptr": scratch(choice["BINS"], torch.int32),
-            "listed_ptr": scratch(1, torch.int32),
-        }
+    bins = _new_bins(rows, choice["BINS"] if select else 0, device)
     tile_tops_kernel[grid](
         logits, best, high, low, **bins, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
         **{**options, "num_warps": choice["TOPS_WARPS"]},
@@ -154,6 +149,17 @@ def draw_triton(
     return token_ids, values
 
 
+def _new_bins(rows: int, bins: int, device: torch.device) -> dict[str, Any]:
+    """Memory for each row's histogram, and for the number of scores listed; none for no bins."""
+    if not bins:
+        return {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
+    return {
+        "bin_weights_ptr": torch.empty((rows, bins), dtype=torch.int64, device=device),
+        "bin_counts_ptr": torch.empty((rows, bins), dtype=torch.int32, device=device),
+        "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
+    }
+
+
 def _find_cut(
     rows: int, choice: dict[str, int], row: dict[str, Any], tops: dict[str, Any], filters: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
@@ -162,8 +168,8 @@ def _find_cut(
     grid = _grid(rows, tops["TILES"], choice["CUT_PROGRAMS"])
     listed_ptr = filters.pop("listed_ptr")
     row = {**row, **filters, "num_warps": choice["BIN_WARPS"],
-           "reach_ptr": torch.empty((rows, 2), dtype=torch.float64, device=device)}  # fmt: skip
-    bin_scores_kernel[grid](**row, **tops, BINS=bins)
+           "span_ptr": torch.empty((rows, 2), dtype=torch.float64, device=device)}  # fmt: skip
+    bin_scores_kernel[grid](**row, **tops, BINS=bins, LIST=width)
     scores = torch.empty((rows, width), dtype=torch.float32, device=device)
     row |= {"list_ptr": scores, "listed_ptr": listed_ptr, "BINS": bins, "LIST": width}
     list_scores_kernel[grid](**row, high_ptr=tops["high_ptr"], TILES=tops["TILES"])
@@ -213,7 +219,7 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
 
-    A row's result is bitwise the same in any batch. The twin is ``sample`` of the runtime, on a CPU.
+    A row's result is bitwise the same in any batch. The twin is the runtime's ``sample_reference``.
 
     Args:
         logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.

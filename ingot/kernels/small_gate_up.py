@@ -23,7 +23,9 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
     MAX_ROWS,
@@ -52,30 +54,26 @@ def small_gate_up_kernel(
     norm_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     norm_eps: tl.tensor,
     INNER: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
     PAIRS: tl.constexpr = BLOCK_N // 2
     TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, INNER, BLOCK_N)
         next_rows = _rows(tile + programs, INNER, BLOCK_N)
@@ -83,13 +81,62 @@ def small_gate_up_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
-        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
         activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
         inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
         tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+
+
+@triton.jit
+def small_gate_up_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    INNER: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N / 2 outputs of every row."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    tile = tl.program_id(0)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N),
+                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * PAIRS + tl.arange(0, PAIRS)
+    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+
+
+def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapping[str, int]) -> None:
+    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], choice["BLOCK_N"] // 2),)](
+        x,
+        weight,
+        y,
+        x.shape[0],
+        x.stride(0),
+        weight.stride(0),
+        INNER=y.shape[1],
+        **matrix_shape(choice, x.shape[1]),
+        **launch_options(choice, x.device),
+    )
 
 
 def small_gate_up_triton(
@@ -106,7 +153,11 @@ def small_gate_up_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
-    if y.numel():
+    if choice["BLOCK_T"] > 1 and y.numel():
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        _matrix(x, weight, y, choice)
+    elif y.numel():
         tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
         small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
@@ -114,7 +165,6 @@ def small_gate_up_triton(
             norm_weight,
             y,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             norm_eps,
             INNER=inner,
@@ -142,7 +192,7 @@ def small_gate_up(
     2020).
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [2 I, K], dtype of x: the gate's rows, then the up projection's.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile, split_tiles
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.rms_norm import rms_norm_reference
+from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
     MAX_ROWS,
     expect_rows,
@@ -44,36 +45,32 @@ def small_linear_kernel(
     norm_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     residual_stride: tl.tensor,
     norm_eps: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, N, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, N, BLOCK_N)
         next_rows = _rows(tile + programs, N, BLOCK_N)
         outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = (outputs < N)[:, None] & (token < tokens)[None, :]
         # Asked for before the product, so that nothing waits for them after it.
-        addend = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+        addend = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if bias_ptr is not None:
             addend += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
         if residual_ptr is not None:
@@ -83,10 +80,96 @@ def small_linear_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
         y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
+
+
+@triton.jit
+def small_linear_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    tile, split = tl.program_id(0), tl.program_id(1)
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rows = _rows(tile, N, BLOCK_N)
+    first = split * STEPS // SPLITS
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, first,
+                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
+                      OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    if residual_ptr is not None:
+        places = token[None, :] * residual_stride + outputs[:, None]
+        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    y_rows = (split * tokens + token).to(tl.int64)
+    tl.store(y_ptr + y_rows[None, :] * N + outputs[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def _matrix(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    outputs, width = weight.shape
+    small_linear_matrix_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
+        x,
+        weight,
+        bias,
+        residual,
+        y,
+        x.shape[0],
+        x.stride(0),
+        weight.stride(0),
+        0 if residual is None else residual.stride(0),
+        N=outputs,
+        SPLITS=choice["SPLITS"],
+        **matrix_shape(choice, width),
+        **launch_options(choice, x.device),
+    )
+
+
+def small_linear_parts_triton(
+    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
+    num_tokens, width = x.shape
+    outputs = weight.shape[0]
+    choice = merge_tiles(split_tiles(num_tokens, width, x.element_size(), x.device), tiles)
+    expect_rows(choice, num_tokens)
+    # A part without columns would have nothing to wait for.
+    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
+    y = torch.empty((choice["SPLITS"], num_tokens, outputs), dtype=torch.float32, device=x.device)
+    if y.numel():
+        _matrix(x, weight, None, None, y, choice)
+    return y
 
 
 def small_linear_triton(
@@ -105,7 +188,11 @@ def small_linear_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
-    if y.numel():
+    if choice["BLOCK_T"] > 1 and y.numel():
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        _matrix(x, weight, bias, residual, y, choice | {"SPLITS": 1})
+    elif y.numel():
         tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
         small_linear_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
@@ -115,7 +202,6 @@ def small_linear_triton(
             norm_weight,
             y,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             0 if residual is None else residual.stride(0),
             norm_eps,
@@ -153,22 +239,22 @@ def small_linear(
     """y = norm(x) W^T + bias + residual, for the few rows of a decode step.
 
     A row's result does not depend on the other rows. Alone (BLOCK_T = 1) it is summed in another order than
-    in company, so that the two agree to rounding; among 2 to 8 and among 9 to 16 rows it is the same to the
-    bit.
+    in company, so that the two agree to rounding; among 2 to 8, 9 to 16, 17 to 32 and 33 to 64 rows it is the
+    same to the bit.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
-        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written by the kernel
-            launched just before.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
+        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written since the
+            last launch without.
         bias: [N] or None.
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
-        tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8, 16: matrix products),
-            ``PROGRAMS`` (of vector sums, a multiprocessor, at most), ``OVERLAP`` (1: off; 2: start while the
-            kernel before still runs, and let the next one start at once; 4: let the next one start with the
-            last tile; sm_90 and later), ``PREFETCH`` (2: a matrix product loads its first step before the
-            wait, as vector sums always do; 1: it does not), ``num_warps``, ``num_stages``.
+        tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8 to 64: matrix products,
+            after a kernel for the norm if there is one), ``PROGRAMS`` (of vector sums, a multiprocessor, at
+            most), ``OVERLAP`` (1: off; 2: start while the kernel before still runs, and let the next one
+            start at once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a
+            matrix product, 2: x is loaded a step ahead), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.
@@ -189,3 +275,33 @@ def small_linear(
     if runs_on_gpu(x):
         return small_linear_triton(x, weight, bias, residual, norm_weight, norm_eps, tiles)
     return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps)
+
+
+def small_linear_parts_reference(x: torch.Tensor, weight: torch.Tensor, splits: int = 1) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`small_linear_parts`, the whole sum as the only part."""
+    return torch.nn.functional.linear(x.float(), weight.float())[None]
+
+
+def small_linear_parts(
+    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
+
+    Args:
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
+        weight: [N, K], dtype of x; a constant, as in :func:`small_linear`.
+        tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``.
+
+    Returns:
+        [SPLITS, M, N] fp32; on the CPU one part.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
+    expect("weight", weight, (None, x.shape[1]), like=x)
+    if runs_on_gpu(x):
+        return small_linear_parts_triton(x, weight, tiles)
+    return small_linear_parts_reference(x, weight)

@@ -1,11 +1,13 @@
-"""The matrix product of a decode step: a few rows against a whole weight, read once at the speed of memory.
+"""The product of one row with a whole weight, read once at the speed of memory, and the tiles of all small
+products.
 
-Owns the tile of x · Wᵀ that the ``small_*`` kernels share: how the weight is streamed, how RMSNorm folds into
-the rows, what is fetched while the kernel before still runs, and the default tiles. Knows no epilogue.
+Owns the tile of x · Wᵀ that the ``small_*`` kernels share for one row: how the weight is streamed, how
+RMSNorm folds into the row, what is fetched while the kernel before still runs; and the default tiles of one
+row and of more (``matrix_product.py``). Knows no epilogue.
 
-    held = prepare_rows(x_ptr, ...)
+    w, x, rstd = prepare_rows(x_ptr, ...)
     for tile in range(...):
-        acc, w = product_tile(w, ...)  # [BLOCK_N, BLOCK_T] fp32
+        acc, w = product_tile(w, ...)  # [BLOCK_N, 1] fp32
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, next_power_of_two
+from ingot.kernels.matrix_product import matrix_candidates, matrix_tiles
 from ingot.kernels.overlap import overlaps, wait_for_previous
 
-MAX_ROWS = 16
+MAX_ROWS = 64
 
 
 @triton.jit
@@ -48,78 +51,43 @@ def _weights(
 @triton.jit
 def prepare_rows(
     x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     rows: tl.tensor,
     norm_ptr: tl.tensor,
     norm_eps: tl.tensor,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> tl.tensor:
     """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel.
 
-    With BLOCK_T = 1, and with PREFETCH, the first step of weights ``rows`` is on its way before the wait.
-    With BLOCK_T = 1 a row that fits BLOCK_K stays in registers, normalised. What a variant does not hold is
-    an empty scalar.
+    The first step of weights ``rows`` is on its way before the wait. A row that fits BLOCK_K stays in
+    registers, normalised. What a variant does not hold is an empty scalar.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     cols = tl.arange(0, BLOCK_K)
-    w = 0.0
     x = 0.0
     rstd = 0.0
-    if BLOCK_T == 1 or PREFETCH > 1:
-        w = _weights(weight_ptr, weight_stride, rows, cols, K, K % BLOCK_K != 0)
-    if BLOCK_T == 1 and K <= BLOCK_K and norm_ptr is not None:
+    w = _weights(weight_ptr, weight_stride, rows, cols, K, K % BLOCK_K != 0)
+    if K <= BLOCK_K and norm_ptr is not None:
         g = tl.load(norm_ptr + cols, mask=cols < K, other=0.0)
     wait_for_previous(OVERLAP)
-    if BLOCK_T == 1 and K <= BLOCK_K:
+    if K <= BLOCK_K:
         x = tl.load(x_ptr + cols, mask=cols < K, other=0.0)
         if norm_ptr is not None:
             wide = x.to(tl.float32)
             x = _normed(x, tl.rsqrt(tl.sum(wide * wide, axis=0) / K + norm_eps), g, dtype)
         x = x.to(tl.float32)
     elif norm_ptr is not None:
-        token = tl.arange(0, BLOCK_T)
-        squares = tl.zeros([BLOCK_T, BLOCK_X], dtype=tl.float32)
+        squares = tl.zeros([BLOCK_X], dtype=tl.float32)
         for start in tl.static_range(0, K, BLOCK_X):
             piece = start + tl.arange(0, BLOCK_X)
-            inside = (token < tokens)[:, None] & (piece < K)[None, :]
-            part = tl.load(x_ptr + token[:, None] * x_stride + piece[None, :], mask=inside, other=0.0)
-            squares += part.to(tl.float32) * part.to(tl.float32)
-        rstd = tl.rsqrt(tl.sum(squares, axis=1) / K + norm_eps)  # [BLOCK_T]
-        if BLOCK_T == 1:
-            rstd = tl.sum(rstd, axis=0)
+            part = tl.load(x_ptr + piece, mask=piece < K, other=0.0).to(tl.float32)
+            squares += part * part
+        rstd = tl.rsqrt(tl.sum(squares, axis=0) / K + norm_eps)
     return w, x, rstd
-
-
-@triton.jit
-def _columns(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    rstd: tl.tensor,
-    norm_ptr: tl.tensor,
-    here: tl.tensor,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """Columns ``here`` of norm(x), transposed: [BLOCK_K, BLOCK_T]."""
-    token = tl.arange(0, BLOCK_T)
-    mask = (token < tokens)[None, :]
-    if MASKED:
-        mask = mask & (here < K)[:, None]
-    x = tl.load(x_ptr + token[None, :] * x_stride + here[:, None], mask=mask, other=0.0)
-    if norm_ptr is not None:
-        g = tl.load(norm_ptr + here, mask=here < K, other=0.0)
-        x = _normed(x, rstd[None, :], g[:, None], x_ptr.dtype.element_ty)
-    return x
 
 
 @triton.jit
@@ -128,8 +96,6 @@ def product_tile(
     x: tl.tensor,
     rstd: tl.tensor,
     x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     rows: tl.tensor,
@@ -137,49 +103,32 @@ def product_tile(
     has_next: tl.tensor,
     norm_ptr: tl.tensor,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> tl.tensor:
-    """Rows ``rows`` of the weight times each row of norm(x), [BLOCK_N, BLOCK_T] fp32; and the next tile's w.
+    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32; and the next tile's w.
 
-    BLOCK_T = 1: one row of x, fp32 vector sums, one step of weights ahead in registers. BLOCK_T >= 8: matrix
-    products with the weight as the left operand, so that a row's bits do not depend on the other rows.
+    Vector sums in fp32, one step of weights ahead in registers.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     masked: tl.constexpr = K % BLOCK_K != 0
     cols = tl.arange(0, BLOCK_K)
-    if BLOCK_T == 1:
-        sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
-        for start in tl.static_range(0, K, BLOCK_K):
-            here = start + cols
-            if start + BLOCK_K < K:
-                ahead = _weights(weight_ptr, weight_stride, rows, here + BLOCK_K, K, masked)
-            else:
-                ahead = _weights(weight_ptr, weight_stride, next_rows, cols, tl.where(has_next, K, 0), True)
-            if K > BLOCK_K:
-                x = tl.load(x_ptr + here, mask=here < K, other=0.0)
-                if norm_ptr is not None:
-                    x = _normed(x, rstd, tl.load(norm_ptr + here, mask=here < K, other=0.0), dtype)
-                x = x.to(tl.float32)
-            products = tl.reshape(w.to(tl.float32) * x[None, :], [BLOCK_N, BLOCK_K // 8, 8])
-            sums += tl.sum(products, axis=2)
-            w = ahead
-        acc = tl.sum(sums, axis=1)[:, None]
-    else:
-        acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-        first: tl.constexpr = BLOCK_K if PREFETCH > 1 else 0
-        if PREFETCH > 1:  # the program's only tile: w has no next
-            columns = _columns(x_ptr, x_stride, tokens, rstd, norm_ptr, cols, K, BLOCK_T, masked)
-            acc = tl.dot(w, columns, acc, input_precision="ieee")
-        for start in tl.range(first, K, BLOCK_K, num_stages=STAGES):
-            here = start + cols
-            tile = _weights(weight_ptr, weight_stride, rows, here, K, masked)
-            columns = _columns(x_ptr, x_stride, tokens, rstd, norm_ptr, here, K, BLOCK_T, masked)
-            acc = tl.dot(tile, columns, acc, input_precision="ieee")
-    return acc, w
+    sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        here = start + cols
+        if start + BLOCK_K < K:
+            ahead = _weights(weight_ptr, weight_stride, rows, here + BLOCK_K, K, masked)
+        else:
+            ahead = _weights(weight_ptr, weight_stride, next_rows, cols, tl.where(has_next, K, 0), True)
+        if K > BLOCK_K:
+            x = tl.load(x_ptr + here, mask=here < K, other=0.0)
+            if norm_ptr is not None:
+                x = _normed(x, rstd, tl.load(norm_ptr + here, mask=here < K, other=0.0), dtype)
+            x = x.to(tl.float32)
+        products = tl.reshape(w.to(tl.float32) * x[None, :], [BLOCK_N, BLOCK_K // 8, 8])
+        sums += tl.sum(products, axis=2)
+        w = ahead
+    return tl.sum(sums, axis=1)[:, None], w
 
 
 @triton.jit
@@ -195,10 +144,8 @@ def small_tiles(
     whole = max(next_power_of_two(in_features), 16)
     tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
     if num_tokens > 1:
-        tiles |= _matrix_tiles(num_tokens, out_features, itemsize)
-        if 16384 <= out_features < 65536:
-            tiles["OVERLAP"] = 1
-    elif whole > 4096:
+        return matrix_tiles(num_tokens, out_features, itemsize, device)
+    if whole > 4096:
         tiles |= {"BLOCK_N": 8, "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
     elif out_features >= 65536:
         tiles |= {"BLOCK_N": 4, "BLOCK_K": whole, "num_warps": 8, "PROGRAMS": 512}
@@ -207,23 +154,6 @@ def small_tiles(
         warps = 8 if out_features < 8192 else 4
         tiles |= {"BLOCK_N": rows, "BLOCK_K": whole, "num_warps": warps, "PROGRAMS": 4}
     return {**tiles, "BLOCK_K": min(tiles["BLOCK_K"], whole)}
-
-
-def _matrix_tiles(num_tokens: int, out_features: int, itemsize: int) -> dict[str, int]:
-    """Of two warps on 16 weight rows each takes half the columns: a narrow weight is best with 16, used or
-    not.
-    """
-    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    columns = 8 if num_tokens <= 8 else 16
-    if itemsize == 4:
-        shape = (16, 64, 2, 3)
-    elif out_features < 8192:
-        shape, columns = (16, 256, 2, 6), 16
-    elif out_features < 16384 and num_tokens <= 8:
-        shape = (32, 256, 4, 4)
-    else:
-        shape = (64, 256, 4, 3) if out_features >= 65536 and num_tokens <= 8 else (64, 128, 4, 3)
-    return {**dict(zip(names, shape, strict=True)), "BLOCK_T": columns, "PROGRAMS": 1}
 
 
 def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
@@ -237,11 +167,7 @@ def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
 
 
 def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device) -> int:
-    """Programs to launch: one a tile; of vector sums at most PROGRAMS a multiprocessor, which walk the
-    tiles.
-    """
-    if choice["BLOCK_T"] > 1:
-        return num_tiles
+    """Programs of one row's vector sums: at most PROGRAMS a multiprocessor, which walk the tiles."""
     processors = 2
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -249,9 +175,21 @@ def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device
 
 
 def product_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:
-    """The constants of a small product's kernel for an op's tiles."""
-    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP")
+    """The constants of a one-row product's kernel for an op's tiles."""
     whole = next_power_of_two(in_features)
-    block_x = max(min(whole, max(4096 // choice["BLOCK_T"], 16)), whole // 16)
-    constants = {"K": in_features, "BLOCK_X": block_x, "STAGES": choice["num_stages"]}
-    return constants | {name: choice[name] for name in names}
+    block_x = max(min(whole, 4096), whole // 16)
+    return {"K": in_features, "BLOCK_X": block_x} | {n: choice[n] for n in ("BLOCK_N", "BLOCK_K", "OVERLAP")}
+
+
+def candidate_tiles(
+    num_rows: int, out_features: int, in_features: int, itemsize: int, device: torch.device
+) -> list[dict[str, int]]:
+    """What tuning of ``small_linear``, ``small_gate_up`` and ``small_qkv`` tries: the default first."""
+    default = small_tiles(num_rows, out_features, in_features, itemsize, device)
+    if default["BLOCK_T"] > 1:
+        return matrix_candidates(default)
+    changes = [{"PROGRAMS": 2 * default["PROGRAMS"]}, {"num_warps": 4 if default["num_warps"] == 8 else 8}]
+    changes.append({"BLOCK_N": 2 * default["BLOCK_N"]})
+    if overlaps(device):
+        changes.append({"OVERLAP": 4})
+    return [default, *(default | change for change in changes)]

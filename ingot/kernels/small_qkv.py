@@ -27,7 +27,10 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
+from ingot.kernels.matrix_product import matrix_shape
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
+from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
@@ -58,41 +61,6 @@ def _rows(
     first = tl.where(pair < HALF, pair, pair + HALF)
     second = tl.where(pair < HALF, pair + HALF, pair + HEAD_DIM // 2)
     return index // (HEAD_DIM // 2) * HEAD_DIM + tl.where(lane < PAIRS, first, second)
-
-
-@triton.jit
-def _turns(
-    heads: tl.tensor,
-    pair: tl.tensor,
-    token: tl.tensor,
-    tokens: tl.tensor,
-    table_ptr: tl.tensor,
-    table_rows_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
-    table_stride: tl.tensor,
-    inverse_log: tl.tensor,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    LOGN: tl.constexpr,
-) -> tl.tensor:
-    """Cosines and sines of pairs and tokens, [PAIRS, BLOCK_T], scaled by logn where the head is a query's."""
-    real = token < tokens
-    turns = real[None, :] & (pair < HALF)[:, None]
-    places = pair[:, None] + token[None, :] * 0
-    if HALF > 0:
-        places = (tl.load(table_rows_ptr + token, mask=real, other=0) * table_stride)[None, :] + pair[:, None]
-        cos = tl.load(table_ptr + places, mask=turns, other=1.0)
-        sin = tl.load(table_ptr + places + HALF, mask=turns, other=0.0)
-    else:
-        cos = tl.full(places.shape, 1.0, dtype=tl.float32)
-        sin = tl.full(places.shape, 0.0, dtype=tl.float32)
-    if LOGN:
-        position = tl.load(positions_ptr + token, mask=real, other=0).to(tl.float32)
-        factor = tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0)[None, :]
-        factor = tl.where((heads < HEADS)[:, None], factor, 1.0)
-    else:
-        factor = tl.full(places.shape, 1.0, dtype=tl.float32)
-    return cos, sin, factor
 
 
 @triton.jit
@@ -139,7 +107,6 @@ def small_qkv_kernel(
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
     tokens: tl.tensor,
-    x_stride: tl.tensor,
     weight_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -154,13 +121,10 @@ def small_qkv_kernel(
     BLOCK_SIZE: tl.constexpr,
     LOGN: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
-    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 channel pairs of every row; a pair is what one angle rotates.
 
@@ -169,13 +133,13 @@ def small_qkv_kernel(
     PAIRS: tl.constexpr = BLOCK_N // 2
     LAST: tl.constexpr = (HEADS + 2 * KV_HEADS) * (HEAD_DIM // 2) - 1
     TILES: tl.constexpr = LAST // PAIRS + 1
-    token = tl.arange(0, BLOCK_T)
+    token = tl.arange(0, 1)
     if OVERLAP == 2:
         start_next(OVERLAP)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, x_stride, tokens, weight_ptr, weight_stride,
+    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
                               _rows(first, LAST, HEAD_DIM, HALF, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_T, BLOCK_K, BLOCK_X, PREFETCH, OVERLAP)  # fmt: skip
+                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
     for tile in tl.range(first, TILES, programs, num_stages=1):
         rows = _rows(tile, LAST, HEAD_DIM, HALF, BLOCK_N)
         next_rows = _rows(tile + programs, LAST, HEAD_DIM, HALF, BLOCK_N)
@@ -186,7 +150,7 @@ def small_qkv_kernel(
         bias = tl.zeros([BLOCK_N, 1], dtype=tl.float32)
         if bias_ptr is not None:
             bias += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-        cos, sin, factor = _turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
+        cos, sin, factor = turns(heads, pair, token, tokens, table_ptr, table_rows_ptr, positions_ptr,
                                   table_stride, inverse_log, HEADS, HALF, LOGN)  # fmt: skip
         slot = tl.load(slots_ptr + token, mask=token < tokens, other=-1)
         block = slot // BLOCK_SIZE
@@ -195,9 +159,9 @@ def small_qkv_kernel(
         if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
             if tile + programs >= TILES:
                 start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, STAGES)  # fmt: skip
-        a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
+        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+        a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, 1)
         is_v = (heads >= HEADS + KV_HEADS)[:, None]
         turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
         b = tl.where(is_v, b, (b * cos + a * sin) * factor)
@@ -234,7 +198,37 @@ def small_qkv_triton(
     choice = merge_tiles(defaults, tiles)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
-    if num_tokens:
+    if num_tokens and choice["BLOCK_T"] > 1:
+        if norm_weight is not None:
+            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        heads = num_heads + 2 * num_kv_heads
+        small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim, choice["BLOCK_N"]),)](
+            x,
+            weight,
+            bias,
+            cos_sin,
+            rope_rows,
+            positions,
+            slot_mapping,
+            q,
+            key_cache,
+            value_cache,
+            num_tokens,
+            x.stride(0),
+            weight.stride(0),
+            0 if cos_sin is None else cos_sin.stride(0),
+            *key_cache.stride()[:3],
+            1.0 / math.log(logn_length) if logn_length else 0.0,
+            HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
+            BLOCK_SIZE=key_cache.shape[2],
+            LOGN=logn_length > 0,
+            **matrix_shape(choice, width),
+            **launch_options(choice, x.device),
+        )
+    elif num_tokens:
         tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
         small_qkv_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
@@ -249,7 +243,6 @@ def small_qkv_triton(
             key_cache,
             value_cache,
             num_tokens,
-            x.stride(0),
             weight.stride(0),
             0 if cos_sin is None else cos_sin.stride(0),
             *key_cache.stride()[:3],
@@ -311,7 +304,7 @@ def small_qkv(
     """QKV product of norm(x), then what :func:`rope_kv_write` does without head norms.
 
     Args:
-        x: [M, K] fp16, bf16 or fp32, M up to 16.
+        x: [M, K] fp16, bf16 or fp32, M up to 64.
         weight: [(num_heads + 2 num_kv_heads) head_dim, K], dtype of x: queries, keys, values.
         bias: [(num_heads + 2 num_kv_heads) head_dim] or None.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rope_kv_write import rope_kv_write
@@ -29,13 +30,21 @@ class HeadNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order."""
+    """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
+
+    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
+    """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.config = config
-        self.plan = ctx.plan
+        self.batch_invariant = False
         width = config.q_size + 2 * config.kv_size
+        heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
+        self.place_tiles = ctx.plan.table("rope_kv_write", **heads)
+        self.decode_tiles = ctx.plan.table("paged_attention", **heads)
+        self.prefill_tiles = ctx.plan.table("prefill_attention", **heads)
+        self.small_tiles = ctx.plan.table("small_qkv", n=width, k=config.hidden_size)
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=ctx)
         self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=ctx)
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
@@ -45,12 +54,13 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; writes the tokens' keys and values into ``cache``."""
-        query = self._place(self.qkv_proj(hidden), batch, cache, rope)  # [T, num_heads, head_dim]
-        return self.o_proj(self._attend(query, batch, cache).flatten(1))
+        query = self.place(self.qkv_proj(hidden), batch, cache, rope)
+        return self.o_proj(self.attend(query, batch, cache).flatten(1))
 
-    def _place(
+    def place(
         self, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
+        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``."""
         config = self.config
         return rope_kv_write(
             qkv,
@@ -67,24 +77,53 @@ class Attention(nn.Module):
             k_norm_weight=None if self.k_norm is None else self.k_norm.weight,
             norm_eps=config.norm_eps,
             logn_length=config.logn_length,
-            tiles=self.plan.for_op("rope_kv_write"),
+            tiles=self.place_tiles.at(qkv.shape[0]),
         )
 
-    def _attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
-        config = self.config
-        if batch.max_query_len == 1:
-            return paged_attention(
-                query,
+    def attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
+        """Queries [T, num_heads, head_dim] → the same shape.
+
+        Leading requests of one token go to the decode kernel, the others to the prefill kernel.
+        """
+        if self.batch_invariant:
+            return self._attend_invariantly(query, batch, cache)
+        config, single = self.config, batch.leading_decodes
+        out = torch.empty_like(query)
+        if single:
+            paged_attention(
+                query[:single],
                 cache.keys,
                 cache.values,
-                batch.block_tables,
-                batch.seq_lens,
+                batch.block_tables[:single],
+                batch.seq_lens[:single],
                 config.attention_scale,
                 batch.max_seq_len,
                 window=config.sliding_window,
-                tiles=self.plan.for_op("paged_attention"),
+                tiles=self.decode_tiles.at(single),
+                out=out[:single],
+                arrivals=batch.arrivals,
             )
-        return prefill_attention(
+        if single < batch.seq_lens.shape[0]:
+            prefill_attention(
+                query,
+                cache.keys,
+                cache.values,
+                batch.block_tables[single:],
+                batch.query_start[single:],
+                batch.seq_lens[single:],
+                batch.max_query_len,
+                config.attention_scale,
+                window=config.sliding_window,
+                tiles=self.prefill_tiles.at(batch.max_query_len),
+                out=out,
+            )
+        return out
+
+    def _attend_invariantly(
+        self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+    ) -> torch.Tensor:
+        """``attend`` with one order of sums for decodes and prompts."""
+        return invariant_attention(
             query,
             cache.keys,
             cache.values,
@@ -92,7 +131,7 @@ class Attention(nn.Module):
             batch.query_start,
             batch.seq_lens,
             batch.max_query_len,
-            config.attention_scale,
-            window=config.sliding_window,
-            tiles=self.plan.for_op("prefill_attention"),
+            batch.max_seq_len,
+            self.config.attention_scale,
+            window=self.config.sliding_window,
         )

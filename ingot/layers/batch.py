@@ -31,8 +31,12 @@ class ForwardBatch:
         query_start: [B + 1] int32, cumulative token counts.
         seq_lens: [B] int32, tokens in the cache after this step; 0 marks a padding row of a graph.
         logits_indices: [L] int64, tokens whose logits are wanted.
-        max_query_len: longest run of new tokens; 1 means that every request decodes.
+        max_query_len: longest run of new tokens; 1 means that every request has one (padding has none).
         max_seq_len: an upper bound on ``seq_lens``.
+        num_decodes: how many requests, from the first on, have one new token each; those tokens are the rows
+            0 to ``num_decodes`` of the step. 0 says nothing about the requests.
+        arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
+            None: each call makes its own.
     """
 
     input_ids: torch.Tensor
@@ -45,6 +49,13 @@ class ForwardBatch:
     logits_indices: torch.Tensor
     max_query_len: int
     max_seq_len: int
+    num_decodes: int = 0
+    arrivals: torch.Tensor | None = None
+
+    @property
+    def leading_decodes(self) -> int:
+        """Requests, from the first on, that attend with one query each."""
+        return self.seq_lens.shape[0] if self.max_query_len == 1 else self.num_decodes
 
 
 @dataclass
@@ -58,3 +69,8 @@ class LayerCache:
     def block_size(self) -> int:
         """Tokens in a block."""
         return self.keys.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.keys.shape[1]

@@ -25,6 +25,7 @@ class Linear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.has_bias = bias
+        self.small_tiles = ctx.plan.table("small_linear", n=out_features, k=in_features)
         self.scheme = Dense() if dense else ctx.scheme
         for name, tensor in self.scheme.layout(out_features, in_features, bias, ctx.dtype).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))

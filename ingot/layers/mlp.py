@@ -24,13 +24,18 @@ class GatedMLP(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
-        self.tiles = ctx.plan.for_op("silu_mul")
+        self.tiles = ctx.plan.table("silu_mul", i=inner)
+        self.small_tiles = ctx.plan.table("small_gate_up", n=2 * inner, k=size)
         self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=ctx)
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=ctx)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(silu_mul(self.gate_up_proj(x), tiles=self.tiles))
+        return self.down_proj(self.activate(x))
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
+        return silu_mul(self.gate_up_proj(x), tiles=self.tiles.at(x.shape[0]))
 
 
 class MLP(nn.Module):
@@ -44,10 +49,17 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
-        inner = self.up_proj(x)  # [T, intermediate_size]
+        return self.down_proj(self.activate(x))
+
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
+        return self.bend(self.up_proj(x))
+
+    def bend(self, inner: torch.Tensor) -> torch.Tensor:
+        """The activation function alone."""
         if self.kind == "relu":
-            return self.down_proj(F.relu(inner))
-        return self.down_proj(F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none"))
+            return F.relu(inner)
+        return F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none")
 
 
 def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:

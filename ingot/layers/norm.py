@@ -23,14 +23,14 @@ class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
         self.eps = eps
-        self.tiles = ctx.plan.for_op("rms_norm")
+        self.tiles = ctx.plan.table("rms_norm", h=size)
         self.weight = empty_weight(size, dtype=ctx.dtype)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]."""
-        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles)
+        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles.at(x.shape[0]))
 
 
 class LayerNorm(nn.Module):
@@ -39,7 +39,7 @@ class LayerNorm(nn.Module):
     def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
         super().__init__()
         self.eps = eps
-        self.tiles = ctx.plan.for_op("layer_norm")
+        self.tiles = ctx.plan.table("layer_norm", h=size)
         self.weight = empty_weight(size, dtype=ctx.dtype)
         self.bias = empty_weight(size, dtype=ctx.dtype)
 
@@ -47,7 +47,7 @@ class LayerNorm(nn.Module):
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(norm(x + residual), x + residual), both [T, size]."""
-        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles=self.tiles)
+        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles=self.tiles.at(x.shape[0]))
 
 
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:

@@ -8,11 +8,11 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from numbers import Integral
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 
@@ -23,6 +23,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
+from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
 from ingot.llm.flights import Flight, Flights
@@ -44,7 +45,7 @@ class LLM:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
         device: ``auto``, ``cuda``, ``cuda:N`` or ``cpu``.
         compute_dtype: dtype of arithmetic; ``auto``: the engine's own on a GPU, fp32 on a CPU.
-        runtime: cache and step sizes; they change speed and memory, never output.
+        runtime: cache and step sizes, CUDA graphs, and whether arithmetic is batch invariant.
         max_batch_size, max_seq_len, layers, chat_template, revision: for a checkpoint, as in ``build``; an
             engine has its own.
 
@@ -87,6 +88,40 @@ class LLM:
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
+
+    @classmethod
+    def from_config(
+        cls,
+        config: str | Path,
+        device: str = "auto",
+        *,
+        dtype: str = "auto",
+        runtime: RuntimeConfig | None = None,
+        max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+        max_seq_len: int | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """A model of a config.json's shape with random weights and no tokenizer, for measuring.
+
+        Args:
+            config: a Hugging Face config.json, or the folder that holds one.
+            dtype: ``fp16``, ``bf16``, ``fp32`` or ``auto``: the config's own (fp32 on a CPU).
+
+        Raises:
+            CheckpointError: the config cannot be read, or its architecture is unknown.
+            DeviceError: the device is not there, or too small.
+        """
+        engine = engine_from_config(
+            Path(config),
+            resolve_device(device),
+            dtype,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            seed=seed,
+        )
+        llm = cls.__new__(cls)
+        llm._setup(engine, runtime or RuntimeConfig())
+        return llm
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
@@ -191,12 +226,22 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        ids, chat = self._entry(prompt)
-        values = self._params_for(params, 1)[0]
-        if chat:
-            values = self._with_chat_stops(values)
-        self.executor.check(ids, values)
-        return self._pieces(ids, values, chat)
+        return _only_pieces(self._stream([prompt], params))
+
+    def stream_many(
+        self,
+        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[tuple[int, Piece]]:
+        """Answer prompts, all in flight together, piece by piece: (position of the prompt, piece).
+
+        The requests are checked at once, start with the first piece, and are aborted when the iterator is
+        closed.
+
+        Raises:
+            RequestError: as ``generate``.
+        """
+        return self._stream(split_prompts(prompts), params)
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
@@ -208,6 +253,16 @@ class LLM:
         """
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
+
+    def warm_up(self, batch_sizes: Iterable[int] | None = None) -> None:
+        """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
+        (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
+        on a CPU.
+
+        Raises:
+            RequestError: a size that the engine's batch does not hold.
+        """
+        self.executor.warm_up(batch_sizes)
 
     def tap(self, *patterns: str) -> AbstractContextManager[Seen]:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.
@@ -227,9 +282,7 @@ class LLM:
 
     def _run(self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]) -> list[Output]:
         """Answer prompts, given as token ids and whether they are conversations."""
-        values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
-        for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
-            self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
+        values = self._checked(entries, params)
         flights: list[Flight] = []
         try:
             for (ids, chat), value in zip(entries, values, strict=True):
@@ -240,6 +293,15 @@ class LLM:
                 self._flights.cancel(flight)
         return [flight.output() for flight in flights]
 
+    def _checked(
+        self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]
+    ) -> list[SamplingParams]:
+        """The values of each request, which can be served."""
+        values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
+        for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
+            self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
+        return values
+
     def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:
         """Refuse a request that cannot be served; ``which`` goes before the message."""
         try:
@@ -249,16 +311,32 @@ class LLM:
                 which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
             ) from None
 
-    def _pieces(self, ids: list[int], params: SamplingParams, chat: bool) -> Iterator[Piece]:
-        flight = self._flights.start(ids, params, chat=chat)
+    def _stream(
+        self,
+        prompts: Sequence[PromptLike | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> Generator[tuple[int, Piece], None, None]:
+        entries = [self._entry(p) for p in prompts]
+        return self._pieces(entries, self._checked(entries, self._params_for(params, len(entries))))
+
+    def _pieces(
+        self, entries: list[tuple[list[int], bool]], values: list[SamplingParams]
+    ) -> Generator[tuple[int, Piece], None, None]:
+        flights: list[Flight] = []
         try:
-            while flight.pieces or not flight.done:
-                if flight.pieces:
-                    yield flight.pieces.popleft()
-                else:
+            for (ids, chat), value in zip(entries, values, strict=True):
+                flights.append(self._flights.start(ids, value, chat=chat))
+            under_way = list(enumerate(flights))
+            while under_way:
+                for position, flight in under_way:
+                    while flight.pieces:
+                        yield position, flight.pieces.popleft()
+                under_way = [(i, f) for i, f in under_way if f.pieces or not f.done]
+                if under_way and not any(f.pieces for _, f in under_way):
                     self._flights.step()
         finally:
-            self._flights.cancel(flight)
+            for flight in flights:
+                self._flights.cancel(flight)
 
     def _with_chat_stops(self, params: SamplingParams) -> SamplingParams:
         """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
@@ -283,6 +361,12 @@ class LLM:
                 "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"
             )
         return list(params)
+
+
+def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:
+    with closing(pieces):
+        for _, piece in pieces:
+            yield piece
 
 
 def split_prompts(

@@ -72,6 +72,8 @@ def _checked(part: object) -> Part:
     whole = isinstance(part, Iterable) and not isinstance(part, (bytes, bytearray, Mapping))
     if whole:
         items = part.tolist() if hasattr(part, "tolist") else list(part)  # type: ignore[call-overload]
+        if isinstance(items, list) and set(map(type, items)) == {int}:  # the usual case, in microseconds
+            return items
         ids = [int(i) for i in items if isinstance(i, Integral) and not isinstance(i, bool)]
         whole = len(ids) == len(items)
     if not whole:

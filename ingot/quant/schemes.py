@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.config.quant import QuantConfig
+from ingot.kernels.invariant_linear import invariant_linear
 
 Shape = tuple[int, ...]
 
@@ -38,6 +39,10 @@ class LinearScheme(Protocol):
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """y [..., out_features] for x [..., in_features]."""
+        ...
+
+    def batch_invariant(self) -> LinearScheme:
+        """The scheme that computes from the same tensors so that no row's bits depend on other rows."""
         ...
 
 
@@ -64,6 +69,36 @@ class Dense:
         weight = tensors["weight"]
         assert weight is not None
         return F.linear(x, weight, tensors.get("bias"))
+
+    def batch_invariant(self) -> InvariantDense:
+        """The same weights, multiplied by a kernel of our own."""
+        return InvariantDense()
+
+
+class InvariantDense:
+    """Weights as they are; y's rows have the same bits in any company, at some cost in speed."""
+
+    name = Dense.name
+
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """As :class:`Dense`."""
+        return Dense().layout(out_features, in_features, bias, dtype)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """As :class:`Dense`."""
+        return Dense().pack(weight, bias)
+
+    def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+        """x · Wᵀ + b, x [T, in_features]."""
+        weight = tensors["weight"]
+        assert weight is not None
+        return invariant_linear(x, weight, tensors.get("bias"))
+
+    def batch_invariant(self) -> InvariantDense:
+        """Itself."""
+        return self
 
 
 def make_scheme(config: QuantConfig) -> LinearScheme:

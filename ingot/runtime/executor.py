@@ -6,12 +6,17 @@ runner or the sampler decide.
     executor.add("r0", prompt_ids, params)
     while executor.has_work:
         for update in executor.step(): ...
+
+On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
+one's tokens on the device, and only then are those tokens read. A request that turns out to have ended has a
+token computed for nothing. Requests whose next step depends on what the host does with the last (penalties,
+log-probabilities, beams) hold everyone to the plain order while they are there.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +24,17 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
 from ingot.errors import OutOfMemoryError, RequestError
+from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
+from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
-from ingot.runtime.scheduler import Scheduler
-from ingot.runtime.selection import Choice, TokenLogprobs, TokenSelector
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.selection import Choice, TokenLogprobs, TokenSelector, not_a_number, row_sampling
+from ingot.runtime.token_feed import TokensInFlight
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,14 @@ class Update:
     score: float | None = None
 
 
+@dataclass(frozen=True)
+class _StepAhead:
+    """A step whose tokens the host has not read: the requests that they are for, in the tokens' order."""
+
+    requests: list[Request]
+    tokens: TokensInFlight
+
+
 class Executor:
     """Runs requests of one model; not safe to call from several threads at once."""
 
@@ -59,19 +76,24 @@ class Executor:
         max_batch_size: int,
         max_seq_len: int,
         token_budget: int,
+        run_ahead: bool = False,
     ) -> None:
-        self.model = model
         self.runner = runner
         self.blocks = blocks
         self.stop_ids = stop_ids
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
+        self.run_ahead = run_ahead
+        vocab_size = model.config.vocab_size
+        self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset)
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size))
-        self.selector = TokenSelector(stop_ids, model.config.vocab_size, runner.device)
+        self.selector = TokenSelector(stop_ids, vocab_size, runner.device)
         self.num_preemptions = 0
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
         self._prompt_logits: dict[str, list[torch.Tensor]] = {}
+        self._host_bound: set[str] = set()
+        self._ahead: _StepAhead | None = None
 
     @property
     def has_work(self) -> bool:
@@ -88,14 +110,14 @@ class Executor:
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
-            request = self._request(request_id, ids, params, 0)
+            request = self.admission.request(request_id, ids, params, 0)
             request.width = params.num_beams
             self._groups[request_id] = BeamGroup(request, self.stop_ids)
             self._start(request, request_id)
             return
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
-            self._start(self._request(name, ids, params, index), request_id)
+            self._start(self.admission.request(name, ids, params, index), request_id)
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
         """The prompt's ids, when the request can be served.
@@ -103,9 +125,7 @@ class Executor:
         Raises:
             RequestError: the prompt is empty, too long, holds unknown ids, or the beams cannot fit.
         """
-        ids = self._checked(prompt_ids, room=1)
-        self._check_fit(len(ids), params)
-        return ids
+        return self.admission.check(prompt_ids, params)
 
     def active_ids(self) -> set[str]:
         """Ids of the requests that are not finished."""
@@ -117,8 +137,8 @@ class Executor:
         Raises:
             RequestError: as ``add``.
         """
-        ids = self._checked(prompt_ids, room=0)
-        request = self._request(request_id, ids, SamplingParams(max_new_tokens=1), 0)
+        ids = self.admission.checked_ids(prompt_ids, room=0)
+        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0)
         request.all_logits = True
         self._prompt_logits[request_id] = []
         self._start(request, request_id)
@@ -139,8 +159,27 @@ class Executor:
         self._groups.pop(request_id, None)
         self._prompt_logits.pop(request_id, None)
 
+    def warm_up(self, batch_sizes: Iterable[int] | None) -> None:
+        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them and, when
+        nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
+
+        Raises:
+            RequestError: a size that is not 1 to ``max_batch_size``.
+        """
+        sizes = list(range(1, self.max_batch_size + 1) if batch_sizes is None else batch_sizes)
+        if any(not 1 <= size <= self.max_batch_size for size in sizes):
+            raise RequestError(
+                "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
+            )
+        if self.runner.device.type != "cuda":
+            return
+        with on_device(self.runner.device):
+            self.runner.warm_up(sizes)
+        if not self.has_work:
+            rehearse(self)
+
     def step(self) -> list[Update]:
-        """Compute one step; returns the news of the requests that took part.
+        """Send one step, read one; returns the news of the requests whose tokens were read.
 
         After an exception the executor holds no requests.
         """
@@ -148,6 +187,7 @@ class Executor:
             with on_device(self.runner.device):
                 return self._step()
         except BaseException as error:
+            self._ahead = None
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self._end(request)
             self._groups.clear()
@@ -161,11 +201,45 @@ class Executor:
             raise
 
     def _step(self) -> list[Update]:
+        before, self._ahead = self._ahead, None
+        ahead = self.run_ahead and not self._host_bound and not self.runner.eager
+        if before is not None and not ahead:
+            return self._read(before)
         batch = self.scheduler.schedule()
         self.num_preemptions += len(batch.preempted)
         if not batch.requests:
-            assert batch.preempted or not self.has_work, "the scheduler made no progress"
-            return []
+            stuck = before is None and self.has_work and not batch.preempted
+            assert not stuck, "the scheduler made no progress"
+        elif ahead:
+            self._ahead = self._send(batch)
+        else:
+            return self._run(batch)
+        return [] if before is None else self._read(before)
+
+    def _send(self, batch: ScheduledBatch) -> _StepAhead:
+        """Start a step whose tokens are read later."""
+        requests = [item.request for item in batch.requests if item.samples]
+        tokens = self.runner.launch(batch, [row_sampling(request) for request in requests])
+        self.scheduler.computed(batch)
+        for row, request in enumerate(requests):
+            request.pending_row = row
+            request.num_pending += 1
+        return _StepAhead(requests, tokens)
+
+    def _read(self, step: _StepAhead) -> list[Update]:
+        """Wait for a step's tokens and give them to its requests."""
+        updates = []
+        for request, token in zip(step.requests, step.tokens.wait(), strict=True):
+            request.num_pending -= 1
+            if request.ended:
+                continue
+            if token == NOT_A_NUMBER:
+                raise not_a_number(request)
+            updates.append(self._apply_token(request, token, None))
+        return updates
+
+    def _run(self, batch: ScheduledBatch) -> list[Update]:
+        """Run a step and give its requests what comes of it."""
         logits = self.runner.run(batch)
         self.scheduler.computed(batch)
         updates, rows, sampling = [], [], []
@@ -197,16 +271,18 @@ class Executor:
         group = self._groups.get(self._owner_of(request))
         if group is not None:
             return self._apply_beam(group, choice)
-        token, params = choice.token_id, request.params
-        if token in params.end_ids(self.stop_ids):
-            return [self._finished(request, FinishReason.STOP, token)]
+        return [self._apply_token(request, choice.token_id, choice.logprobs)]
+
+    def _apply_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+        if token in request.params.end_ids(self.stop_ids):
+            return self._finished(request, FinishReason.STOP, token)
         request.output_ids.append(token)
-        logprobs = (choice.logprobs,) if choice.logprobs is not None else ()
-        reason = FinishReason.LENGTH if request.num_tokens >= request.max_total_tokens else None
+        reason = FinishReason.LENGTH if request.num_known >= request.max_total_tokens else None
         owner = self._owner_of(request)
         if reason is not None:
             self._end(request)
-        return [Update(owner, request.sample_index, (token,), reason, logprobs=logprobs)]
+        found = () if logprobs is None else (logprobs,)
+        return Update(owner, request.sample_index, (token,), reason, logprobs=found)
 
     def _apply_beam(self, group: BeamGroup, choice: Choice) -> list[Update]:
         owner = self._owner_of(choice.request)
@@ -216,7 +292,7 @@ class Executor:
         for parent in group.advance(self.scheduler):
             self._end(parent)
         for beam in group.beams:
-            self._owner[beam.request_id] = owner
+            self._own(beam, owner)
         if not group.search.done:
             return []
         del self._groups[owner]
@@ -241,71 +317,17 @@ class Executor:
         return self._owner[request.request_id]
 
     def _start(self, request: Request, owner: str) -> None:
-        self._owner[request.request_id] = owner
+        self._own(request, owner)
         self.scheduler.add(request)
 
+    def _own(self, request: Request, owner: str) -> None:
+        self._owner[request.request_id] = owner
+        if request.all_logits or self.selector.needs_host(request):
+            self._host_bound.add(request.request_id)
+
     def _end(self, request: Request) -> None:
+        request.ended = True
         self.scheduler.finish(request)
         self.selector.forget(request)
         self._owner.pop(request.request_id, None)
-
-    def _request(self, name: str, ids: list[int], params: SamplingParams, index: int) -> Request:
-        room = self.max_seq_len - len(ids)
-        new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
-        offset = self.model.rope_offset(len(ids))
-        return Request(
-            name,
-            ids,
-            params,
-            len(ids) + new,
-            rope_offset=offset,
-            cache_key=offset.to_bytes(8, "little"),
-            sample_index=index,
-        )
-
-    def _checked(self, prompt_ids: Sequence[int], room: int) -> list[int]:
-        ids = list(prompt_ids)
-        vocab_size = self.model.config.vocab_size
-        if not ids:
-            raise RequestError(
-                "the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt"
-            )
-        bad = [i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size]
-        if bad:
-            raise RequestError(
-                "token ids outside the vocabulary", seen=bad[:5], allowed=f"0 to {vocab_size - 1}"
-            )
-        if len(ids) > self.max_seq_len - room:
-            raise RequestError(
-                "the prompt is too long",
-                seen=f"{len(ids)} tokens",
-                allowed=f"<= {self.max_seq_len - room} tokens",
-                fix="shorten the prompt, or build with a larger --max-seq-len",
-            )
-        return ids
-
-    def _check_fit(self, length: int, params: SamplingParams) -> None:
-        """Refuse a beam search that could never have all its beams in the batch or in the cache, or that asks
-        for what it does not give.
-        """
-        width = params.num_beams
-        if width > 1 and params.logprobs is not None:
-            raise RequestError(
-                "beam search gives scores, no log-probabilities", seen=params.logprobs, fix="logprobs"
-            )
-        if width > self.max_batch_size:
-            raise RequestError(
-                "more beams than the engine's batch",
-                seen=width,
-                allowed=f"<= {self.max_batch_size}",
-                fix="num_beams",
-            )
-        new = self.max_seq_len if params.max_new_tokens is None else params.max_new_tokens
-        worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))
-        if width > 1 and worst > self.blocks.num_blocks:
-            raise RequestError(
-                "the beams do not fit the KV cache",
-                seen=f"{worst} blocks at worst",
-                allowed=f"<= {self.blocks.num_blocks} blocks",
-                fix="fewer num_beams, fewer max_new_tokens, or more cache_tokens",
-            )
+        self._host_bound.discard(request.request_id)

@@ -1,7 +1,8 @@
 """A step's tensors in, logits out.
 
-Owns the choice between a decoder's two ways of computing the same: module by module, or, for a few decoding
-tokens on a GPU, with the small kernels folded into the products. Knows no request.
+Owns the choice between a decoder's ways of computing the same: module by module, or, on a GPU, with residual
+sums inside the matrix library's products, or, for a few decoding tokens, with all small kernels folded into
+the products. Knows no request.
 
     logits = Forward(model, caches, fused=True)(batch)
 """
@@ -14,23 +15,25 @@ import torch
 
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import fused_logits, fuses
-
-FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
+from ingot.layers.folded import folded_hidden, folds
+from ingot.layers.fused_decode import FUSED_ROWS, fused_logits, fuses
+from ingot.layers.plain_decode import is_plain, plain_logits
 
 
 class Forward:
     """Computes steps of one model over one cache.
 
-    ``fused`` asks for the folded kernels in steps of up to ``FUSED_ROWS`` tokens that all decode; a decoder
-    whose shape they do not know runs module by module. ``by_module`` forces that, so that hooks on modules
-    fire.
+    ``fused`` asks for the folded kernels in steps of up to ``FUSED_ROWS`` tokens that all decode, and for
+    products that add in place in the others. A decoder whose shape they do not know runs module by module.
+    ``by_module`` forces that, so that hooks on modules fire.
     """
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
         self.fused = fused and fuses(model)
+        self.plain = fused and is_plain(model)
+        self.folded = fused and folds(model)
         self.by_module = False
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
@@ -40,5 +43,10 @@ class Forward:
         few = batch.max_query_len == 1 and hidden.shape[0] <= FUSED_ROWS
         if self.fused and few and not self.by_module:
             return fused_logits(model, hidden, batch, self.caches)
-        hidden = model(hidden, batch, self.caches)
+        if self.plain and few and not self.by_module:
+            return plain_logits(model, hidden, batch, self.caches)
+        if self.folded and not self.by_module:
+            hidden = folded_hidden(model, hidden, batch, self.caches)
+        else:
+            hidden = model(hidden, batch, self.caches)
         return model.logits(hidden[batch.logits_indices])

@@ -1,21 +1,31 @@
-"""Decode steps as CUDA graphs, one a batch bucket.
+"""Decode steps as CUDA graphs, one a batch bucket and way of sampling.
 
-Owns capture and replay of the model over static buffers. A bucket's graph is captured the first time that it
-is needed. Knows nothing of requests beyond a step's rows.
+Owns capture and replay of the model, and of the sampler, over static buffers. A graph is captured the first
+time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyond a step's rows.
 
-    graphs = DecodeGraphs(forward, device, max_batch_size=64, max_seq_len=4096)
-    logits = graphs.run(step, block_size)
+    graphs = DecodeGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
+    graphs.launch(step, draws)           # tokens end in feed.table
+    logits = graphs.logits(step)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ingot.runtime.forward import Forward
+from ingot.runtime.recording import record
+from ingot.runtime.sampled_step import sampled_step
+from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.token_feed import TokenFeed
+
+GREEDY = (RowSampling(),)
+FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
+UNFILTERED = (RowSampling(temperature=1.0),)
 
 
 def batch_buckets(max_batch_size: int) -> list[int]:
@@ -26,11 +36,21 @@ def batch_buckets(max_batch_size: int) -> list[int]:
     return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
 
 
+def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
+    """The least general of the sampler's three ways that does all rows' work; each has a graph of its own.
+
+    A min-p needs no way of its own: every draw applies it.
+    """
+    drawing = [d for d in draws if d.temperature > 0]
+    if not drawing:
+        return GREEDY
+    return FILTERED if any(d.top_k or d.top_p < 1 for d in drawing) else UNFILTERED
+
+
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    buffer: StepBuffer
-    logits: torch.Tensor
+    logits: torch.Tensor | None
 
 
 class DecodeGraphs:
@@ -38,44 +58,77 @@ class DecodeGraphs:
     padding.
     """
 
-    def __init__(self, forward: Forward, device: torch.device, max_batch_size: int, max_seq_len: int) -> None:
+    def __init__(
+        self, forward: Forward, feed: TokenFeed, device: torch.device, max_batch_size: int, max_seq_len: int
+    ) -> None:
         self.forward = forward
+        self.feed = feed
         self.device = device
         self.max_seq_len = max_seq_len
+        self.block_size = forward.caches[0].block_size
         self.buckets = batch_buckets(max_batch_size)
-        self._captured: dict[int, _Captured] = {}
+        self._buffers: dict[int, StepBuffer] = {}
+        self._captured: dict[tuple[int, tuple[RowSampling, ...] | None], _Captured] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def fits(self, num_requests: int) -> bool:
         """Whether a bucket holds this many requests."""
         return num_requests <= self.buckets[-1]
 
-    def run(self, step: ScheduledBatch, block_size: int) -> torch.Tensor:
+    def bucket_of(self, num_requests: int) -> int:
+        """The smallest bucket that holds this many requests."""
+        return next(b for b in self.buckets if b >= num_requests)
+
+    def logits(self, step: ScheduledBatch) -> torch.Tensor:
         """Logits [requests, vocab_size]; valid until the next run: buckets share memory."""
-        count = len(step.requests)
-        bucket = next(b for b in self.buckets if b >= count)
-        captured = self._capture(bucket)
-        captured.buffer.fill(step, block_size)
-        captured.buffer.upload()
+        found = self._replay(step, (), None)
+        assert found is not None
+        return found[: len(step.requests)]
+
+    def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> None:
+        """Start a step that leaves its requests' tokens in the first rows of the feed's table."""
+        self._replay(step, draws, sampling_kind(draws))
+
+    def warm_up(self, num_requests: int) -> None:
+        """Capture the greedy step of the bucket for this many requests."""
+        self._capture(self.bucket_of(num_requests), GREEDY)
+
+    def _replay(
+        self, step: ScheduledBatch, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None
+    ) -> torch.Tensor | None:
+        bucket = self.bucket_of(len(step.requests))
+        captured = self._capture(bucket, kind)
+        buffer = self._buffers[bucket]
+        buffer.fill(step, self.block_size, draws)
+        buffer.upload()
         captured.graph.replay()
-        return captured.logits[:count]
+        return captured.logits
+
+    def _buffer(self, bucket: int) -> StepBuffer:
+        if bucket not in self._buffers:
+            width = -(-self.max_seq_len // self.block_size)
+            kv_heads = self.forward.caches[0].num_kv_heads
+            self._buffers[bucket] = StepBuffer(bucket, bucket, width, bucket, self.device, kv_heads)
+        return self._buffers[bucket]
 
     @torch.inference_mode()
-    def _capture(self, bucket: int) -> _Captured:
-        if bucket in self._captured:
-            return self._captured[bucket]
-        block_size = self.forward.caches[0].block_size
-        width = -(-self.max_seq_len // block_size)
-        buffer = StepBuffer(bucket, bucket, width, bucket, self.device)
-        buffer.fill(ScheduledBatch(), block_size)
-        buffer.host["query_start"][:] = range(bucket + 1)
-        buffer.host["logits_indices"][:] = range(bucket)
+    def _capture(self, bucket: int, kind: tuple[RowSampling, ...] | None) -> _Captured:
+        if (bucket, kind) in self._captured:
+            return self._captured[bucket, kind]
+        buffer = self._buffer(bucket)
+        buffer.fill_padding()
         buffer.upload()
-        batch = buffer.batch(1, self.max_seq_len)
-        self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits = self.forward(batch)
-        self._captured[bucket] = _Captured(graph, buffer, logits)
-        return self._captured[bucket]
+        batch = buffer.padded_batch(1, self.max_seq_len)
+        table = self.feed.table.clone()
+
+        def run() -> torch.Tensor | None:
+            if kind is None:
+                return self.forward(batch)
+            draws = buffer.draws(bucket, kind)
+            sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed.table)
+            return None
+
+        run()  # compiles kernels and fills workspaces outside of the capture
+        self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
+        self._captured[bucket, kind] = _Captured(*record(run, self._pool, self.device))
+        return self._captured[bucket, kind]

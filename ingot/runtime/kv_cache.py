@@ -84,10 +84,10 @@ class BlockManager:
         request.num_computed = request.num_published = 0
 
     def publish(self, request: Request) -> None:
-        """Make the request's full, computed blocks findable."""
+        """Make the request's full, computed blocks findable, as far as their tokens are known."""
         if not self.prefix_reuse:
             return
-        full = request.num_computed // self.block_size
+        full = min(request.num_computed, request.num_known) // self.block_size
         for index in range(request.num_published, full):
             block = request.blocks[index]
             if block in self._hash_of:

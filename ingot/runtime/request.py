@@ -40,6 +40,9 @@ class Request:
         blocks: cache blocks in order.
         block_hashes: hashes of the full blocks of ``tokens``, as far as they have been needed.
         held: not scheduled until its beam group moves on.
+        num_pending: tokens that steps have chosen and the host has not read yet.
+        pending_row: where the newest of them lies on the device (a row of the last step's choices).
+        ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
     request_id: str
@@ -57,19 +60,32 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     held: bool = False
+    num_pending: int = 0
+    pending_row: int = -1
+    ended: bool = False
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
+    def num_known(self) -> int:
+        """Prompt and output tokens that the host knows."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far, pending ones included."""
+        return len(self.prompt_ids) + len(self.output_ids) + self.num_pending
+
+    @property
     def num_uncomputed(self) -> int:
-        """Known tokens that are not in the cache yet."""
+        """Tokens that no step has put into the cache yet."""
         return self.num_tokens - self.num_computed
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it ends by length as soon as its pending tokens are read."""
+        return self.num_pending > 0 and self.num_tokens >= self.max_total_tokens
+
     def tokens(self, start: int, end: int) -> Sequence[int]:
-        """Tokens [start, end) of prompt and output together."""
+        """Tokens [start, end) of prompt and output together; pending ones are left out."""
         split = len(self.prompt_ids)
         if start >= split:
             return self.output_ids[start - split : end - split]

@@ -1,22 +1,29 @@
-"""Scheduled tokens in, logits out.
+"""Scheduled tokens in, logits or tokens out.
 
 Owns the KV cache's memory and the way from a ``ScheduledBatch`` to the model and back. Decides nothing: what
-runs was decided by the scheduler, what is chosen from the logits is the sampler's.
+runs was decided by the scheduler, and how a row draws by its request.
 
-    runner = Runner(model, caches, device, max_batch_size=8, max_seq_len=4096, cuda_graphs=True)
-    logits = runner.run(step)        # [L, vocab_size] on the device
+    runner = Runner(model, caches, device, max_batch_size=8, max_seq_len=4096, token_budget=2048)
+    flight = runner.launch(step, draws)   # tokens, on their way
+    logits = runner.run(step)             # [L, vocab_size] on the device
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
-from ingot.layers.batch import LayerCache
+from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs
+from ingot.runtime.graphs import DecodeGraphs, batch_buckets
+from ingot.runtime.prompt_graphs import PromptGraphs
+from ingot.runtime.sampled_step import leave_tokens, sampled_step
+from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 
 
 def make_caches(
@@ -49,18 +56,26 @@ class Runner:
         *,
         max_batch_size: int,
         max_seq_len: int,
+        token_budget: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
     ) -> None:
         self.model = model
         self.caches = caches
-        sixteen_bit = caches[0].keys.dtype.itemsize == 2
-        self.forward = Forward(model, caches, fused=fused_decode and sixteen_bit and device.type == "cuda")
+        able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
+        self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
+        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], device)  # a graph writes its padding too
+        self._tokens = max(token_budget, max_batch_size)
+        self._requests = max_batch_size
+        self._buffer: StepBuffer | None = None
         use_graphs = cuda_graphs and device.type == "cuda"
-        self.graphs = DecodeGraphs(self.forward, device, max_batch_size, max_seq_len) if use_graphs else None
+        self.graphs = (
+            DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
+        )
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
 
     @property
     def eager(self) -> bool:
@@ -79,24 +94,56 @@ class Runner:
         gets one, others none; rows follow the step's order.
         """
         self._copy_blocks(step.copies)
-        decode_only = all(item.count == 1 and item.samples for item in step.requests)
-        if (
-            self.graphs is not None
-            and not self.eager
-            and decode_only
-            and self.graphs.fits(len(step.requests))
-        ):
-            return self.graphs.run(step, self.block_size)
-        return self._run_eager(step)
+        if self.graphs is not None and self._has_graph(step):
+            return self.graphs.logits(step)
+        if self.prompts is not None and not self.eager and self.prompts.fits(step):
+            return self.prompts.run(step, ())[0]
+        return self.forward(self._eager_batch(step, ()))
 
-    def _run_eager(self, step: ScheduledBatch) -> torch.Tensor:
-        requests = step.requests
-        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in requests)
-        width = max(len(i.request.blocks) for i in requests)
-        buffer = StepBuffer(step.num_tokens, len(requests), width, rows, self.device)
-        buffer.fill(step, self.block_size)
+    @torch.inference_mode()
+    def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
+        """Start a step and the drawing of its tokens; nothing waits for the device.
+
+        Requests with pending tokens read them from where the step before left them: ``draws`` has a row for
+        each request that samples, in the step's order, which is the order of the tokens too.
+        """
+        self._copy_blocks(step.copies)
+        if self.graphs is not None and self._has_graph(step):
+            self.graphs.launch(step, draws)
+        elif self.prompts is not None and not self.eager and self.prompts.fits(step):
+            logits, buffer = self.prompts.run(step, draws)
+            leave_tokens(logits, buffer.draws(len(draws), draws), self.feed.table)
+        else:
+            batch = self._eager_batch(step, draws)
+            buffer = self._eager_buffer()
+            values = buffer.draws(len(draws), draws)
+            sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed.table)
+        return self.feed.send(len(draws))
+
+    def warm_up(self, batch_sizes: Iterable[int]) -> None:
+        """Capture the greedy decode graphs for batches of these sizes now; nothing without graphs."""
+        for size in batch_sizes:
+            if self.graphs is not None and self.graphs.fits(size):
+                self.graphs.warm_up(size)
+
+    def _has_graph(self, step: ScheduledBatch) -> bool:
+        graphs = self.graphs
+        single = all(item.count == 1 and item.samples for item in step.requests)
+        return graphs is not None and not self.eager and single and graphs.fits(len(step.requests))
+
+    def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
+        buffer = self._eager_buffer()
+        buffer.fill(step, self.block_size, draws)
         buffer.upload()
-        return self.forward(buffer.batch(max(i.count for i in requests), self.max_seq_len))
+        return buffer.batch_of(step, self.max_seq_len)
+
+    def _eager_buffer(self) -> StepBuffer:
+        """One buffer for all steps without a graph, made with the first."""
+        if self._buffer is None:
+            width = -(-self.max_seq_len // self.block_size)
+            sizes = (self._tokens, self._requests, width, self._tokens)
+            self._buffer = StepBuffer(*sizes, self.device, self.caches[0].num_kv_heads)
+        return self._buffer
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks, in every layer."""

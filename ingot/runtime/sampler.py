@@ -14,7 +14,7 @@ draw, elsewhere their twin here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,16 +73,16 @@ class SamplingTensors:
         pinned = torch.device(device).type == "cuda"
         host_f = torch.tensor(numbers, dtype=torch.float64, pin_memory=pinned)
         host_i = torch.tensor(integers, dtype=torch.int64, pin_memory=pinned)
-        temperature, top_p, min_p = host_f.to(device, non_blocking=True)
-        top_k, seed, step = host_i.to(device, non_blocking=True)
+        names = ("temperature", "top_p", "min_p", "top_k", "seed", "step")
+        sent = (*host_f.to(device, non_blocking=True), *host_i.to(device, non_blocking=True))
+        return cls.over(dict(zip(names, sent, strict=True)), rows)
+
+    @classmethod
+    def over(cls, fields: Mapping[str, torch.Tensor], rows: Sequence[RowSampling]) -> SamplingTensors:
+        """Values that are on the device already; ``rows`` are what they hold, on the host."""
         drawing = [r for r in rows if r.temperature > 0]
         return cls(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            seed=seed,
-            step=step,
+            **fields,
             all_greedy=not drawing,
             max_top_k=max((r.top_k for r in drawing), default=0),
             any_top_p=any(r.top_p < 1 for r in drawing),

@@ -19,22 +19,21 @@ from ingot.runtime.request import Request
 
 @dataclass(frozen=True)
 class ScheduledRequest:
-    """A request's share of a step: its tokens [start, start + count), placed in ``blocks``."""
+    """A request's share of a step: its tokens [start, start + count), placed in ``request.blocks``.
+
+    ``samples``: the step reaches the request's last token, so that a next one can be chosen.
+    """
 
     request: Request
     start: int
     count: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step reaches the request's last known token, so that a next one can be chosen."""
-        return self.start + self.count == self.request.num_tokens
+    samples: bool
 
 
 @dataclass
 class ScheduledBatch:
     """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for
-    it.
+    it. Requests with one token stand first: they attend as decodes, whatever runs beside them.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
@@ -45,6 +44,11 @@ class ScheduledBatch:
     def num_tokens(self) -> int:
         """Tokens of the step."""
         return sum(r.count for r in self.requests)
+
+    @property
+    def num_single(self) -> int:
+        """Requests, from the first on, with one token."""
+        return next((i for i, r in enumerate(self.requests) if r.count > 1), len(self.requests))
 
 
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
@@ -93,7 +97,7 @@ class Scheduler:
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
         budget = self.token_budget
-        ready = [r for r in self.running if not r.held]
+        ready = [r for r in self.running if not r.held and not r.is_full]
         for request in sorted(ready, key=lambda r: r.num_uncomputed > 1):
             if budget == 0:
                 break
@@ -101,14 +105,15 @@ class Scheduler:
                 continue
             count = _share(request, budget)
             if self._reserve(request, count, step):
-                step.requests.append(ScheduledRequest(request, request.num_computed, count))
+                step.requests.append(_scheduled(request, count))
                 budget -= count
         if not step.preempted:
             self._admit(step, budget)
+        step.requests.sort(key=lambda item: item.count > 1)
         return step
 
     def computed(self, step: ScheduledBatch) -> None:
-        """Record that the runner has done a step."""
+        """Record that a step has been given to the device."""
         for item in step.requests:
             item.request.num_computed = item.start + item.count
             self.cache.publish(item.request)
@@ -121,6 +126,7 @@ class Scheduler:
         """
         while self.waiting and budget > 0:
             request = self.waiting[0]
+            assert not request.num_pending, "what preempts it waits for its pending tokens"
             if sum(r.width for r in self.running) + request.width > self.max_batch_size:
                 return
             self.cache.reuse_prefix(request)
@@ -135,7 +141,7 @@ class Scheduler:
             assert grown
             self.waiting.popleft()
             self.running.append(request)
-            step.requests.append(ScheduledRequest(request, request.num_computed, count))
+            step.requests.append(_scheduled(request, count))
             budget -= count
 
     def _take_from_held(self) -> bool:
@@ -172,6 +178,11 @@ class Scheduler:
             self.running.remove(victim)
             self.waiting.appendleft(victim)
             step.preempted.append(victim)
+
+
+def _scheduled(request: Request, count: int) -> ScheduledRequest:
+    samples = request.num_computed + count == request.num_tokens
+    return ScheduledRequest(request, request.num_computed, count, samples)
 
 
 def _share(request: Request, budget: int) -> int:

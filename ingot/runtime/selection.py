@@ -50,6 +50,13 @@ class TokenSelector:
         self._device = device
         self._processors: dict[str, list[LogitsProcessor]] = {}
 
+    def needs_host(self, request: Request) -> bool:
+        """Whether the request's next token depends on more than its logits and the values of its draw, or
+        more than a token is wanted.
+        """
+        params = request.params
+        return params.num_beams > 1 or params.logprobs is not None or bool(self._processors_of(request))
+
     def forget(self, request: Request) -> None:
         """Drop what is kept for a request."""
         self._processors.pop(request.request_id, None)
@@ -87,7 +94,7 @@ class TokenSelector:
         return rows.clone() if changed else rows.float()
 
     def _sample(self, choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor | None) -> None:
-        tensors = SamplingTensors.from_rows([_row(c.request) for c in choices], self._device)
+        tensors = SamplingTensors.from_rows([row_sampling(c.request) for c in choices], self._device)
         output = sample(rows, tensors)
         if raw is not None:
             count = max(c.request.params.logprobs or 0 for c in choices)
@@ -96,11 +103,7 @@ class TokenSelector:
         tokens, logits = both.tolist()  # one wait for the device
         for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
             if math.isnan(logit):
-                raise EngineError(
-                    "the model's logits are not numbers",
-                    seen=f"NaN after {choice.request.num_tokens} tokens",
-                    fix="build with --dtype bf16 or fp32 if fp16 overflows; else the weights are broken",
-                )
+                raise not_a_number(choice.request)
             choice.token_id = token
             wanted = choice.request.params.logprobs
             if raw is not None and wanted is not None:
@@ -117,7 +120,16 @@ class TokenSelector:
         return found
 
 
-def _row(request: Request) -> RowSampling:
+def not_a_number(request: Request) -> EngineError:
+    """The error for a model that gives no numbers."""
+    return EngineError(
+        "the model's logits are not numbers",
+        seen=f"NaN after {request.num_known} tokens",
+        fix="build with --dtype bf16 or fp32 if fp16 overflows; else the weights are broken",
+    )
+
+
+def row_sampling(request: Request) -> RowSampling:
     """How the request draws its next token: a pure function of its seed, answer index and output length."""
     params = request.params
     temperature = params.temperature if params.num_beams == 1 else 0.0
@@ -129,5 +141,5 @@ def _row(request: Request) -> RowSampling:
         min_p=params.min_p,
         seed=seed
         ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
-        step=len(request.output_ids),
+        step=len(request.output_ids) + request.num_pending,
     )

@@ -16,6 +16,7 @@ from ingot.device import on_device
 from ingot.errors import OutOfMemoryError
 from ingot.layers.batch import ForwardBatch
 from ingot.layers.decoder import Decoder
+from ingot.layers.invariance import make_batch_invariant
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
@@ -35,11 +36,13 @@ def make_executor(
     max_seq_len: int,
     config: RuntimeConfig,
 ) -> Executor:
-    """Allocate the KV cache and put the parts together.
+    """Allocate the KV cache and put the parts together; with ``batch_invariant`` the model is switched over.
 
     Raises:
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
     """
+    if config.batch_invariant:
+        make_batch_invariant(model)
     block_bytes = _block_bytes(model, config.block_size, dtype)
     try:
         with on_device(device):
@@ -57,8 +60,9 @@ def make_executor(
         device,
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
+        token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
-        fused_decode=config.fused_decode,
+        fused_decode=config.fused_decode and not config.batch_invariant,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(
@@ -69,6 +73,7 @@ def make_executor(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         token_budget=config.token_budget,
+        run_ahead=config.run_ahead and device.type == "cuda",
     )
 
 

@@ -1,24 +1,51 @@
 """A step's tensors, filled on the host and sent to the device in one copy.
 
-Owns the memory behind a ``ForwardBatch``: one host buffer, one device buffer, both seen as the batch's
-fields. Knows no model and no policy.
+Owns the memory behind a ``ForwardBatch`` and the values that its rows draw with: host buffers and one device
+buffer, all seen as named fields. There are two host buffers for a GPU, used in turn: the copy of one step may
+still be under way while the next is filled. Knows no model and no policy.
 
     buffer = StepBuffer(num_tokens=8, num_requests=8, table_width=128, num_logits=8, device=device)
     buffer.fill(step, block_size)
     buffer.upload()
+    batch = buffer.batch_of(step, max_seq_len=4096)
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ingot.layers.batch import ForwardBatch
+from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+
+_PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
+_BATCH_FIELDS = (
+    *(name for name in _PER_TOKEN if name != "feed_rows"),
+    "logits_indices",
+    "block_tables",
+    "query_start",
+    "seq_lens",
+)
+_DRAW_LONGS = ("top_k", "seed", "step")
+_DRAW_DOUBLES = ("temperature", "top_p", "min_p")
+
+
+class _HostSide:
+    """One host buffer as named numpy arrays, and the event after which it may be written again."""
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.memory = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self.sent = torch.cuda.Event() if pinned else None
+        self.arrays: dict[str, np.ndarray] = {}
 
 
 class StepBuffer:
-    """Room for up to these many tokens, requests, blocks a request and logits rows.
+    """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
+    decode attention with ``num_kv_heads``.
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -30,54 +57,143 @@ class StepBuffer:
         table_width: int,
         num_logits: int,
         device: torch.device,
+        num_kv_heads: int = 0,
     ) -> None:
         self.num_requests = num_requests
-        longs = {"input_ids": num_tokens, "positions": num_tokens, "rope_rows": num_tokens}
-        longs |= {"slot_mapping": num_tokens, "logits_indices": num_logits}
-        ints = {
+        eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
+        eight |= dict.fromkeys((*_DRAW_LONGS, *_DRAW_DOUBLES), num_requests)
+        four = {
             "block_tables": num_requests * table_width,
             "query_start": num_requests + 1,
             "seq_lens": num_requests,
         }
-        size = 8 * sum(longs.values()) + 4 * sum(ints.values())
         on_gpu = device.type == "cuda"
-        self._host = torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu)
-        self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else self._host
-        host, views, start = {}, {}, 0
-        for names, dtype, width in ((longs, torch.int64, 8), (ints, torch.int32, 4)):
-            for name, count in names.items():
-                end = start + count * width
-                host[name] = self._host[start:end].view(dtype).numpy()
-                views[name] = self._device[start:end].view(dtype)
-                start = end
-        host["block_tables"] = host["block_tables"].reshape(num_requests, table_width)
-        views["block_tables"] = views["block_tables"].view(num_requests, table_width)
-        self.host: dict[str, np.ndarray] = host
-        self._views = views
+        size = 8 * sum(eight.values()) + 4 * sum(four.values())
+        self._sides = [_HostSide(size, on_gpu) for _ in range(2 if on_gpu else 1)]
+        first = self._sides[0].memory
+        self._device = torch.zeros(size, dtype=torch.uint8, device=device) if on_gpu else first
+        self._views = {}
+        start = 0
+        for name, count in (eight | four).items():
+            dtype = torch.float64 if name in _DRAW_DOUBLES else torch.int64 if name in eight else torch.int32
+            end = start + count * dtype.itemsize
+            self._views[name] = self._device[start:end].view(dtype)
+            for side in self._sides:
+                side.arrays[name] = side.memory[start:end].view(dtype).numpy()
+            start = end
+        shape = (num_requests, table_width)
+        self._views["block_tables"] = self._views["block_tables"].view(shape)
+        for side in self._sides:
+            side.arrays["block_tables"] = side.arrays["block_tables"].reshape(shape)
+        # Never uploaded: the kernels that count in it leave it at zero.
+        counts = num_requests * num_kv_heads
+        self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
+        self._turn = 0
 
-    def batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:
-        """The device side as a batch."""
-        return ForwardBatch(**self._views, max_query_len=max_query_len, max_seq_len=max_seq_len)
+    @property
+    def host(self) -> dict[str, np.ndarray]:
+        """The host side that ``upload`` sends next."""
+        return self._sides[self._turn].arrays
 
-    def fill(self, step: ScheduledBatch, block_size: int) -> None:
-        """Write a step into the host side."""
+    @property
+    def feed_rows(self) -> torch.Tensor:
+        """[num_tokens] int64 on the device: where the step before left a token's id; -1: in ``input_ids``."""
+        return self._views["feed_rows"]
+
+    def padded_batch(self, max_query_len: int, max_seq_len: int) -> ForwardBatch:
+        """The whole device side as a batch, padding included; no request has more new tokens than
+        ``max_query_len``.
+        """
+        fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
+        return ForwardBatch(
+            **fields, max_query_len=max_query_len, max_seq_len=max_seq_len, arrivals=self._arrivals
+        )
+
+    def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
+        """As much of the device side as a step takes."""
+        items = step.requests
+        rows = sum(i.count if i.request.all_logits else int(i.samples) for i in items)
+        ends = dict.fromkeys(_PER_TOKEN, step.num_tokens) | {"logits_indices": rows}
+        ends |= {"block_tables": len(items), "seq_lens": len(items), "query_start": len(items) + 1}
+        fields: dict[str, Any] = {name: self._views[name][: ends[name]] for name in _BATCH_FIELDS}
+        return ForwardBatch(
+            **fields,
+            max_query_len=max(item.count for item in items),
+            max_seq_len=max_seq_len,
+            num_decodes=step.num_single,
+            arrivals=self._arrivals,
+        )
+
+    def draws(self, num_rows: int, rows: Sequence[RowSampling]) -> SamplingTensors:
+        """The device side's values for the first ``num_rows`` draws; ``rows`` say what may be skipped."""
+        fields = {name: self._views[name][:num_rows] for name in (*_DRAW_LONGS, *_DRAW_DOUBLES)}
+        return SamplingTensors.over(fields, rows)
+
+    def fill(self, step: ScheduledBatch, block_size: int, draws: Sequence[RowSampling] = ()) -> None:
+        """Write a step, and how its sampling rows draw, into the host side."""
+        self._turn = (self._turn + 1) % len(self._sides)
+        sent = self._sides[self._turn].sent
+        if sent is not None:
+            sent.synchronize()
         host = self.host
         host["slot_mapping"].fill(-1)
         host["seq_lens"].fill(0)
-        token = 0
-        logits: list[int] = []
+        host["feed_rows"].fill(-1)
+        token = self._fill_tokens(step, block_size)
+        host["query_start"][len(step.requests) :] = token
+        self._fill_draws(draws)
+
+    def fill_padding(self) -> None:
+        """Make every row padding: one token a request, each of which wants logits."""
+        self.fill(ScheduledBatch(), 1)
+        self.host["query_start"][:] = range(self.num_requests + 1)
+        self.host["logits_indices"][:] = range(len(self.host["logits_indices"]))
+
+    def upload(self) -> None:
+        """Send the host side to the device, without waiting for it."""
+        side = self._sides[self._turn]
+        if side.sent is not None:
+            self._device.copy_(side.memory, non_blocking=True)
+            side.sent.record()
+
+    def _fill_tokens(self, step: ScheduledBatch, block_size: int) -> int:
+        """Returns the number of tokens."""
+        if all(item.count == 1 for item in step.requests):
+            self._fill_singles(step.requests, block_size)
+            return len(step.requests)
+        host = self.host
+        token, logits = 0, list[int]()
         for row, item in enumerate(step.requests):
             end = token + item.count
             self._fill_request(row, token, item, block_size)
             logits.extend(range(token, end) if item.request.all_logits else [end - 1] if item.samples else [])
             token = end
-        host["query_start"][len(step.requests) :] = token
         host["logits_indices"][: len(logits)] = logits
+        return token
 
-    def upload(self) -> None:
-        """Send the host side to the device, without waiting for it."""
-        if self._device is not self._host:
-            self._device.copy_(self._host, non_blocking=True)
+    def _fill_singles(self, items: Sequence[ScheduledRequest], block_size: int) -> None:
+        """One token a request: columns of plain lists, which numpy takes at once."""
+        host, count = self.host, len(items)
+        ids, feeds, slots, tables = [], [], [], host["block_tables"]
+        starts = [item.start for item in items]
+        for row, item in enumerate(items):
+            request, start = item.request, item.start
+            known = start < request.num_known
+            ids.append(request.tokens(start, start + 1)[0] if known else 0)
+            feeds.append(-1 if known else request.pending_row)
+            blocks = request.blocks
+            slots.append(blocks[start // block_size] * block_size + start % block_size)
+            tables[row, : len(blocks)] = blocks
+        positions = np.array(starts, dtype=np.int64)
+        host["input_ids"][:count] = ids
+        host["feed_rows"][:count] = feeds
+        host["slot_mapping"][:count] = slots
+        host["positions"][:count] = positions
+        host["rope_rows"][:count] = positions + [item.request.rope_offset for item in items]
+        host["seq_lens"][:count] = positions + 1
+        host["query_start"][:count] = range(count)
+        rows = [i for i, item in enumerate(items) if item.samples or item.request.all_logits]
+        host["logits_indices"][: len(rows)] = rows
 
     def _fill_request(self, row: int, token: int, item: ScheduledRequest, block_size: int) -> None:
         host, request, end = self.host, item.request, token + item.count
@@ -85,9 +201,19 @@ class StepBuffer:
         host["query_start"][row] = token
         host["seq_lens"][row] = item.start + item.count
         host["block_tables"][row, : len(blocks)] = blocks
-        host["input_ids"][token:end] = request.tokens(item.start, item.start + item.count)
+        known = request.tokens(item.start, item.start + item.count)
+        host["input_ids"][token : token + len(known)] = known
+        host["input_ids"][token + len(known) : end] = 0
+        host["feed_rows"][token + len(known) : end] = request.pending_row
         positions = np.arange(item.start, item.start + item.count)
         host["positions"][token:end] = positions
         host["rope_rows"][token:end] = positions + request.rope_offset
         table = host["block_tables"][row].astype(np.int64)
         host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
+
+    def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
+        host = self.host
+        host["temperature"].fill(0.0)
+        if any(draw.temperature > 0 for draw in draws):
+            for name in (*_DRAW_LONGS, *_DRAW_DOUBLES):
+                host[name][: len(draws)] = [getattr(draw, name) for draw in draws]

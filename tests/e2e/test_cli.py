@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from ingot import LLM, SamplingParams
 from ingot.cli.main import app
 from ingot.cli.sampling import _HELP
+from ingot.config.plan import KernelPlan
 from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
 from ingot.llm.conversation import Conversation
@@ -22,6 +23,15 @@ from ingot.version import VERSION
 from tests.e2e.tiny import END_OF_TEXT, write_tiny
 
 MAX_SEQ_LEN = 128
+FOREIGN_PLAN = {
+    "gpu": "Some GPU",
+    "capability": "9.0",
+    "value_bytes": 2,
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "tiles": {"rms_norm": {"m8_h32": {"num_warps": 8}}},
+    "measured": {"rms_norm": {"m8_h32": {"default_us": 3.0, "best_us": 2.0}}},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,13 +85,14 @@ def test_version_and_help() -> None:
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
     shown = ingot("--help")
     assert shown.exit_code == 0
-    assert all(verb in shown.stdout for verb in ("build", "run", "chat", "inspect", "diff"))
+    verbs = ("build", "tune", "run", "chat", "inspect", "diff", "bench")
+    assert all(verb in shown.stdout for verb in verbs)
 
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from ingot.cli.main import app\n"
-        "for words in (['--help'], ['--version'], ['run', '--help']):\n"
+        "for words in (['--help'], ['--version'], ['run', '--help'], ['bench', 'latency', '--help']):\n"
         "    try: app(words)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "print([m for m in ('torch', 'triton', 'transformers', 'huggingface_hub') if m in sys.modules])"
@@ -134,7 +145,7 @@ def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None
 
 def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    plan.write_text('{"gpu": "Some GPU", "tiles": {"rms_norm": {"num_warps": 8}}}')
+    plan.write_text(json.dumps(FOREIGN_PLAN))
     flags = {
         "--dtype": "bf16",
         "--max-batch-size": 3,
@@ -150,7 +161,9 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     assert (manifest.build.dtype, manifest.build.max_batch_size) == ("bf16", 3)
     assert (manifest.build.max_seq_len, manifest.build.layers) == (99, (0, 1))
     assert manifest.chat_template == "vicuna"
-    assert "Some GPU" in (tmp_path / "out" / "plan.json").read_text()
+    assert KernelPlan.from_json(json.loads((tmp_path / "out" / "plan.json").read_text())).gpu == "Some GPU"
+    shown = ingot("inspect", tmp_path / "out").stdout
+    assert "kernel plan   1 choices beside the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
 
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
@@ -363,7 +376,7 @@ def test_inspect_names_the_facts(engine: Path, checkpoint: Path) -> None:
     assert facts["tokenizer"] == "tiktoken, 464 ids"
     assert facts["chat format"] == "chatml"
     assert facts["sampling"] == "max_new_tokens 8"
-    assert facts["kernel plan"] == "defaults"
+    assert facts["kernel plan"] == "defaults, nothing measured"
     assert "embed_tokens.weight" not in result.stdout
     of_checkpoint = ingot("inspect", checkpoint).stdout
     assert of_checkpoint.startswith(f"checkpoint {checkpoint}\n")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ingot import LLM
+from ingot.config.runtime import RuntimeConfig
 from ingot.engine.builder import build
 from tests.e2e.test_cli import ingot, run_json
 from tests.e2e.tiny import write_tiny
@@ -81,3 +83,20 @@ def test_recast_tensors_are_told_in_one_line(engine: Path) -> None:
     back = build(engine.parent / "checkpoint", engine.parent / "again", max_seq_len=128, dtype="fp16")
     assert ingot("diff", narrow, back).stdout == "equal\n"
     assert "17 tensors: F16 -> F32, values equal" in ingot("diff", narrow, wide).stdout
+
+
+@pytest.mark.parametrize("verb", ["run", "chat"])
+def test_batch_invariance_is_asked_for(engine: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    setup = LLM._setup
+
+    def recorded(self: LLM, engine: object, runtime: RuntimeConfig) -> None:
+        seen.append(runtime.batch_invariant)
+        setup(self, engine, runtime)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LLM, "_setup", recorded)
+    words = [verb, engine, *(["Hi"] if verb == "run" else []), "--max-new-tokens", 2]
+    plain, invariant = (ingot(*words, *flag, stdin="Hi\n") for flag in ((), ("--batch-invariant",)))
+    assert plain.exit_code == invariant.exit_code == 0
+    assert plain.stdout == invariant.stdout
+    assert seen == [False, True]

@@ -123,3 +123,10 @@ def test_logits_of_every_token_and_taps_of_every_layer(llm: LLM) -> None:
     assert all(t.shape == (len(ids), 64) for t in seen.values())
     with pytest.raises(RequestError, match="no module"), llm.tap("layer.*"):
         pass
+
+
+def test_warm_up_knows_the_engines_batch(llm: LLM) -> None:
+    llm.warm_up([1, 2])
+    llm.warm_up()
+    with pytest.raises(RequestError, match="no such batch size"):
+        llm.warm_up([0])

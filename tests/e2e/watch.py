@@ -8,14 +8,16 @@ Owns a record of the steps that a runner was given. Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
 from ingot import LLM
+from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.token_feed import TokensInFlight
 
 
 @dataclass
@@ -31,9 +33,10 @@ class Share:
 
 @dataclass
 class Steps:
-    """The steps so far, and how many requests were preempted for them."""
+    """The steps so far, how many of them were sent ahead, and how many requests were preempted for them."""
 
     steps: list[list[Share]] = field(default_factory=list)
+    ahead: int = 0
     preemptions: int = 0
 
     @property
@@ -72,22 +75,30 @@ class Steps:
 def watch(llm: LLM) -> Iterator[Steps]:
     """Record the steps of an LLM while the block runs."""
     seen, runner, before = Steps(), llm.executor.runner, llm.executor.num_preemptions
-    run = runner.run
+    run, launch = runner.run, runner.launch
 
-    def recorded(step: ScheduledBatch) -> torch.Tensor:
+    def record(step: ScheduledBatch) -> None:
         seen.steps.append(
             [
                 Share(i.request.request_id, i.start, i.count, i.samples, i.request.num_tokens)
                 for i in step.requests
             ]
         )
+
+    def recorded_run(step: ScheduledBatch) -> torch.Tensor:
+        record(step)
         return run(step)
 
-    runner.run = recorded  # type: ignore[method-assign]
+    def recorded_launch(step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
+        record(step)
+        seen.ahead += 1
+        return launch(step, draws)
+
+    runner.run, runner.launch = recorded_run, recorded_launch  # type: ignore[method-assign]
     try:
         yield seen
     finally:
-        runner.run = run  # type: ignore[method-assign]
+        runner.run, runner.launch = run, launch  # type: ignore[method-assign]
         seen.preemptions = llm.executor.num_preemptions - before
 
 

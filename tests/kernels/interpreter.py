@@ -38,3 +38,19 @@ def _widened(operand: Any) -> Any:
         return operand
     wide = (operand.data.astype(np.uint32) << 16).view(np.float32)
     return interpreter.TensorHandle(wide, tl.float32)
+
+
+def order_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum every element of a matrix product in one order, wherever it stands and however large the tile is.
+
+    As a GPU's tensor cores do; the interpreter's own matrix library picks its order by shape and place.
+    """
+
+    def ordered_dot(self: Any, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
+        left, right = (_widened(operand).data.astype(np.float32) for operand in (a, b))
+        total = acc.data.copy()
+        for k in range(left.shape[1]):
+            total += left[:, k : k + 1] * right[k : k + 1]
+        return interpreter.TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", ordered_dot)

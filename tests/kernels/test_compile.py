@@ -13,10 +13,15 @@ import pytest
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
+    "keep_tokens_kernel",
     "best_token_kernel",
     "bin_scores_kernel",
     "find_cut_kernel",
+    "invariant_attention_kernel",
+    "invariant_linear_kernel",
+    "invariant_meet_kernel",
     "layer_norm_kernel",
+    "take_tokens_kernel",
     "list_scores_kernel",
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
@@ -27,10 +32,14 @@ KERNELS = {
     "rope_kv_write_kernel",
     "silu_mul_kernel",
     "small_gate_up_kernel",
+    "small_gate_up_matrix_kernel",
     "small_linear_kernel",
+    "small_linear_matrix_kernel",
     "small_qkv_kernel",
     "tile_tops_kernel",
     "tile_weights_kernel",
+    "small_qkv_matrix_kernel",
+    "sum_norm_kernel",
 }
 
 

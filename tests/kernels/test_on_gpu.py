@@ -15,8 +15,9 @@ from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
 from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear
+from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.sum_norm import sum_norm
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case
 
@@ -137,7 +138,7 @@ def test_7b_prefill(
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 63])
 @pytest.mark.parametrize("overlap", [1, 2])
 def test_7b_small_products(dtype: torch.dtype, rows: int, overlap: int) -> None:
     tiles = {"OVERLAP": overlap}
@@ -158,7 +159,7 @@ def test_7b_small_products(dtype: torch.dtype, rows: int, overlap: int) -> None:
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-@pytest.mark.parametrize("rows", [1, 7, 16])
+@pytest.mark.parametrize("rows", [1, 7, 16, 33, 64])
 def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) -> None:
     x = normal(rows, 4096, dtype=dtype, device="cuda")
     outputs = (heads + 2 * kv_heads) * 128
@@ -182,10 +183,10 @@ def test_7b_small_qkv(dtype: torch.dtype, heads: int, kv_heads: int, rows: int) 
 
 
 def test_rows_of_small_products_do_not_depend_on_their_company() -> None:
-    x = normal(16, 4096, dtype=torch.float16, device="cuda")
+    x = normal(64, 4096, dtype=torch.float16, device="cuda")
     g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
     w = constant(8192, 4096, dtype=torch.float16, seed=3)
-    for low, high in ((2, 8), (9, 16)):
+    for low, high in ((2, 8), (9, 16), (17, 32), (33, 64)):
         assert torch.equal(small_gate_up(x[:low], w, g, 1e-6), small_gate_up(x[:high], w, g, 1e-6)[:low])
         assert torch.equal(small_linear(x[:low], w), small_linear(x[:high], w)[:low])
 
@@ -213,6 +214,35 @@ def test_attention_overlapping_the_query_product(heads: int, overlap: int) -> No
     with torch.cuda.graph(graph):
         captured = step(overlap)
     for _ in range(10):
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 16, 32, 64])
+def test_overlapping_split_sums(rows: int) -> None:
+    """Products and norms in turn, each reading what the one before wrote, replayed: the same bits as one by
+    one, and near the sum in one part.
+    """
+    x = normal(rows, 4096, dtype=torch.float16, device="cuda")
+    g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
+    w = constant(4096, 4096, dtype=torch.float16, seed=3)
+    parts = small_linear_parts(x, w)
+    near = {"rtol": 1e-3, "atol": 1e-3}
+    torch.testing.assert_close(parts.double().sum(0), x.double() @ w.double().T, **near)
+
+    def chain(overlap: int) -> torch.Tensor:
+        tiles = {"OVERLAP": overlap}
+        normed, hidden = x, x
+        for _ in range(20):
+            normed, hidden = sum_norm(small_linear_parts(normed, w, tiles), hidden, g, 1e-6, tiles=tiles)
+        return normed
+
+    expected = chain(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(2)
+    for _ in range(20):
         captured.zero_()
         graph.replay()
         assert torch.equal(captured, expected)

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.paged_attention import paged_attention, paged_attention_triton
+from ingot.kernels import paged_attention as module
+from ingot.kernels.paged_attention import (
+    candidate_tiles,
+    default_overlap,
+    default_tiles,
+    paged_attention,
+    paged_attention_triton,
+)
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -102,6 +109,95 @@ def test_alone_is_bitwise_as_in_a_batch(impl: Implementation, heads: int) -> Non
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_arrivals_serve_every_call_and_slices_of_larger_tensors_are_taken(impl: Implementation) -> None:
+    """Two decode rows between others, as in a step that mixes decodes and prompt chunks."""
+    case = paged_case(
+        [200, 700, 65, 1], kv_heads=2, head_dim=32, block_size=16, dtype=torch.float16, device=impl.device
+    )
+    q = normal(9, 6, 32, dtype=torch.float16, device=impl.device)[:, :2]
+    arrivals = torch.zeros(8, dtype=torch.int32, device=impl.device)
+    op = impl(paged_attention, paged_attention_triton)
+    some = slice(1, 3)
+    caches = (case.key_cache, case.value_cache)
+    tables, lens = case.block_tables[some], case.seq_lens[some]
+    expected = expected64(torch.cat((q[:1], q[4:7])), case, 0.2, 0)[some]
+    for _ in range(2):
+        out = op(q[4:6], *caches, tables, lens, 0.2, 700, arrivals=arrivals)
+        assert_near(out, expected)
+        assert not arrivals.any(), "the last to arrive leaves the counts at zero"
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("heads", [2, 4])
+def test_every_candidate_is_right(impl: Implementation, heads: int) -> None:
+    case = paged_case(
+        [300, 129], kv_heads=2, head_dim=64, block_size=64, dtype=torch.float16, device=impl.device
+    )
+    q = normal(2, heads, 64, dtype=torch.float16, device=impl.device)
+    arguments = (2, heads // 2, 64, 2, q.device)
+    candidates = candidate_tiles(*arguments)
+    assert {**default_tiles(*arguments), **candidates[0]} == default_tiles(*arguments)
+    assert len(candidates) <= 8
+    op = impl(paged_attention, paged_attention_triton)
+    for tiles in candidates:
+        assert_near(op(q, *paged_arguments(case), 0.2, 300, tiles=tiles), expected64(q, case, 0.2, 0))
+
+
+class Caught(Exception):
+    """A launch that was not made."""
+
+
+class Catcher:
+    """A kernel that only says with which OVERLAP it would have run."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, OVERLAP: int, **kwargs: Any) -> None:
+            raise Caught(OVERLAP)
+
+        return launch
+
+
+@pytest.mark.parametrize(
+    ("heads", "overlaps"), [(2, {1: 4, 2: 4, 3: 2, 8: 2, 64: 2}), (4, {1: 2, 8: 2})], ids=["mha", "gqa"]
+)
+def test_overlap_follows_the_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch, heads: int, overlaps: dict[int, int]
+) -> None:
+    """On a GPU that overlaps; what a caller or a plan says goes before it, and no other tile moves."""
+    cpu = torch.device("cpu")
+    assert default_overlap(heads // 2, 1, cpu) == 1, "no GPU, no overlap"
+    monkeypatch.setattr(module, "overlaps", lambda device: True)
+    for name in ("paged_attention_single_kernel", "paged_attention_grouped_kernel"):
+        monkeypatch.setattr(module, name, Catcher())
+    for batch, expected in overlaps.items():
+        case = paged_case([9] * batch, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
+        q = torch.zeros(batch, heads, 16, dtype=torch.float16)
+        for tiles in (None, {"OVERLAP": 1}, {"OVERLAP": 2}, {"num_warps": 2}):
+            with pytest.raises(Caught) as caught:
+                paged_attention_triton(q, *paged_arguments(case), 0.2, 9, tiles=tiles)
+            assert caught.value.args == ((tiles or {}).get("OVERLAP", expected),)
+        tiles = default_tiles(2, heads // 2, 16, 2, cpu, batch)
+        assert tiles == {**default_tiles(2, heads // 2, 16, 2, cpu), "OVERLAP": expected}
+        assert all(c.get("OVERLAP") in (None, 2, 4) for c in candidate_tiles(2, heads // 2, 16, 2, cpu))
+        assert len(candidate_tiles(2, heads // 2, 16, 2, cpu)) <= 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_overlap_does_not_change_bits(dtype: torch.dtype, head_dim: int) -> None:
+    lengths = [640, 1, 65, 0, 4000]
+    case = paged_case(lengths, kv_heads=4, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda")
+    q = normal(5, 4, head_dim, dtype=dtype, device="cuda")
+    one, two, four = (
+        paged_attention(q, *paged_arguments(case), 0.1, 4000, tiles={"OVERLAP": overlap})
+        for overlap in (1, 2, 4)
+    )
+    assert torch.equal(one, two)
+    assert torch.equal(one, four)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(impl: Implementation) -> None:
     case = paged_case([40], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, device=impl.device)
     q = normal(1, 1, 16, dtype=torch.float32, device=impl.device) * 300
@@ -131,6 +227,7 @@ def test_empty_batch(impl: Implementation) -> None:
         ("block_tables", torch.zeros(2, 3, dtype=torch.int64), "block_tables has the wrong dtype"),
         ("seq_lens", torch.zeros(3, dtype=torch.int32), "seq_lens has the wrong shape"),
         ("window", -1, "window is out of range"),
+        ("arrivals", torch.zeros(3, dtype=torch.int32), "arrivals is out of range"),
     ],
 )
 def test_refused(field: str, value: Any, message: str) -> None:

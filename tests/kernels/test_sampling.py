@@ -103,10 +103,20 @@ def test_greedy_takes_the_first_of_equals_and_shows_nan(impl: Implementation, dt
 
 
 @pytest.mark.parametrize("impl", KERNELS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "vocab"), [(1, 97), (2, 1), (3, 250), (4, 7), (5, 96)])
+@pytest.mark.parametrize(
+    ("dtype", "batch", "vocab"),
+    [
+        (torch.float32, 1, 97),
+        (torch.float16, 2, 1),
+        (torch.bfloat16, 3, 250),
+        (torch.float16, 4, 7),
+        (torch.float32, 5, 96),
+        (torch.float16, 5, 130),
+    ],
+)
 def test_draws_equal_the_twins(impl: Implementation, dtype: torch.dtype, batch: int, vocab: int) -> None:
-    for seed, tiles in enumerate(SMALL):
+    # A GPU compiles for each: there the larger vocabularies have their own tests.
+    for seed, tiles in enumerate(SMALL if impl.interpreted else SMALL[:1]):
         logits = normal(batch, vocab, dtype=dtype, seed=seed) * 2.5
         check_draws(impl, logits, mixed_rows(batch, 10 * batch + seed), tiles)
 

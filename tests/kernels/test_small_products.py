@@ -13,13 +13,28 @@ from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write
 from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.small_linear import small_linear, small_linear_triton
+from ingot.kernels.small_linear import (
+    small_linear,
+    small_linear_parts,
+    small_linear_parts_triton,
+    small_linear_triton,
+)
+from ingot.kernels.small_product import candidate_tiles, small_tiles
 from ingot.kernels.small_qkv import small_qkv, small_qkv_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-6
 NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even of a small weight
-SHAPES = [(1, 64, 80), (1, 37, 200), (1, 5, 1), (2, 33, 70), (5, 16, 128), (8, 50, 33), (16, 20, 96)]
+SHAPES = [
+    (1, 64, 80),
+    (1, 37, 200),
+    (1, 5, 1),
+    (2, 33, 70),
+    (5, 16, 128),
+    (8, 50, 33),
+    (16, 20, 96),
+    (40, 70, 130),
+]
 
 
 def weights(rows: int, cols: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -65,6 +80,23 @@ def test_small_gate_up(impl: Implementation, dtype: torch.dtype, rows: int, inne
     y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS, tiles=NARROW)
     gate, up = (normed64(x, g) @ w.double().T).chunk(2, dim=1)
     assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(2, 20, 64), (9, 37, 200), (33, 16, 72), (3, 5, 20)])
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_small_linear_parts(
+    impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, prefetch: int
+) -> None:
+    """Parts of unequal length, and fewer of them where there are not enough columns."""
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    w = weights(outputs, width, dtype, impl.device)
+    tiles = NARROW | {"SPLITS": 4, "PREFETCH": prefetch}
+    parts = impl(small_linear_parts, small_linear_parts_triton)(x, w, tiles)
+    assert parts.dtype == torch.float32
+    assert parts.shape[1:] == (rows, outputs)
+    torch.testing.assert_close(parts.double().sum(0), x.double() @ w.double().T, rtol=1e-4, atol=1e-4)
 
 
 QKV_CASES = {
@@ -137,7 +169,7 @@ def test_fused_is_unfused_to_rounding(impl: Implementation, rows: int) -> None:
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("low", "high"), [(2, 8), (9, 16)])
+@pytest.mark.parametrize(("low", "high"), [(2, 8), (9, 16), (17, 32), (33, 64)])
 def test_a_row_does_not_depend_on_its_company(impl: Implementation, low: int, high: int) -> None:
     x = normal(high, 96, dtype=torch.float16, device=impl.device)
     w, g = weights(32, 96, torch.float16, impl.device), normal(96, dtype=torch.float16, device=impl.device)
@@ -162,10 +194,21 @@ def test_strided_rows_and_no_rows(impl: Implementation) -> None:
     assert op(x[:0], w).shape == (0, 9)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 16, 64])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_candidates_begin_with_the_default(rows: int, itemsize: int) -> None:
+    shape = (rows, 4096, 11008, itemsize, torch.device("cpu"))
+    found = candidate_tiles(*shape)
+    assert found[0] == small_tiles(*shape)
+    assert 3 <= len(found) <= 8
+    assert all(tiles.keys() == found[0].keys() for tiles in found)
+    assert all(tiles not in found[:place] for place, tiles in enumerate(found))
+
+
 def test_refused() -> None:
     x, w = torch.zeros(2, 8), torch.zeros(6, 8)
     with pytest.raises(IngotError, match="number of rows"):
-        small_linear(torch.zeros(17, 8), w)
+        small_linear(torch.zeros(65, 8), w)
     with pytest.raises(IngotError, match="weight has the wrong shape"):
         small_linear(x, torch.zeros(6, 9))
     with pytest.raises(IngotError, match="residual has the wrong shape"):

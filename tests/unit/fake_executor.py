@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,10 @@ import torch
 
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
 from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.token_feed import TokensInFlight
 
 VOCAB = 23
 LONG_PROMPT = 10  # beyond it a request's keys differ, as Qwen v1's do beyond seq_length
@@ -32,8 +36,12 @@ class FakeRunner:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.device = torch.device("cpu")
         self.block_size = block_size
+        self.eager = False
         self.memory: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
         self.steps: list[ScheduledBatch] = []
+        self.ahead = self.preempted_pending = 0
+        self.table: list[int] = []
+        self.unread: dict[tuple[Request, int], int] = {}
 
     def run(self, step: ScheduledBatch) -> torch.Tensor:
         """Logits of the step's wanted tokens, rows as the real runner gives them."""
@@ -53,8 +61,34 @@ class FakeRunner:
                 rows += [self._logits(item.request, position) for position in range(first, end)]
         return torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
 
+    def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
+        """Tokens of the step's sampling requests; pending ones are read where the last step left them."""
+        self.ahead += 1
+        self.preempted_pending += sum(request.num_pending > 0 for request in step.preempted)
+        for item in step.requests:
+            request, position = item.request, item.start + item.count - 1
+            if position >= request.num_known:
+                assert item.count == 1 or position == request.num_known
+                assert self.table[request.pending_row] == self._token(request, position)
+        logits = self.run(step)
+        self.table = sample(logits, SamplingTensors.from_rows(draws, "cpu")).token_ids.tolist()
+        requests = [item.request for item in step.requests if item.samples]
+        for request, token in zip(requests, self.table, strict=True):
+            self.unread[request, request.num_tokens] = token
+        return TokensInFlight(torch.tensor(self.table), None)
+
+    @property
+    def wasted(self) -> int:
+        """Tokens computed for requests that had ended."""
+        return sum(position > request.num_known for request, position in self.unread)
+
+    def _token(self, request: Request, position: int) -> int:
+        if position < request.num_known:
+            return request.tokens(position, position + 1)[0]
+        return self.unread[request, position]
+
     def _entry(self, request: Any, position: int) -> object:
-        return request.tokens(position, position + 1)[0], position, position + request.rope_offset
+        return self._token(request, position), position, position + request.rope_offset
 
     def _cell(self, request: Any, position: int, write: object = None) -> object:
         block, slot = request.blocks[position // self.block_size], position % self.block_size
@@ -66,7 +100,8 @@ class FakeRunner:
         for earlier in range(position + 1):
             found, wanted = self._cell(request, earlier), self._entry(request, earlier)
             assert found == wanted, f"{request.request_id}: {found} in the cache, not {wanted}"
-        tokens = array("q", [request.rope_offset, *request.tokens(0, position + 1)])
+        known = [self._token(request, earlier) for earlier in range(position + 1)]
+        tokens = array("q", [request.rope_offset, *known])
         return np.random.RandomState(zlib.crc32(tokens.tobytes())).standard_normal(VOCAB) * 2
 
 
@@ -79,6 +114,7 @@ def fake_executor(
     token_budget: int = 64,
     prefix_reuse: bool = True,
     stop_ids: frozenset[int] = frozenset(),
+    run_ahead: bool = False,
 ) -> tuple[Executor, FakeRunner]:
     """An executor over a fake model and runner."""
     model: Any = SimpleNamespace(
@@ -94,6 +130,7 @@ def fake_executor(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         token_budget=token_budget,
+        run_ahead=run_ahead,
     )
     return executor, runner
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.config.base import JsonConfig
+from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.errors import ConfigError, RequestError
 
@@ -53,7 +54,10 @@ EVERY_FIELD = SamplingParams(
 )
 
 
-@pytest.mark.parametrize("config", [SamplingParams(), EVERY_FIELD, NESTED, Outer(Inner(1))])
+RUNTIME = RuntimeConfig(cache_tokens=4096, fused_decode=False, batch_invariant=True)
+
+
+@pytest.mark.parametrize("config", [SamplingParams(), EVERY_FIELD, NESTED, Outer(Inner(1)), RUNTIME])
 def test_json_round_trip(config: JsonConfig) -> None:
     text = json.dumps(config.to_json(), allow_nan=False)
     again = type(config).from_json(json.loads(text))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.prompt_graphs import TOKEN_BUCKETS, PromptGraphs
+from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from tests.unit.fake_executor import (
@@ -206,11 +209,15 @@ class Job:
 Result = tuple[tuple[tuple[int, ...], str | None, int | None], ...]
 
 
+KINDS = ("greedy", "sampled", "penalised", "n", "beams", "beams")
+
+
 class Traffic:
     """Random arrivals and aborts on one executor, everything checked at every step."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, run_ahead: bool = False) -> None:
         self.rng = rng = random.Random(seed)
+        self.kinds = ("greedy", "sampled", "n") if run_ahead and seed % 4 else KINDS
         block_size, max_seq_len = rng.choice((1, 2, 4)), rng.choice((24, 31))
         least = -(-max_seq_len // block_size)
         self.executor, self.runner = fake_executor(
@@ -221,6 +228,7 @@ class Traffic:
             token_budget=rng.choice((8, 13, 64)),
             prefix_reuse=rng.random() < 0.8,
             stop_ids=STOP,
+            run_ahead=run_ahead,
         )
         self.jobs: dict[str, Job] = {}
         self.results: dict[str, dict[int, tuple[list[int], str | None, int | None]]] = {}
@@ -239,7 +247,7 @@ class Traffic:
         pytest.fail("requests starve")
 
     def _arrive(self) -> None:
-        job, name = random_job(self.rng, self.executor), f"job{len(self.jobs)}"
+        job, name = random_job(self.rng, self.executor, self.kinds), f"job{len(self.jobs)}"
         self.jobs[name], self.results[name] = job, {}
         if job.params is None:
             self.executor.add_logits(name, job.prompt)
@@ -275,15 +283,15 @@ def collect(result: dict[int, tuple[list[int], str | None, int | None]], update:
     result[update.index] = (ids + list(update.token_ids), update.finish_reason, update.stop_id)
 
 
-def random_job(rng: random.Random, executor: Executor) -> Job:
+def random_job(rng: random.Random, executor: Executor, kinds: Sequence[str]) -> Job:
     length = rng.choice((1, 2, 3, 5, 8, LONG_PROMPT, LONG_PROMPT + 1, 15, 21))
     length = min(length, executor.max_seq_len - 1)
     family = rng.randrange(3)
     prompt = tuple((family + i * i) % (VOCAB - 1) + 1 for i in range(length))
-    if rng.random() < 0.1:
+    if rng.random() < 0.1 and "beams" in kinds:
         return Job(prompt, None)
     new = rng.choice((1, 2, 5, 9))
-    kind = rng.choice(("greedy", "sampled", "penalised", "n", "beams", "beams"))
+    kind = rng.choice(kinds)
     values: dict[str, Any] = {"max_new_tokens": new, "seed": rng.randrange(100)}
     if kind in ("sampled", "n"):
         values |= {"temperature": 1.0, "top_p": 0.9}
@@ -315,9 +323,9 @@ def alone(job: Job, max_seq_len: int) -> Any:
 
 
 @functools.cache
-def traffic(seed: int) -> Traffic:
+def traffic(seed: int, run_ahead: bool = False) -> Traffic:
     """Traffic that has run to its end."""
-    made = Traffic(seed)
+    made = Traffic(seed, run_ahead)
     made.run(25)
     return made
 
@@ -325,9 +333,10 @@ def traffic(seed: int) -> Traffic:
 SEEDS = range(40)
 
 
+@pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_traffic_changes_no_answer_and_leaks_nothing(seed: int) -> None:
-    done = traffic(seed)
+def test_random_traffic_changes_no_answer_and_leaks_nothing(seed: int, run_ahead: bool) -> None:
+    done = traffic(seed, run_ahead)
     for name, job in done.jobs.items():
         expected = alone(job, done.executor.max_seq_len)
         if job.params is None:
@@ -346,3 +355,46 @@ def test_random_traffic_meets_everything() -> None:
     assert sum(not item.samples for step in steps for item in step.requests) > 100
     assert sum(item.start > 0 and item.count > 1 for step in steps for item in step.requests) > 50
     assert sum(len(t.aborted) for t in all_traffic) > 10
+
+
+def test_random_traffic_runs_ahead() -> None:
+    """The seeds together preempt requests with pending tokens, and compute tokens of requests that ended."""
+    all_traffic = [traffic(seed, True) for seed in SEEDS]
+    assert sum(t.runner.ahead for t in all_traffic) > 1000
+    assert sum(t.runner.ahead for t in all_traffic) < sum(len(t.runner.steps) for t in all_traffic)
+    assert sum(t.executor.num_preemptions for t in all_traffic) > 50
+    assert sum(t.runner.preempted_pending for t in all_traffic) > 10
+    assert sum(t.runner.wasted for t in all_traffic) > 50
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_the_number_of_steps(run_ahead: bool) -> None:
+    """Running ahead costs no step for a request that ends by length, one for an end token."""
+    executor, runner = fake_executor(run_ahead=run_ahead)
+    executor.add("r", [1, 2, 3], SamplingParams(max_new_tokens=5))
+    news = []
+    while executor.has_work:
+        news.append([token for update in executor.step() for token in update.token_ids])
+    assert len(runner.steps) == 5
+    assert [len(n) for n in news] == ([0] if run_ahead else []) + [1] * 5
+    first = news[1 if run_ahead else 0][0]
+    again, runner = fake_executor(run_ahead=run_ahead, stop_ids=frozenset({first}))
+    again.add("r", [1, 2, 3], SamplingParams(max_new_tokens=5))
+    while again.has_work:
+        last = again.step()
+    assert last[0].stop_id == first
+    assert len(runner.steps) == (2 if run_ahead else 1)
+    check_empty(again)
+
+
+@pytest.mark.parametrize("longest", [2, 4, 40, 4096])
+def test_a_rehearsal_leaves_nothing(longest: int) -> None:
+    executor, runner = fake_executor(2000, run_ahead=True, token_budget=2048, max_seq_len=longest)
+    rehearse(executor)
+    steps = runner.steps
+    alone = {step.num_tokens for step in steps if PromptGraphs.fits(step)}
+    assert alone >= {size for size in TOKEN_BUCKETS if size < longest}
+    assert longest < 40 or any(0 < step.num_single < len(step.requests) for step in steps)
+    assert executor.blocks.prefix_reuse
+    assert not executor.blocks._by_hash
+    check_empty(executor)

@@ -1,0 +1,167 @@
+"""Random weights and caches of a 7B LLaMA's decode step, and the step as the kernels compute it.
+
+Owns the shapes and the order of launches; knows no timing. ``kernels_decode.py`` times it.
+
+    logits = Stack(layers=32, batch=8).fused_step(8, plan)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from decode_candidates import Tiles
+
+from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.small_gate_up import small_gate_up
+from ingot.kernels.small_linear import small_linear, small_linear_parts
+from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.sum_norm import sum_norm
+
+HIDDEN, INNER, HEADS, HEAD_DIM, VOCABULARY, LAYERS = 4096, 11008, 32, 128, 151936, 32
+CONTEXT, BLOCK, LONGEST, EPS = 640, 64, 4096, 1e-6
+SHAPES = {
+    "qkv": (3 * HIDDEN, HIDDEN),
+    "o": (HIDDEN, HIDDEN),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+    "head": (VOCABULARY, HIDDEN),
+}
+Plan = dict[str, Tiles | None]
+SERIAL: Plan = {"attention": {"OVERLAP": 1}}
+NORM = {"OVERLAP": 2}
+
+
+class Stack:
+    """Random weights of ``layers`` layers and a head, and the caches of a batch; fused and unfused steps."""
+
+    def __init__(self, layers: int, batch: int, device: str = "cuda") -> None:
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"dtype": torch.float16, "device": device}
+        self.layers, self.batch = layers, batch
+        self.weights = {
+            op: [
+                torch.empty(shape, **options).normal_(std=0.02) for _ in range(2 if op == "head" else layers)
+            ]
+            for op, shape in SHAPES.items()
+        }
+        self.norm = torch.empty(HIDDEN, **options).uniform_(0.5, 1.5)
+        blocks = CONTEXT // BLOCK
+        shape = (batch * blocks, HEADS, BLOCK, HEAD_DIM)
+        self.caches = [[torch.empty(shape, **options).normal_() for _ in range(2)] for _ in range(layers)]
+        self.tables = torch.randperm(batch * blocks, device=device).int().view(batch, blocks)
+        self.arrivals = torch.zeros(batch * HEADS, dtype=torch.int32, device=device)
+        self.lengths = torch.full((batch,), CONTEXT, dtype=torch.int32, device=device)
+        self.positions = torch.full((batch,), CONTEXT - 1, device=device)
+        self.slots = self.tables[:, -1].long() * BLOCK + BLOCK - 1
+        angles = torch.arange(LONGEST)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
+        self.rotary = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+        self.x = torch.empty(batch, HIDDEN, **options).normal_()
+        self.inner = torch.empty(batch, INNER, **options).normal_()
+        self.q = torch.empty(batch, HEADS, HEAD_DIM, **options).normal_()
+        self.parts = torch.empty(8, batch, HIDDEN, dtype=torch.float32, device=device).normal_()
+        if device == "cuda":
+            torch.cuda.synchronize()  # overlapping kernels read weights before they wait
+
+    def place(self, rows: int, layer: int) -> tuple[Any, ...]:
+        """The arguments of the rotary embedding and the cache write."""
+        indices = (self.positions[:rows], self.positions[:rows], self.slots[:rows])
+        return (self.rotary, *indices, *self.caches[layer], HEADS, HEADS, HEAD_DIM)
+
+    def attend(self, q: torch.Tensor, layer: int, tiles: Tiles | None) -> torch.Tensor:
+        """[rows, heads, head_dim] → the same."""
+        rows = len(q)
+        tables, lengths = self.tables[:rows], self.lengths[:rows]
+        arguments = (q, *self.caches[layer], tables, lengths, HEAD_DIM**-0.5, LONGEST)
+        return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals)
+
+    def weight(self, op: str, layer: int) -> torch.Tensor:
+        """An op's weight in a layer."""
+        return self.weights[op][layer % len(self.weights[op])]
+
+    def fused(self, op: str, layer: int, rows: int, tiles: Tiles | None) -> Any:
+        """One op of one layer: of one row with norm and residual, of more rows without."""
+        x, one = self.x[:rows], rows == 1 and (tiles or {}).get("BLOCK_T", 1) == 1
+        if op == "attention":
+            return self.attend(self.q[:rows], layer, tiles)
+        if op == "norm":
+            return sum_norm(self.parts[:4, :rows], x, self.norm, EPS, tiles=tiles)
+        norm, eps, weight = (
+            (self.norm, EPS, self.weight(op, layer)) if one else (None, 0.0, self.weight(op, layer))
+        )
+        if op == "qkv":
+            return small_qkv(x, weight, None, norm, eps, *self.place(rows, layer), tiles=tiles)
+        if op == "gate_up":
+            return small_gate_up(x, weight, norm, eps, tiles)
+        if op == "head":
+            return small_linear(x, weight, norm_weight=norm, norm_eps=eps, tiles=tiles)
+        source = self.inner[:rows] if op == "down" else x
+        if one:
+            return small_linear(source, weight, residual=x, tiles=tiles)
+        return small_linear_parts(source, weight, tiles)
+
+    def unfused(self, op: str, layer: int, rows: int) -> Any:
+        """The same with the matrix library and the separate kernels."""
+        x = self.x[:rows]
+        if op == "attention":
+            return self.attend(self.q[:rows], layer, None)
+        if op == "norm":
+            return rms_norm(x, self.norm, EPS, x)
+        weight = self.weight(op, layer)
+        if op == "qkv":
+            qkv = F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
+            return rope_kv_write(qkv, *self.place(rows, layer))
+        if op == "gate_up":
+            return silu_mul(F.linear(rms_norm(x, self.norm, EPS, x)[0], weight))
+        if op == "head":
+            return F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
+        return F.linear(self.inner[:rows] if op == "down" else x, weight)
+
+    def fused_step(self, rows: int, plan: Plan) -> torch.Tensor:
+        """Logits of ``rows`` requests."""
+        folded = rows == 1 and (plan.get("qkv") or {}).get("BLOCK_T", 1) == 1
+        return self.folded_step(rows, plan) if folded else self.matrix_step(rows, plan)
+
+    def folded_step(self, rows: int, plan: Plan) -> torch.Tensor:
+        """Norms folded into the products: six launches a layer and one for the head."""
+        x, norm = self.x[:rows], (self.norm, EPS)
+        for layer in range(self.layers):
+            weights = {op: self.weight(op, layer) for op in SHAPES}
+            q = small_qkv(x, weights["qkv"], None, *norm, *self.place(rows, layer), tiles=plan.get("qkv"))
+            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
+            x = small_linear(attended, weights["o"], residual=x, tiles=plan.get("o"))
+            inner = small_gate_up(x, weights["gate_up"], *norm, plan.get("gate_up"))
+            x = small_linear(inner, weights["down"], residual=x, tiles=plan.get("down"))
+        return small_linear(x, self.weight("head", 0), None, None, *norm, plan.get("head"))
+
+    def matrix_step(self, rows: int, plan: Plan) -> torch.Tensor:
+        """Norms after the split sums: eight launches a layer."""
+        x, norm = self.x[:rows], (self.norm, EPS)
+        hidden, _ = rms_norm(x, *norm, tiles=NORM)
+        for layer in range(self.layers):
+            weights = {op: self.weight(op, layer) for op in SHAPES}
+            place = self.place(rows, layer)
+            q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
+            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
+            parts = small_linear_parts(attended, weights["o"], plan.get("o"))
+            hidden, x = sum_norm(parts, x, *norm, tiles=plan.get("norm"))
+            inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
+            parts = small_linear_parts(inner, weights["down"], plan.get("down"))
+            hidden, x = sum_norm(parts, x, *norm, tiles=plan.get("norm"))
+        return small_linear(hidden, self.weight("head", 0), tiles=plan.get("head"))
+
+    def unfused_step(self, rows: int, plan: Plan) -> torch.Tensor:
+        """The same logits through the matrix library, ten launches a layer."""
+        delta, residual = self.x[:rows], None
+        for layer in range(self.layers):
+            weights = {op: self.weight(op, layer) for op in SHAPES}
+            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
+            q = rope_kv_write(F.linear(hidden, weights["qkv"]), *self.place(rows, layer))
+            delta = F.linear(self.attend(q, layer, plan.get("attention")).flatten(1), weights["o"])
+            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
+            delta = F.linear(silu_mul(F.linear(hidden, weights["gate_up"])), weights["down"])
+        return F.linear(rms_norm(delta, self.norm, EPS, residual)[0], self.weight("head", 0))

@@ -1,0 +1,125 @@
+"""Ingot as a side of a measurement.
+
+Owns opening an engine for a load, warming it up, and the arrival times of its streamed tokens. Knows no
+measurement.
+
+    IngotSide(SideSpec(path="engines/pocket-chat")).answer(asks, prompts)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.bench.load import Ask, PromptSource
+from ingot.bench.run import Run
+from ingot.bench.side import SideSpec
+from ingot.bench.work import Work, read_bytes
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.sampling import SamplingParams
+from ingot.device import dtype_name
+from ingot.engine.manifest import is_engine
+from ingot.errors import ConfigError
+from ingot.llm import LLM
+from ingot.runtime.graphs import batch_buckets
+
+_WARM_UP_TOKENS = 3  # a prefill and two decode steps
+_WARM_UP_SEED = -1  # other prompts than the measurement's
+
+
+class IngotSide:
+    """An ``LLM`` whose requests are streamed."""
+
+    name = "ingot"
+
+    def __init__(self, spec: SideSpec) -> None:
+        start = time.perf_counter()
+        self._llm = _open(spec)
+        self.device, self.dtype = self._llm.engine.device, self._llm.engine.dtype
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._load_s = time.perf_counter() - start
+        self._warm_up_s = 0.0
+        executor, model = self._llm.executor, self._llm.engine.model
+        self.max_seq_len, self.max_batch_size = executor.max_seq_len, executor.max_batch_size
+        self.vocab_size = model.config.vocab_size
+        caches = executor.runner.caches
+        self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
+
+    def warm_up(self, most: int) -> None:
+        """Graphs of every bucket up to ``most`` requests, prompts of many lengths, and one generation."""
+        start = time.perf_counter()
+        buckets = (min(size, self.max_batch_size) for size in batch_buckets(most))
+        self._llm.warm_up(sorted(set(buckets)))
+        asks = [Ask(1, min(_WARM_UP_TOKENS, self.max_seq_len - 1))] * min(most, self.max_batch_size)
+        self.answer(asks, PromptSource(self.vocab_size, _WARM_UP_SEED).prompts(asks))
+        self._warm_up_s += time.perf_counter() - start
+
+    def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
+        """All prompts in flight together."""
+        params = [SamplingParams(max_new_tokens=a.new_tokens, ignore_eos=True) for a in asks]
+        arrivals: list[list[float]] = [[] for _ in asks]
+        clock = time.perf_counter
+        start = clock()
+        for position, piece in self._llm.stream_many(prompts, params):
+            now = clock()
+            arrivals[position] += [now] * len(piece.token_ids)
+        return Run.of(start, arrivals, clock())
+
+    def facts(self) -> dict[str, Any]:
+        """Start-up, memory and limits."""
+        engine, executor = self._llm.engine, self._llm.executor
+        found = {
+            "architecture": engine.manifest.model.architecture,
+            "parameters": sum(p.numel() for p in engine.model.parameters()),
+            "dtype": dtype_name(engine.dtype),
+            "quantization": engine.manifest.quant.scheme,
+            "plan_gpu": engine.plan.gpu,
+            "load_s": round(self._load_s, 3),
+            "warm_up_s": round(self._warm_up_s, 3),
+            "max_batch_size": self.max_batch_size,
+            "max_seq_len": self.max_seq_len,
+            "runtime": self._llm.runtime.to_json(),
+            "weights_gb": round(sum(p.nbytes for p in engine.model.parameters()) / 1e9, 3),
+            "kv_cache_gb": round(
+                sum(c.keys.nbytes + c.values.nbytes for c in executor.runner.caches) / 1e9, 3
+            ),
+            "preemptions": executor.num_preemptions,
+        }
+        if engine.device.type == "cuda":
+            found["peak_gpu_gb"] = round(torch.cuda.max_memory_allocated(engine.device) / 1e9, 3)
+        return found
+
+
+def _open(spec: SideSpec) -> LLM:
+    runtime = RuntimeConfig() if spec.token_budget is None else RuntimeConfig(token_budget=spec.token_budget)
+    if spec.random_weights is not None:
+        return LLM.from_config(
+            spec.random_weights,
+            spec.device,
+            dtype=spec.dtype,
+            runtime=runtime,
+            max_batch_size=spec.max_batch_size,
+            max_seq_len=spec.max_seq_len,
+        )
+    assert spec.path is not None
+    if not is_engine(Path(spec.path)):
+        return LLM(
+            spec.path,
+            spec.device,
+            compute_dtype=spec.dtype,
+            runtime=runtime,
+            max_batch_size=spec.max_batch_size,
+            max_seq_len=spec.max_seq_len,
+        )
+    if spec.max_seq_len is not None:
+        raise ConfigError(
+            "max_seq_len is fixed when an engine is built",
+            seen=spec.max_seq_len,
+            fix="leave --max-seq-len out, or give the checkpoint",
+        )
+    return LLM(spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime)

@@ -1,0 +1,140 @@
+"""Batches of equal requests that arrive together: how long until the first token, how long a step.
+
+Owns the method and its figures. Knows no engine and no output format.
+
+    for entry in measure_latency(side, Latency(batches=(1, 8)), ceiling): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.bench.ceiling import Ceiling
+from ingot.bench.load import Ask, PromptSource, fixed
+from ingot.bench.run import Run
+from ingot.bench.side import Side
+from ingot.bench.spread import median, spread
+from ingot.config.base import JsonConfig
+from ingot.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Latency(JsonConfig):
+    """What is measured: for each batch size, ``repeats`` runs of one new token and of ``new_tokens``.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    prompt_tokens: int = 512
+    new_tokens: int = 128
+    repeats: int = 5
+
+    def __post_init__(self) -> None:
+        for batch in self.batches:
+            fixed(batch, self.prompt_tokens, self.new_tokens)
+        if self.repeats < 1:
+            raise ConfigError("repeats must be at least 1", seen=self.repeats, fix="--repeats")
+
+    @property
+    def most(self) -> int:
+        """The largest batch."""
+        return max(self.batches)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request, prompt and output together."""
+        return self.prompt_tokens + self.new_tokens
+
+
+def measure_latency(
+    side: Side, wanted: Latency, ceiling: Ceiling, say: Say = lambda text: None
+) -> list[dict[str, Any]]:
+    """One entry a batch size, in the order asked for.
+
+    Before a batch size is timed, one whole run of it is thrown away. Its figures:
+    ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
+    1) / (N - 1), of each repeat. ``streamed``: TTFT and TPOT as each request's tokens arrive.
+    ``prompt_tokens_per_s``: of the prefill (TTFT). ``output_tokens_per_s`` and ``requests_per_s``: of whole
+    runs. ``mbu``: bytes that a decode step must read / decode time / read ceiling, the context as long as it
+    is on average. ``mfu_prefill``, ``mfu_decode``: operations / time / matmul ceiling.
+
+    Raises:
+        ConfigError: a batch or a request is larger than the side can take.
+    """
+    check_fits(side, wanted.most, wanted.longest)
+    source = PromptSource(side.vocab_size)
+    return list(_entries(side, wanted, ceiling, source, say))
+
+
+def check_fits(side: Side, batch: int, longest: int) -> None:
+    """Raises:
+    ConfigError: the side takes smaller batches or shorter requests only.
+    """
+    if batch > side.max_batch_size:
+        raise ConfigError(
+            "the batch is larger than the engine's",
+            seen=batch,
+            allowed=f"<= {side.max_batch_size}",
+            fix="--batch, or build with a larger --max-batch-size",
+        )
+    if longest > side.max_seq_len:
+        raise ConfigError(
+            "the requests are longer than the engine's limit",
+            seen=f"{longest} tokens, prompt and output together",
+            allowed=f"<= {side.max_seq_len}",
+            fix="--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len",
+        )
+
+
+def _entries(
+    side: Side, wanted: Latency, ceiling: Ceiling, source: PromptSource, say: Say
+) -> Iterator[dict[str, Any]]:
+    for batch in wanted.batches:
+        whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
+        one = (Ask(wanted.prompt_tokens, 1),) * batch
+        say(f"{side.name}: batch {batch}, warming up")
+        side.answer(whole, source.prompts(whole))
+        firsts, runs = [], []
+        for repeat in range(wanted.repeats):
+            say(f"{side.name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
+            firsts.append(side.answer(one, source.prompts(one)))
+            runs.append(side.answer(whole, source.prompts(whole)) if wanted.new_tokens > 1 else firsts[-1])
+        yield latency_entry(side, wanted, batch, firsts, runs, ceiling)
+
+
+def latency_entry(
+    side: Side, wanted: Latency, batch: int, firsts: list[Run], runs: list[Run], ceiling: Ceiling
+) -> dict[str, Any]:
+    """The figures of one batch size from its runs of one new token and of all."""
+    prompt, new = wanted.prompt_tokens, wanted.new_tokens
+    ttft, total = median([r.seconds for r in firsts]), median([r.seconds for r in runs])
+    steps = [(r.seconds - f.seconds) / (new - 1) for f, r in zip(firsts, runs, strict=True) if new > 1]
+    work, context = side.work, prompt + new / 2
+    read, multiplied = ceiling.read_gb_s * 1e9, ceiling.matmul_tflop_s * 1e12
+    step = median(steps) if steps else None
+    return {
+        "batch": batch,
+        "ttft_ms": spread([r.seconds for r in firsts], 1e3),
+        "decode_ms": spread(steps, 1e3),
+        "streamed": {
+            "ttft_ms": spread([t for r in runs for t in r.ttft_s], 1e3),
+            "tpot_ms": spread([t for r in runs for t in r.tpot_s], 1e3),
+        },
+        "prompt_tokens_per_s": round(batch * prompt / ttft, 1),
+        "output_tokens_per_s": round(batch * new / total, 1),
+        "requests_per_s": round(batch / total, 3),
+        "mbu": step and _share(work.decode_bytes(batch, context) / step, read),
+        "mfu_decode": step and _share(work.decode_flops(batch, context) / step, multiplied),
+        "mfu_prefill": _share(work.prefill_flops(batch, prompt) / ttft, multiplied),
+        "raw": {"one_new": [r.to_json() for r in firsts], "all_new": [r.to_json() for r in runs]},
+    }
+
+
+def _share(rate: float, ceiling: float) -> float:
+    return round(rate / ceiling, 4)

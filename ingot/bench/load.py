@@ -1,0 +1,127 @@
+"""What is asked of an engine in a measurement.
+
+Owns the lengths of requests and their random prompts. The tokens of prompts are random whatever the source of
+the lengths, and new at every call, so that no prefix is ever reused; speed does not depend on their values.
+Knows no engine.
+
+    load = mixed(256)
+    prompts = PromptSource(vocab_size=32000).prompts(load)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.errors import ConfigError
+
+MIXED_SEED = 1
+_MOST, _LEAST = 1024, 4
+_PROMPT_LOG, _OUTPUT_LOG = (4.6, 1.2), (5.0, 0.9)  # mean and deviation of the lengths' logarithms
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request: tokens of its prompt, tokens that are generated for it (end tokens are ignored)."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests that arrive all at once; ``name`` says how their lengths came about."""
+
+    name: str
+    asks: tuple[Ask, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(a.prompt_tokens for a in self.asks)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated for all."""
+        return sum(a.new_tokens for a in self.asks)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and output together."""
+        return max(a.prompt_tokens + a.new_tokens for a in self.asks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Name, totals and the lengths one by one."""
+        return {
+            "name": self.name,
+            "requests": len(self.asks),
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "lengths": [[a.prompt_tokens, a.new_tokens] for a in self.asks],
+        }
+
+
+def fixed(count: int, prompt_tokens: int, new_tokens: int) -> Load:
+    """``count`` requests of the same lengths.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+    flags = {"--fixed": count, "--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens}
+    _check(flags)
+    return Load(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
+
+
+def mixed(count: int) -> Load:
+    """Lengths like those of chats: lognormal, 4 to 1024 tokens each, from a fixed seed.
+
+    256 requests have 47,539 prompt tokens and 53,807 new ones.
+
+    Raises:
+        ConfigError: ``count`` is below 1.
+    """
+    _check({"--mixed": count})
+    rng = random.Random(MIXED_SEED)
+
+    def length(log: tuple[float, float]) -> int:
+        return max(_LEAST, min(_MOST, int(rng.lognormvariate(*log))))
+
+    asks = tuple(Ask(length(_PROMPT_LOG), length(_OUTPUT_LOG)) for _ in range(count))
+    return Load(f"mixed {count}", asks)
+
+
+class PromptSource:
+    """Random prompts, other ones at every call, the same in every run."""
+
+    def __init__(self, vocab_size: int, seed: int = 0) -> None:
+        self._ids = range(vocab_size)
+        self._rng = random.Random(seed)
+
+    def prompts(self, asks: Sequence[Ask]) -> list[list[int]]:
+        """Token ids of each request's prompt."""
+        return [self._rng.choices(self._ids, k=a.prompt_tokens) for a in asks]
+
+
+def parse_batches(text: str) -> list[int]:
+    """``"1,8,32"`` → [1, 8, 32].
+
+    Raises:
+        ConfigError: it is no list of whole numbers from 1.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ConfigError(
+            "batch sizes must be whole numbers from 1, with commas between",
+            seen=repr(text),
+            allowed="for example 1,8,32",
+            fix="--batch",
+        )
+    return [int(part) for part in parts]
+
+
+def _check(flags: dict[str, int]) -> None:
+    for flag, value in flags.items():
+        if value < 1:
+            raise ConfigError(f"{flag[2:]} must be at least 1", seen=value, fix=flag)

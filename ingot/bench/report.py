@@ -1,0 +1,178 @@
+"""A record told in words and tables.
+
+Owns which figures are shown and how numbers are written. Knows no terminal: a table is plain data.
+
+    for line in headline(record): print(line)
+    for table in tables(record): print(plain(table))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+Spread = dict[str, float] | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def headline(record: Record) -> list[str]:
+    """What the figures stand on: machine, versions, ceiling, start-up of each side, method."""
+    found, ceiling = record["machine"], record["ceiling"]
+    place = found.get("gpu") or found["cpu"] or "unknown CPU"
+    driver = f", driver {found['driver']}" if found.get("driver") else ""
+    commit = f" ({found['commit']})" if found["commit"] else ""
+    versions = f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']}{commit}"
+    lines = [
+        f"{place}{driver}, {versions}",
+        f"ceiling: reads {number(ceiling['read_gb_s'])} GB/s, multiplies {ceiling['dtype']} at "
+        f"{number(ceiling['matmul_tflop_s'])} TFLOP/s",
+    ]
+    for side in record["sides"]:
+        facts = side["facts"]
+        if "load_s" in facts:
+            started = f"loaded in {number(facts['load_s'])} s, warmed up in {number(facts['warm_up_s'])} s"
+            lines.append(f"{side['name']}: {facts['dtype']}, {started}")
+    return [*lines, f"method: {record['method']}"]
+
+
+def tables(record: Record) -> list[Table]:
+    """A table for each side, and one of the ratios where there are two."""
+    tell = {"latency": _latency, "throughput": _throughput, "kernels": _kernels}[record["verb"]]
+    found = [tell(record, side) for side in record["sides"]]
+    if record["ratios"]:
+        found.append(_ratios(record))
+    return found
+
+
+def plain(table: Table) -> str:
+    """The table as lines of aligned text."""
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    told = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([table.title, *told])
+
+
+def number(value: float | None) -> str:
+    """Three or four digits that matter: 0.912, 3.88, 47.5, 6,200; ``-`` for None."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else _small(value, size)
+
+
+def percent(share: float | None) -> str:
+    """0.871 → 87.1 %."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _small(value: float, size: float) -> str:
+    return f"{value:.2f}" if size >= 1 else f"{value:.3f}"
+
+
+def _at(told: Spread, name: str) -> str:
+    return number(None if told is None else told[name])
+
+
+def _latency(record: Record, side: Record) -> Table:
+    wanted = record["wanted"]
+    rows = [
+        (
+            str(r["batch"]),
+            _at(r["ttft_ms"], "p50"),
+            _at(r["ttft_ms"], "p90"),
+            _at(r["decode_ms"], "p50"),
+            _at(r["decode_ms"], "p90"),
+            _at(r["streamed"]["ttft_ms"], "p50"),
+            _at(r["streamed"]["tpot_ms"], "p50"),
+            _at(r["streamed"]["tpot_ms"], "p90"),
+            number(r["prompt_tokens_per_s"]),
+            number(r["output_tokens_per_s"]),
+            number(r["requests_per_s"]),
+            percent(r["mbu"]),
+            percent(r["mfu_prefill"]),
+        )
+        for r in side["results"]
+    ]
+    title = (
+        f"{side['name']}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
+        f"{wanted['repeats']} repeats"
+    )
+    columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "TTFT seen", "TPOT seen", "p90")
+    rates = ("prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
+    return Table(title, (*columns, *rates), tuple(rows))
+
+
+def _throughput(record: Record, side: Record) -> Table:
+    load = record["wanted"]["load"]
+    rows = [
+        (
+            load["name"],
+            number(r["requests_per_s"]),
+            number(r["output_tokens_per_s"]),
+            number(r["prompt_tokens_per_s"]),
+            _at(r["seconds"], "p50"),
+            *(_at(r["ttft_ms"], name) for name in ("p50", "p90", "p99")),
+            *(_at(r["tpot_ms"], name) for name in ("p50", "p90", "p99")),
+            percent(r["mfu"]),
+        )
+        for r in side["results"]
+    ]
+    title = (
+        f"{side['name']}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
+        f"{load['new_tokens']:,} new, {record['wanted']['repeats']} repeats"
+    )
+    rates = ("load", "req/s", "output tok/s", "prompt tok/s", "seconds")
+    waits = ("TTFT ms", "p90", "p99", "TPOT ms", "p90", "p99", "MFU")
+    return Table(title, (*rates, *waits), tuple(rows))
+
+
+def _kernels(record: Record, side: Record) -> Table:
+    rows = [
+        (
+            f"{r['op']} (cached)" if r["cached"] else r["op"],
+            r["shape"],
+            str(r["rows"]),
+            _at(r["us"], "p50"),
+            _at(r["us"], "p90"),
+            number(r["gb_s"]),
+            number(r["tflop_s"]) if r["tflop_s"] else "-",
+            "-" if r["cached"] else f"{percent(r['share_of_ceiling'])} {r['bound']}",
+            _at(r["torch_us"], "p50"),
+            f"{r['torch_ratio']:.2f}x",
+        )
+        for r in side["results"]
+    ]
+    columns = ("kernel", "shape", "rows", "us", "p90", "GB/s", "TFLOP/s", "of ceiling", "PyTorch us", "ratio")
+    return Table("kernels in a CUDA graph", columns, tuple(rows))
+
+
+def _ratios(record: Record) -> Table:
+    first, second = (side["name"] for side in record["sides"])
+    names = [name for name in record["ratios"][0] if name != "batch"]
+    rows = [
+        (str(entry.get("batch", "all")), *(_times(entry[name]) for name in names))
+        for entry in record["ratios"]
+    ]
+    if first == second:
+        first, second = (side["spec"]["path"] or side["spec"]["random_weights"] for side in record["sides"])
+    columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
+    return Table(f"{first} is so many times faster than {second}", columns, tuple(rows))
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.2f}x"

@@ -1,0 +1,240 @@
+"""A whole measurement: the machine, its ceiling, one or two sides, and what sets them apart.
+
+Owns the order of a measurement and the record that comes of it. On a GPU two sides run in processes of their
+own, one after the other, so that each has the whole memory. Knows no output format.
+
+    record = bench_latency(SideSpec(path="engines/pocket-chat", max_batch_size=8), Latency(batches=(1, 8)))
+    record["sides"][0]["results"][0]["decode_ms"]["p50"]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.bench.ceiling import Ceiling, measure_ceiling
+from ingot.bench.doubts import doubts
+from ingot.bench.huggingface import check_huggingface
+from ingot.bench.kernels import Kernels, measure_kernels, read_shape
+from ingot.bench.latency import Latency, check_fits, measure_latency
+from ingot.bench.load import Load
+from ingot.bench.machine import machine
+from ingot.bench.side import Side, SideSpec, open_side
+from ingot.bench.throughput import measure_throughput
+from ingot.device import dtype_name, resolve_device
+from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
+
+SCHEMA = 1
+METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
+Say = Callable[[str], None]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A load, answered ``repeats`` times.
+
+    Raises:
+        ConfigError: ``repeats`` is below 1.
+    """
+
+    load: Load
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError("repeats must be at least 1", seen=self.repeats, fix="--repeats")
+
+    def to_json(self) -> dict[str, Any]:
+        """The load's totals and lengths, and the repeats."""
+        return {"load": self.load.to_json(), "repeats": self.repeats}
+
+
+def bench_latency(
+    spec: SideSpec,
+    wanted: Latency,
+    against: SideSpec | None = None,
+    *,
+    command: str = "",
+    say: Say | None = None,
+) -> Record:
+    """Measure batches of equal requests (see ``measure_latency``), on two sides if ``against`` names one.
+
+    Raises:
+        IngotError: a side cannot be loaded or cannot take the batches.
+    """
+    return _bench("latency", spec, wanted, against, command, say or _silent)
+
+
+def bench_throughput(
+    spec: SideSpec,
+    wanted: Throughput,
+    against: SideSpec | None = None,
+    *,
+    command: str = "",
+    say: Say | None = None,
+) -> Record:
+    """Measure a load of many requests (see ``measure_throughput``), on two sides if ``against`` names one.
+
+    Raises:
+        IngotError: a side cannot be loaded or cannot take the requests.
+    """
+    return _bench("throughput", spec, wanted, against, command, say or _silent)
+
+
+def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Say | None = None) -> Record:
+    """Measure every kernel at a model's shapes (see ``measure_kernels``); its weights are not read.
+
+    Raises:
+        DeviceError: the device is no GPU.
+        IngotError: the model's shape cannot be read.
+    """
+    device = resolve_device(spec.device)
+    if device.type != "cuda":
+        raise DeviceError("kernels are measured on a GPU", seen=str(device), fix="--device cuda")
+    say = say or _silent
+    shape = read_shape(spec)
+    say("the machine's ceiling")
+    ceiling = measure_ceiling(device, shape.dtype)
+    results = measure_kernels(shape, wanted, device, ceiling, say)
+    facts = {"model": shape.config.to_json(), "dtype": dtype_name(shape.dtype), "plan_gpu": shape.plan.gpu}
+    side = {"name": "ingot", "spec": spec.to_json(), "facts": facts, "results": results}
+    return _record("kernels", command, device, ceiling, wanted.to_json(), [side])
+
+
+def compare(verb: str, ours: Record, theirs: Record) -> list[dict[str, Any]]:
+    """How many times better our side is in each result, above 1 where it is better; None where a side has no
+    such figure.
+    """
+    pairs = zip(ours["results"], theirs["results"], strict=True)
+    if verb == "throughput":
+        return [
+            {
+                "output_tokens_per_s": _ratio(a["output_tokens_per_s"], b["output_tokens_per_s"]),
+                "ttft": _ratio(_p50(b["ttft_ms"]), _p50(a["ttft_ms"])),
+                "tpot": _ratio(_p50(b["tpot_ms"]), _p50(a["tpot_ms"])),
+            }
+            for a, b in pairs
+        ]
+    return [
+        {
+            "batch": a["batch"],
+            "ttft": _ratio(_p50(b["ttft_ms"]), _p50(a["ttft_ms"])),
+            "decode": _ratio(_p50(b["decode_ms"]), _p50(a["decode_ms"])),
+            "output_tokens_per_s": _ratio(a["output_tokens_per_s"], b["output_tokens_per_s"]),
+        }
+        for a, b in pairs
+    ]
+
+
+def measure_side(
+    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say | None = None
+) -> tuple[Record, Ceiling]:
+    """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
+
+    Raises:
+        IngotError: it cannot be loaded, or cannot take what is wanted.
+    """
+    try:
+        return _measure_side(spec, wanted, ceiling, say or _silent)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"{spec.kind} does not fit the GPU's memory",
+            seen=str(error).split(". ")[0],
+            fix="a smaller --batch or --hf-batch, or a larger GPU",
+        ) from None
+
+
+def _measure_side(
+    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
+) -> tuple[Record, Ceiling]:
+    say(f"loading {spec.kind}")
+    side = open_side(spec)
+    most, longest = _most(side, wanted)
+    check_fits(side, most, longest)
+    if ceiling is None:
+        say("the machine's ceiling")
+        ceiling = measure_ceiling(side.device, side.dtype)
+        if side.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(side.device)
+    say(f"warming up {side.name}")
+    side.warm_up(most)
+    if isinstance(wanted, Latency):
+        results = measure_latency(side, wanted, ceiling, say)
+    else:
+        results = [measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)]
+    record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
+    return record | {"doubts": doubts(results)}, ceiling
+
+
+def _most(side: Side, wanted: Latency | Throughput) -> tuple[int, int]:
+    """Requests in flight at once, and tokens of the longest."""
+    if isinstance(wanted, Latency):
+        return wanted.most, wanted.longest
+    return min(len(wanted.load.asks), side.max_batch_size), wanted.load.longest
+
+
+def _bench(
+    verb: str, spec: SideSpec, wanted: Latency | Throughput, against: SideSpec | None, command: str, say: Say
+) -> Record:
+    device = resolve_device(spec.device)
+    for side in (spec, against):
+        if side is not None and side.kind == "hf":
+            check_huggingface(side)
+    apart = against is not None and device.type == "cuda"
+    measure = _measure_apart if apart else measure_side
+    first, ceiling = measure(spec, wanted, None, say)
+    sides = [first]
+    if against is not None:
+        sides.append(measure(against, wanted, ceiling, say)[0])
+    record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
+    if against is not None:
+        record["ratios"] = compare(verb, *sides)
+    return record
+
+
+def _measure_apart(
+    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
+) -> tuple[Record, Ceiling]:
+    """``measure_side`` in a process of its own."""
+    say(f"{spec.kind} in a process of its own")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_side, spec, wanted, ceiling).result()
+
+
+def _record(
+    verb: str,
+    command: str,
+    device: torch.device,
+    ceiling: Ceiling,
+    wanted: dict[str, Any],
+    sides: Sequence[Record],
+) -> Record:
+    return {
+        "schema": SCHEMA,
+        "verb": verb,
+        "command": command,
+        "machine": machine(device),
+        "ceiling": ceiling.to_json(),
+        "method": METHOD,
+        "wanted": wanted,
+        "sides": list(sides),
+        "ratios": [],
+    }
+
+
+def _p50(told: dict[str, float] | None) -> float | None:
+    return None if told is None else told["p50"]
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else round(a / b, 3)
+
+
+def _silent(text: str) -> None:
+    """Nobody is told."""

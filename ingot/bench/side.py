@@ -1,0 +1,107 @@
+"""What can be measured: Ingot's engines and Hugging Face's classes alike.
+
+Owns the interface between a measurement and what it measures, and the description from which a side is
+opened, in this process or another. Knows no measurement.
+
+    side = open_side(SideSpec(path="engines/pocket-chat", max_batch_size=8))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ingot.bench.load import Ask
+from ingot.bench.run import Run
+from ingot.bench.work import Work
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.config.base import JsonConfig
+from ingot.engine.manifest import TOKENIZER_FOLDER, is_engine
+from ingot.errors import ConfigError
+from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class SideSpec(JsonConfig):
+    """How to open a side.
+
+    Attributes:
+        kind: ``ingot``, or ``hf``: Hugging Face's class.
+        path: engine or checkpoint; None with ``random_weights``.
+        random_weights: a config.json or its folder, to fill with random weights.
+        dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
+        max_batch_size: requests in one step; for ``hf`` the rows of one padded batch.
+        max_seq_len: None: the model's own limit, at most 8192.
+        token_budget: tokens of one step; None: the library's default.
+    """
+
+    kind: str = "ingot"
+    path: str | None = None
+    random_weights: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_batch_size: int = 64
+    max_seq_len: int | None = None
+    token_budget: int | None = None
+
+
+class Side(Protocol):
+    """Something that answers requests greedily, ignoring end tokens."""
+
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    work: Work
+    vocab_size: int
+    max_seq_len: int
+    max_batch_size: int
+
+    def warm_up(self, most: int) -> None:
+        """Compile and capture what batches of up to ``most`` requests need."""
+        ...
+
+    def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
+        """Answer all requests, given at once, and say when tokens arrived."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Start-up times, memory, and what was measured, for the record."""
+        ...
+
+
+def read_tokenizer(spec: SideSpec) -> Tokenizer:
+    """The tokenizer of what the spec names, without its weights.
+
+    Raises:
+        ConfigError: there is none.
+        TokenizerError: its files are broken.
+    """
+    tokenizer = None
+    if spec.path is not None:
+        folder = resolve_checkpoint(spec.path)
+        tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER if is_engine(folder) else folder)
+    if tokenizer is None:
+        raise ConfigError(
+            "the lengths of texts need a tokenizer",
+            seen=spec.path or spec.random_weights,
+            fix="an engine with a tokenizer, or --mixed or --fixed instead of --requests",
+        )
+    return tokenizer
+
+
+def open_side(spec: SideSpec) -> Side:
+    """Load what the spec names.
+
+    Raises:
+        IngotError: it cannot be loaded, or transformers is missing.
+    """
+    if spec.kind == "hf":
+        from ingot.bench.huggingface import HuggingFaceSide
+
+        return HuggingFaceSide(spec)
+    from ingot.bench.ingot_side import IngotSide
+
+    return IngotSide(spec)

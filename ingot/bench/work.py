@@ -1,0 +1,90 @@
+"""What a step must read and compute at least.
+
+Owns the arithmetic of bytes and operations, and with them MBU (bandwidth utilisation) and MFU (use of the
+multipliers). Knows no measurement.
+
+    work = Work.of(config, weight_bytes=14.2e9, kv_itemsize=2)
+    work.decode_bytes(batch=8, context=576) / seconds / ceiling_bytes_per_second      # MBU
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from torch import nn
+
+from ingot.config.model import DecoderConfig
+from ingot.layers.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes and operations of one model.
+
+    Attributes:
+        weight_bytes: read by every step: all weights but the embedding tables, of which a step reads rows.
+        kv_bytes: of one token in the cache, all layers together.
+        linear_flops: of one token in all linear layers of the stack, 2 an element of their weights.
+        head_flops: of one row of logits.
+        pair_flops: of one query with one key in all layers: 4 an element of the query heads.
+        window: tokens that a query sees at most; 0: all.
+    """
+
+    weight_bytes: int
+    kv_bytes: int
+    linear_flops: int
+    head_flops: int
+    pair_flops: int
+    window: int = 0
+
+    @classmethod
+    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int) -> Self:
+        """The work of a model whose steps read ``weight_bytes`` of weights."""
+        hidden, inner = config.hidden_size, config.intermediate_size
+        attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
+        mlp = (3 if config.mlp == "silu_gated" else 2) * hidden * inner
+        return cls(
+            weight_bytes=weight_bytes,
+            kv_bytes=2 * config.num_layers * config.kv_size * kv_itemsize,
+            linear_flops=2 * config.num_layers * (attention + mlp),
+            head_flops=2 * hidden * config.vocab_size,
+            pair_flops=4 * config.num_layers * config.q_size,
+            window=config.sliding_window,
+        )
+
+    def decode_bytes(self, batch: int, context: float) -> float:
+        """Bytes that a decode step of ``batch`` requests reads, each seeing ``context`` tokens."""
+        return self.weight_bytes + batch * self._seen(context) * self.kv_bytes
+
+    def decode_flops(self, batch: int, context: float) -> float:
+        """Operations of the same step."""
+        return batch * (self.linear_flops + self.head_flops + self._seen(context) * self.pair_flops)
+
+    def prefill_flops(self, batch: int, tokens: int) -> float:
+        """Operations from ``batch`` prompts of ``tokens`` tokens to their first logits, attention causal."""
+        return batch * (
+            tokens * self.linear_flops + self.head_flops + causal_pairs(tokens, self.window) * self.pair_flops
+        )
+
+    def _seen(self, context: float) -> float:
+        return min(context, self.window) if self.window else context
+
+
+def causal_pairs(tokens: int, window: int = 0) -> int:
+    """Pairs of a query and a key that it sees, for ``tokens`` queries over themselves."""
+    if window and tokens > window:
+        return window * (window + 1) // 2 + (tokens - window) * window
+    return tokens * (tokens + 1) // 2
+
+
+def read_bytes(model: Decoder) -> int:
+    """Bytes of an Ingot model's weights that every step reads whole."""
+    return weight_bytes(model, [model.embed_tokens, model.embed_positions], model.lm_head)
+
+
+def weight_bytes(model: nn.Module, tables: list[nn.Module | None], head: nn.Module) -> int:
+    """Bytes of all parameters but those of embedding ``tables``; a table that is the ``head`` too counts."""
+    whole = {id(p) for p in head.parameters()}
+    rows = {id(p) for table in tables if table is not None for p in table.parameters()} - whole
+    return sum(p.nbytes for p in model.parameters() if id(p) not in rows)

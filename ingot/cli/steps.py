@@ -1,0 +1,39 @@
+"""A line of progress for work that is counted in steps.
+
+Owns how it looks. Knows no verb.
+
+    with steps_shown() as progress: tune(engine, progress=progress)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ingot.cli.console import stderr
+
+Progress = Callable[[str, int, int], None]
+
+
+@contextmanager
+def steps_shown() -> Iterator[Progress | None]:
+    """A function (what, done, total) that keeps one line on stderr up to date; None where that is no
+    terminal.
+    """
+    console = stderr()
+    if not console.is_terminal:
+        yield None
+        return
+    from rich.markup import escape
+
+    width = 0
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal width
+        line = f"{what} ({done + 1}/{total})"
+        console.print(f"\r{escape(line):<{width}}", end="", style="dim")
+        width = len(line)
+
+    yield show
+    if width:
+        console.print("\r" + " " * width + "\r", end="")

@@ -1,0 +1,82 @@
+"""``ingot tune``: the kernels' tile sizes, measured on this GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.console import print_json, stderr, stdout
+from ingot.cli.flags import AsJson, Device, given
+from ingot.cli.signals import ends_once
+from ingot.cli.steps import steps_shown
+
+if TYPE_CHECKING:
+    from ingot.engine.tuner import Choice, Tuning
+
+
+def tune(
+    engine: Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write the plan here.", show_default="into the engine"),
+    ] = None,
+    ops: Annotated[
+        str | None, typer.Option(help="Only these ops, with commas between.", show_default="all")
+    ] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the kernels' tile sizes on this GPU and write the engine's plan.json."""
+    from ingot.engine import tuner
+
+    with ends_once(), steps_shown() as progress:
+        names = None if ops is None else [name.strip() for name in ops.split(",")]
+        tuning = tuner.tune(engine, **given(device=device, output=output, ops=names, progress=progress))
+    for dropped in tuning.dropped:
+        what = f"{dropped.op} {dropped.key} {_tiles(dropped.tiles)}"
+        stderr().print(f"dropped {what}: {dropped.reason}", markup=False)
+    if as_json:
+        print_json(
+            {
+                "seconds": tuning.seconds,
+                "compile_seconds": tuning.compile_seconds,
+                "plan": tuning.plan.to_json(),
+            }
+        )
+        return
+    _show(tuning)
+
+
+def _show(tuning: Tuning) -> None:
+    head = ("op", "shape and rows", "default us", "best us", "gain", "tiles")
+    rows = [head, *(_row(choice) for choice in tuning.choices)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
+    for row in rows:
+        cells = [
+            f"{cell:<{w}}" if i < 2 else f"{cell:>{w}}"
+            for i, (cell, w) in enumerate(zip(row, widths, strict=False))
+        ]
+        stdout().print("  ".join([*cells, row[-1]]).rstrip(), markup=False)
+    for step in tuning.steps:
+        times = f"{step.default_us:.1f} -> {step.best_us:.1f} us ({1 - step.best_us / step.default_us:.1%})"
+        typer.echo(f"decode step of {step.layers} layers, {step.rows} rows: {times}")
+    better = sum(choice.tiles is not None for choice in tuning.choices)
+    seconds = f"{tuning.seconds:.1f} s, {tuning.compile_seconds:.1f} s of it compiling"
+    typer.echo(f"{better} of {len(tuning.choices)} choices differ from the defaults; {seconds}")
+
+
+def _row(choice: Choice) -> tuple[str, ...]:
+    gain = 1 - choice.best_us / choice.default_us
+    times = (f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}")
+    return (
+        choice.task.op,
+        choice.task.key,
+        *times,
+        "default" if choice.tiles is None else _tiles(choice.tiles),
+    )
+
+
+def _tiles(tiles: dict[str, int]) -> str:
+    return " ".join(f"{name}={size}" for name, size in tiles.items())

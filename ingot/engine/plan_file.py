@@ -1,0 +1,100 @@
+"""plan.json: reading, writing, and whether it holds on this machine.
+
+Owns the file of a kernel plan. Knows nothing of how a plan was measured.
+
+    plan = read_plan(folder / PLAN_FILE)
+    usable, why_not = usable_plan(plan, device, torch.float16)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import triton
+
+from ingot.config.plan import KernelPlan, Machine
+from ingot.engine.manifest import PLAN_FILE
+from ingot.errors import BuildError, EngineError, IngotError
+
+
+def read_plan(path: Path) -> KernelPlan:
+    """The kernel plan in a file.
+
+    Raises:
+        BuildError: there is no such file, or it is no plan.
+    """
+    try:
+        return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, IngotError) as error:
+        raise BuildError("the kernel plan cannot be read", seen=f"{path}: {error}", fix="--plan") from None
+
+
+def read_own_plan(folder: Path) -> KernelPlan:
+    """The plan of an engine; defaults where it has none.
+
+    Raises:
+        EngineError: its plan.json is damaged.
+    """
+    path = folder / PLAN_FILE
+    try:
+        return read_plan(path) if path.is_file() else KernelPlan()
+    except IngotError as error:
+        raise EngineError(
+            f"{PLAN_FILE} is damaged", seen=error, fix="`ingot tune`, or build the engine again"
+        ) from None
+
+
+def plan_text(plan: KernelPlan) -> str:
+    """The text of plan.json; the same plan gives the same text."""
+    return json.dumps(plan.to_json(), indent=2) + "\n"
+
+
+def expect_writable(path: Path) -> None:
+    """Refuse a place where no plan can be written, before anything is measured for it.
+
+    Raises:
+        BuildError: the folder is not there or may not be written.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise BuildError("the kernel plan cannot be written", seen=path, fix="--output, a file in a folder")
+
+
+def write_plan(path: Path, plan: KernelPlan) -> None:
+    """Write a plan whole or not at all; a plan that was there is replaced.
+
+    Raises:
+        BuildError: the place cannot be written.
+    """
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        part.write_text(plan_text(plan), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise BuildError("the kernel plan cannot be written", seen=error, fix="--output") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:
+    """What tile choices depend on; a CPU is told as such."""
+    name, capability = "CPU", "0.0"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return Machine(name, capability, dtype.itemsize, torch.__version__, triton.__version__)
+
+
+def usable_plan(plan: KernelPlan, device: torch.device, dtype: torch.dtype) -> tuple[KernelPlan, str | None]:
+    """The plan to run with, and why it is not the given one: choices measured elsewhere may not even launch.
+
+    A CPU runs no kernels: the plan stays, and nothing is told.
+    """
+    if device.type != "cuda":
+        return plan, None
+    why_not = plan.why_unfit(machine_of(device, dtype))
+    return (plan, None) if why_not is None else (KernelPlan(), why_not)

@@ -1,0 +1,115 @@
+"""A config.json → an engine with random weights, for measuring a shape that has no checkpoint.
+
+Owns the filling of an empty model with random numbers on its device; nothing is written and there is no
+tokenizer. Knows nothing of requests.
+
+    engine = engine_from_config(Path("benchmarks/shapes/llama-7b.json"), torch.device("cuda"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.device import dtype_name, on_device, parse_dtype
+from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes, packed_tensors
+from ingot.engine.loader import Engine, compute_dtype, fill
+from ingot.engine.manifest import Manifest
+from ingot.engine.text import TextParts
+from ingot.errors import CheckpointError
+from ingot.layers.decoder import Decoder
+from ingot.models.registry import architecture_named, find_architecture
+from ingot.version import VERSION
+
+STD = 0.02  # of weights and biases, as models are initialised; norms get ones
+
+
+def engine_from_config(
+    config: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+    plan: KernelPlan | None = None,
+    seed: int = 0,
+) -> Engine:
+    """An engine of a config's shape with normally distributed weights (standard deviation 0.02).
+
+    Args:
+        config: a Hugging Face config.json, or the folder that holds one.
+        dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the config's own, fp16 where it names none. On a CPU
+            the arithmetic is fp32 then.
+        max_seq_len: None: the model's own, at most 8192.
+
+    Raises:
+        CheckpointError: the config cannot be read, or its architecture is unknown.
+        ConfigError: a limit is out of range.
+        OutOfMemoryError: the device cannot hold the weights.
+    """
+    manifest = config_manifest(config, dtype, max_batch_size, max_seq_len)
+    arithmetic = compute_dtype(manifest, device, dtype)
+    plan = plan or KernelPlan()
+    model = random_decoder(manifest.model, manifest.build, plan, device, arithmetic, seed)
+    return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
+
+
+def config_manifest(config: Path, dtype: str, max_batch_size: int, max_seq_len: int | None) -> Manifest:
+    """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
+    file = config / CONFIG if config.is_dir() else config
+    if not file.is_file():
+        raise CheckpointError("there is no such config", seen=file, fix="a config.json, or a folder with one")
+    hf = read_json(file)
+    model = find_architecture(hf.get("architectures") or ()).read_config(hf)
+    longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
+    build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
+    check_max_seq_len(model, build)
+    return Manifest(VERSION, model, build, QuantConfig(), source_dtype=build.dtype)
+
+
+def random_decoder(
+    config: DecoderConfig,
+    build: BuildConfig,
+    plan: KernelPlan,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+) -> Decoder:
+    """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
+
+    Raises:
+        OutOfMemoryError: the device cannot hold them.
+    """
+    model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
+    with on_device(device):
+        fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
+    return model
+
+
+def _stored_dtype(hf: dict[str, Any], dtype: str) -> str:
+    named = hf.get("dtype") or hf.get("torch_dtype") or "fp16"
+    return dtype_name(parse_dtype(named if dtype == "auto" else dtype))
+
+
+def _random_tensors(
+    model: Decoder, device: torch.device, dtype: torch.dtype, seed: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every stored tensor, drawn on the device and packed by its layer's scheme."""
+    shapes = logical_shapes(model)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str) -> torch.Tensor:
+        tensor = torch.empty(shapes[name], dtype=dtype, device=device)
+        if tensor.dim() == 1 and name.endswith("weight"):
+            return tensor.fill_(1.0)
+        return tensor.normal_(std=STD, generator=generator)
+
+    return packed_tensors(model, draw)

@@ -1,0 +1,159 @@
+"""``tune``: an engine's kernel plan, measured on this GPU.
+
+Owns the way from an engine folder to its plan.json. Knows no op and no clock.
+
+    tuning = tune("engine")
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ingot.config.build import BuildConfig
+from ingot.config.plan import OPS, KernelPlan
+from ingot.device import on_device, parse_dtype, resolve_device
+from ingot.engine.assemble import empty_model
+from ingot.engine.manifest import PLAN_FILE, Manifest
+from ingot.engine.plan_file import expect_writable, machine_of, read_own_plan, usable_plan, write_plan
+from ingot.engine.tuner.cases import Setting, make_case
+from ingot.engine.tuner.inputs import Inputs
+from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, plan_of
+from ingot.engine.tuner.steps import Steps, StepTime, refine
+from ingot.engine.tuner.timing import GraphTimer, Timer
+from ingot.engine.tuner.workload import folded_rows, workload
+from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
+from ingot.layers.decoder import Decoder
+from ingot.models.registry import architecture_named
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A measured plan, each choice, what they bring a decode step (where its kernels are folded), the
+    candidates that failed or were wrong, and how long it took:
+    ``seconds`` in all, ``compile_seconds`` of them for Triton.
+    """
+
+    plan: KernelPlan
+    choices: tuple[Choice, ...]
+    steps: tuple[StepTime, ...]
+    dropped: tuple[Dropped, ...]
+    seconds: float
+    compile_seconds: float
+
+
+def tune(
+    engine: str | Path,
+    *,
+    device: str = "auto",
+    output: str | Path | None = None,
+    ops: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Measure the tile choices of an engine on a GPU and write its plan.json, whole or not at all.
+
+    Weights are not read: random ones of the same shapes are timed.
+
+    Args:
+        device: ``auto`` or ``cuda`` or ``cuda:N``.
+        output: where the plan goes; None: into the engine.
+        ops: only these; what the engine's plan has of the others stays if it was measured on this machine.
+        progress: called as (what is done, steps done, steps in all).
+
+    Raises:
+        EngineError: the folder is no engine.
+        DeviceError: there is no GPU, or it fails.
+        ConfigError: an op is unknown.
+    """
+    folder = Path(engine)
+    manifest = Manifest.read(folder)
+    target = folder / PLAN_FILE if output is None else Path(output)
+    place = gpu(device)
+    expect_writable(target)
+    before = None if ops is None else read_own_plan(folder)
+    model = empty_model(
+        architecture_named(manifest.model.architecture),
+        manifest.model,
+        manifest.build,
+        manifest.quant,
+        KernelPlan(),
+    )
+    tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
+    if ops is not None and before is not None:
+        tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
+    write_plan(target, tuning.plan)
+    return tuning
+
+
+def tune_model(
+    model: Decoder,
+    limits: BuildConfig,
+    device: torch.device,
+    *,
+    ops: Sequence[str] | None = None,
+    timer: Timer | None = None,
+    inputs: Inputs | None = None,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Measure the choices of a model whose weights need not be there.
+
+    ``timer`` and ``inputs`` are for tests; errors are those of ``tune``.
+    """
+    unknown = sorted(set(ops or ()) - set(OPS))
+    if unknown:
+        raise ConfigError("there are no such ops to tune", seen=unknown, allowed=list(OPS), fix="--ops")
+    start = time.perf_counter()
+    dtype = parse_dtype(limits.dtype)
+    inputs = Inputs(device, dtype) if inputs is None else inputs
+    timer = GraphTimer() if timer is None else timer
+    try:
+        with torch.inference_mode(), on_device(device):
+            tasks = [t for t in workload(model, dtype, limits) if ops is None or t.op in ops]
+            setting = Setting(model.config, limits.max_seq_len, inputs)
+            outcome = Search(timer, device, progress).run(tasks, partial(make_case, setting=setting))
+            steps = Steps(model.config, limits, machine_of(device, dtype), inputs, timer)
+            choices, times = refine(outcome.choices, steps, folded_rows(model, dtype, limits), progress)
+    except torch.AcceleratorError as error:
+        raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "the GPU has too little free memory to tune",
+            seen=str(error).split(". ")[0],
+            fix="free memory, or build with --no-tune",
+        ) from None
+    seconds = time.perf_counter() - start
+    plan = plan_of(choices, steps.machine)
+    return Tuning(
+        plan, tuple(choices), tuple(times), tuple(outcome.dropped), seconds, outcome.compile_seconds
+    )
+
+
+def _with_others(new: KernelPlan, old: KernelPlan, ops: Sequence[str], device: torch.device) -> KernelPlan:
+    """The new plan with an old one's other ops, if the old one holds here."""
+    dtype = torch.float16 if new.value_bytes == 2 else torch.float32
+    old, _ = usable_plan(old, device, dtype)
+    tiles = {op: choices for op, choices in old.tiles.items() if op not in ops}
+    measured = {op: times for op, times in old.measured.items() if op not in ops}
+    return new.replace(tiles=tiles | new.tiles, measured=measured | new.measured)
+
+
+def gpu(device: str) -> torch.device:
+    """The GPU behind a device's name.
+
+    Raises:
+        DeviceError: it is no GPU.
+    """
+    place = resolve_device(device)
+    if place.type != "cuda":
+        raise DeviceError(
+            "tile choices are measured on the GPU that will use them",
+            seen=f"{place}, and no GPU here" if not torch.cuda.is_available() else place,
+            allowed="cuda, cuda:N",
+            fix="run it on the machine with the GPU; without a plan the kernels use their defaults",
+        )
+    return place

@@ -1,0 +1,163 @@
+"""Decode attention where every head has keys of its own (MHA): fp32 vector sums, no matrix unit.
+
+Owns the kernel that streams one split of one head through registers and, as the last to arrive, merges the
+head's splits. Knows no launcher.
+
+    paged_attention_single_kernel[(num_splits, num_heads, batch)](q, keys, values, ...)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ingot.kernels.overlap import start_next, wait_for_previous
+from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, merged_splits
+from ingot.kernels.paged_tile import held_rows, split_bounds
+
+
+@triton.jit
+def _load(
+    ptr: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    wanted: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> tl.tensor:
+    """A tile [BLOCK_N, BLOCK_D], streamed past the caches; zeros right of the head.
+
+    What is not wanted is undefined.
+    """
+    places = ptr + rows[:, None] + cols[None, :]
+    if HEAD_DIM < BLOCK_D:
+        mask = (cols < HEAD_DIM)[None, :] & wanted
+        return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
+    return tl.load(places, mask=wanted, eviction_policy="evict_first")
+
+
+@triton.jit
+def _attend(
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    top: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    RUN: tl.constexpr,
+) -> tl.tensor:
+    """One tile into the online softmax of each chain: (top, total, acc)."""
+    chains: tl.constexpr = q.shape[0]
+    width: tl.constexpr = q.shape[1]
+    k = tl.reshape(k, (RUN, chains, width))  # a chain's tokens meet in one thread's registers
+    v = tl.reshape(v, (RUN, chains, width))
+    scores = tl.sum(q[None, :, :] * k.to(tl.float32), axis=2)  # [RUN, chains]
+    scores = tl.where(tl.reshape(seen, (RUN, chains)), scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=0))
+    p = tl.exp2(scores - new_top[None, :])
+    fade = tl.exp2(top - new_top)
+    total = total * fade + tl.sum(p, axis=0)
+    acc = acc * fade[:, None] + tl.sum(p[:, :, None] * v.to(tl.float32), axis=0)
+    return new_top, total, acc
+
+
+@triton.jit
+def paged_attention_single_kernel(
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHAINS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """One split of one head, and the merge of all the head's splits if this is the last to arrive.
+
+    A tile's BLOCK_N tokens form CHAINS chains, each with an online softmax of its own; they meet once, after
+    the loop, so that no warp waits for another while it streams keys and values. With OVERLAP 4 the first
+    tile is on its way before the wait, unless it holds the newest token.
+    """
+    start_next(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
+    split, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    num_splits, num_heads = tl.num_programs(0), tl.num_programs(1)
+    seq_len = tl.load(seq_lens_ptr + request)
+    first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
+    start = base + split * length
+    end = tl.minimum(start + length, seq_len)
+    live = tl.maximum(tl.cdiv(seq_len - base, length), 1)
+    run: tl.constexpr = BLOCK_N // CHAINS
+    order = tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_D)
+    in_head = cols < HEAD_DIM
+    key_ptr += head * head_stride
+    value_ptr += head * head_stride
+    table_ptr = tables_ptr + request * table_stride
+    rows = held_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+    wanted = start < end
+    old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys come only with the wait
+    if OVERLAP >= 4:
+        k = _load(key_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
+        wait_for_previous(OVERLAP)
+    if split >= live:
+        return
+    if OVERLAP >= 4:
+        late = (wanted & (start + BLOCK_N >= seq_len)) & in_head[None, :]
+        k = tl.load(key_ptr + rows[:, None] + cols[None, :], mask=late, other=k)
+        v = tl.load(value_ptr + rows[:, None] + cols[None, :], mask=late, other=v)
+    else:
+        k = _load(key_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
+    rows = held_rows(table_ptr, start + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+    places = q_ptr + request * q_stride + head * HEAD_DIM + tl.arange(0, CHAINS)[:, None] * 0 + cols[None, :]
+    q = tl.load(places, mask=in_head[None, :], other=0.0).to(tl.float32) * scale_log2  # a row a chain
+    top = tl.full([CHAINS], LEAST_SCORE, dtype=tl.float32)
+    total = tl.zeros([CHAINS], dtype=tl.float32)
+    acc = tl.zeros([CHAINS, BLOCK_D], dtype=tl.float32)
+    seen = (start + order < end) & (start + order >= first)
+    top, total, acc = _attend(q, k, v, seen, top, total, acc, run)
+    for tile in tl.range(start + BLOCK_N, end, BLOCK_N, num_stages=1):
+        k = _load(key_ptr, rows, cols, tile < end, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows, cols, tile < end, HEAD_DIM, BLOCK_D)
+        rows = held_rows(table_ptr, tile + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        seen = (tile + order < end) & (tile + order >= first)
+        top, total, acc = _attend(q, k, v, seen, top, total, acc, run)
+    highest = tl.max(top, axis=0)
+    weights = tl.exp2(top - highest)
+    total_all = tl.sum(total * weights, axis=0)
+    divisor = tl.where(total_all == 0.0, 1.0, total_all)
+    # Without a key the tile is undefined: a padding row is zeros whatever was in the registers.
+    out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
+    target = out_ptr + (request * num_heads + head) * HEAD_DIM + cols
+    if live == 1:
+        tl.store(target, out.to(out_ptr.dtype.element_ty), mask=in_head)
+        return
+    if arrivals_ptr is not None:
+        place = (request * num_heads + head) * num_splits
+        tl.store(partial_ptr + (place + split) * HEAD_DIM + cols, out, mask=in_head)
+        tl.store(lse_ptr + place + split, highest + tl.log2(divisor))
+        if arrive_last(arrivals_ptr + request * num_heads + head, live):
+            BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
+            merged = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
+            tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=in_head)

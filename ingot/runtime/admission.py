@@ -1,0 +1,112 @@
+"""What an executor takes in: which prompts and values can be served, and the requests that they become.
+
+Owns the limits of an engine as seen by a request. Knows no scheduler and no tensor.
+
+    admission.check(prompt_ids, params)
+    request = admission.request("r0", prompt_ids, params, index=0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.request import Request
+
+
+@dataclass(frozen=True)
+class Admission:
+    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length."""
+
+    vocab_size: int
+    max_batch_size: int
+    max_seq_len: int
+    blocks: BlockManager
+    rope_offset: Callable[[int], int]
+
+    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        """The prompt's ids, when a request for new tokens can be served.
+
+        Raises:
+            RequestError: the prompt is empty, too long, holds unknown ids, or the beams cannot fit.
+        """
+        ids = self.checked_ids(prompt_ids, room=1)
+        self._check_fit(len(ids), params)
+        return ids
+
+    def request(self, name: str, ids: list[int], params: SamplingParams, index: int) -> Request:
+        """A request for one answer to checked ids."""
+        room = self.max_seq_len - len(ids)
+        new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
+        offset = self.rope_offset(len(ids))
+        return Request(
+            name,
+            ids,
+            params,
+            len(ids) + new,
+            rope_offset=offset,
+            cache_key=offset.to_bytes(8, "little"),
+            sample_index=index,
+        )
+
+    def checked_ids(self, prompt_ids: Sequence[int], room: int) -> list[int]:
+        """The prompt's ids, if ``room`` more tokens fit after them.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or holds unknown ids.
+        """
+        ids = list(prompt_ids)
+        if not ids:
+            raise RequestError(
+                "the prompt is empty", seen="0 tokens", allowed="at least 1 token", fix="the prompt"
+            )
+        plain = set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.vocab_size
+        bad = [] if plain else [i for i in ids if not self._is_id(i)]
+        if bad:
+            raise RequestError(
+                "token ids outside the vocabulary",
+                seen=bad[:5],
+                allowed=f"0 to {self.vocab_size - 1}",
+                fix="the prompt's ids, or the tokenizer that made them: it must be this model's",
+            )
+        if len(ids) > self.max_seq_len - room:
+            raise RequestError(
+                "the prompt is too long",
+                seen=f"{len(ids)} tokens",
+                allowed=f"<= {self.max_seq_len - room} tokens",
+                fix="shorten the prompt, or build with a larger --max-seq-len",
+            )
+        return ids
+
+    def _is_id(self, token: object) -> bool:
+        whole = isinstance(token, int) and not isinstance(token, bool)
+        return whole and 0 <= token < self.vocab_size  # type: ignore[operator]
+
+    def _check_fit(self, length: int, params: SamplingParams) -> None:
+        """Refuse a beam search that could never have all its beams in the batch or in the cache, or that asks
+        for what it does not give.
+        """
+        width = params.num_beams
+        if width > 1 and params.logprobs is not None:
+            raise RequestError(
+                "beam search gives scores, no log-probabilities", seen=params.logprobs, fix="logprobs"
+            )
+        if width > self.max_batch_size:
+            raise RequestError(
+                "more beams than the engine's batch",
+                seen=width,
+                allowed=f"<= {self.max_batch_size}",
+                fix="num_beams",
+            )
+        new = self.max_seq_len if params.max_new_tokens is None else params.max_new_tokens
+        worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))
+        if width > 1 and worst > self.blocks.num_blocks:
+            raise RequestError(
+                "the beams do not fit the KV cache",
+                seen=f"{worst} blocks at worst",
+                allowed=f"<= {self.blocks.num_blocks} blocks",
+                fix="fewer num_beams, fewer max_new_tokens, or more cache_tokens",
+            )

@@ -1,0 +1,316 @@
+"""``ingot bench`` from end to end on tiny models: what it prints, what it records, what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ingot import LLM
+from ingot.bench import session
+from ingot.bench.latency import Latency
+from ingot.bench.load import fixed
+from ingot.bench.report import Table, headline, number, percent, plain, tables
+from ingot.bench.session import Throughput, bench_latency, bench_throughput
+from ingot.bench.side import SideSpec
+from ingot.cli.main import app
+from ingot.engine.builder import build
+from ingot.errors import CheckpointError, ConfigError, DeviceError
+from tests.tiny_models import save_model, tiny_config
+
+POCKET = Path(__file__).parents[2] / "models" / "pocket-chat"
+SMALL = ("--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 2, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_model(tiny_config("llama"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> Path:
+    return checkpoint / "config.json"
+
+
+@pytest.fixture(scope="module")
+def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("engine") / "tiny"
+    return build(checkpoint, target, max_batch_size=4, max_seq_len=64, device="cpu")
+
+
+def bench(*words: object) -> Any:
+    """Run a verb of ``ingot bench``; what it lets through other than an exit fails the test."""
+    result = CliRunner().invoke(app, ["bench", *map(str, words)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def bench_json(*words: object) -> dict[str, Any]:
+    result = bench(*words, "--json", "-")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_latency(engine: Path) -> None:
+    record = bench_json("latency", engine, "--batch", "1,3", *SMALL)
+    assert (record["schema"], record["verb"]) == (1, "latency")
+    assert record["command"].split()[0] == "ingot"
+    assert {"cpu", "cpu_cores", "python", "torch", "triton", "ingot", "commit"} <= set(record["machine"])
+    assert record["ceiling"]["dtype"] == "fp32"
+    assert record["wanted"] == {"batches": [1, 3], "prompt_tokens": 8, "new_tokens": 4, "repeats": 2}
+    assert "greedy" in record["method"]
+    (side,) = record["sides"]
+    assert side["spec"]["path"] == str(engine)
+    facts = side["facts"]
+    assert facts["load_s"] > 0
+    assert facts["warm_up_s"] > 0
+    assert facts["max_batch_size"] == 4
+    for entry, batch in zip(side["results"], (1, 3), strict=True):
+        assert entry["batch"] == batch
+        assert {"p50", "p90"} <= set(entry["decode_ms"])
+        assert entry["mbu"] is not None
+        runs = entry["raw"]["all_new"]
+        assert [run["tokens"] for run in runs] == [[4] * batch] * 2
+        assert all(len(run["ttft_s"]) == len(run["tpot_s"]) == batch for run in runs)
+        assert [run["tokens"] for run in entry["raw"]["one_new"]] == [[1] * batch] * 2
+    assert record["ratios"] == []
+
+
+def test_the_record_of_a_throughput(config: Path) -> None:
+    record = bench_json("throughput", "--random-weights", config, "--fixed", 9, *SMALL)
+    load = record["wanted"]["load"]
+    assert (load["requests"], load["prompt_tokens"], load["new_tokens"]) == (9, 72, 36)
+    (result,) = record["sides"][0]["results"]
+    assert result["output_tokens_per_s"] > 0
+    assert [run["tokens"] for run in result["raw"]] == [[4] * 9] * 2
+    assert record["sides"][0]["facts"]["max_batch_size"] == 256
+
+
+def test_the_pocket_model_on_a_file_of_conversations(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "What is 12 + 30?"}, {"from": "gpt", "value": "12 + 30 is 42."}]
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps([{"conversations": turns}] * 3))
+    words = ("--requests", path, "--limit", 2, "--repeats", 1, "--max-batch-size", 4, "--device", "cpu")
+    record = bench_json("throughput", POCKET, *words)
+    tokenizer = LLM(POCKET, device="cpu").tokenizer
+    lengths = [len(tokenizer.encode(turn["value"])) for turn in turns]
+    assert record["wanted"]["load"]["lengths"] == [lengths] * 2
+    assert record["sides"][0]["results"][0]["raw"][0]["tokens"] == [lengths[1]] * 2
+
+
+def test_hugging_face_on_the_same_weights(checkpoint: Path) -> None:
+    words = ("latency", checkpoint, "--against", "hf", "--batch", "1,2", *SMALL)
+    record = bench_json(*words)
+    ours, theirs = record["sides"]
+    assert (ours["name"], theirs["name"]) == ("ingot", "huggingface")
+    assert theirs["facts"]["class"] == "LlamaForCausalLM"
+    assert [run["tokens"] for run in theirs["results"][1]["raw"]["all_new"]] == [[4, 4]] * 2
+    ratio = record["ratios"][1]
+    assert ratio["batch"] == 2
+    a, b = (side["results"][1] for side in record["sides"])
+    assert ratio["decode"] == pytest.approx(b["decode_ms"]["p50"] / a["decode_ms"]["p50"], abs=1e-3)
+    assert ratio["ttft"] == pytest.approx(b["ttft_ms"]["p50"] / a["ttft_ms"]["p50"], abs=1e-3)
+
+
+def test_hugging_face_pads_a_mixed_load(config: Path) -> None:
+    from ingot.bench.huggingface import HuggingFaceSide
+    from ingot.bench.load import Ask, PromptSource
+
+    side = HuggingFaceSide(SideSpec(kind="hf", random_weights=str(config), device="cpu", max_batch_size=2))
+    asks = [Ask(3, 2), Ask(9, 5), Ask(4, 1)]
+    run = side.answer(asks, PromptSource(97).prompts(asks))
+    assert run.tokens == (2, 5, 1)
+    assert len(run.tpot_s) == 2
+    assert run.ttft_s[2] > run.ttft_s[1] == run.ttft_s[0]  # the third waits for the batch before it
+    assert side.work.weight_bytes == sum(p.nbytes for p in side._model.parameters()) - 97 * 32 * 4
+
+
+def test_hugging_face_and_ingot_need_the_same_bytes(checkpoint: Path) -> None:
+    from ingot.bench.side import open_side
+
+    spec = SideSpec(path=str(checkpoint), device="cpu", max_batch_size=2)
+    assert open_side(spec).work == open_side(spec.replace(kind="hf")).work
+
+
+def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Path, checkpoint: Path) -> None:
+    record = bench_json("throughput", engine, "--fixed", 3, "--against", checkpoint, *SMALL)
+    assert [side["spec"]["path"] for side in record["sides"]] == [str(engine), str(checkpoint)]
+    assert set(record["ratios"][0]) == {"output_tokens_per_s", "ttft", "tpot"}
+    record = bench_json("latency", engine, "--batch", 1, "--against", f"hf:{checkpoint}", *SMALL)
+    assert record["sides"][1]["name"] == "huggingface"
+
+
+def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
+    spec = SideSpec(random_weights=str(config), device="cpu", max_batch_size=2)
+    wanted = Latency(batches=(2,), prompt_tokens=4, new_tokens=2, repeats=1)
+    told: list[str] = []
+    side, ceiling = session._measure_apart(spec, wanted, None, told.append)
+    assert side["results"][0]["batch"] == 2
+    assert ceiling.read_gb_s > 0
+    assert told == ["ingot in a process of its own"]
+    with pytest.raises(CheckpointError, match="no such config"):
+        session._measure_apart(spec.replace(random_weights="absent"), wanted, None, told.append)
+
+
+# --- what is printed -------------------------------------------------------------------------------------
+
+
+def test_tables_are_aligned_text_when_piped_and_json_goes_to_a_file(engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "record.json"
+    result = bench("latency", engine, "--batch", "1,4", *SMALL, "--json", path)
+    assert result.exit_code == 0
+    assert all(line.startswith("warning: ") for line in result.stderr.splitlines())  # of a busy machine
+    lines = result.stdout.splitlines()
+    assert "torch " in lines[0]
+    assert lines[1].startswith("ceiling: reads ")
+    assert lines[2].startswith("ingot: fp32, loaded in ")
+    start = lines.index("ingot: latency, 8 prompt tokens, 4 new, 2 repeats")
+    assert lines[start + 1].split()[:3] == ["batch", "TTFT", "ms"]
+    assert [line.split()[0] for line in lines[start + 2 :]] == ["1", "4"]
+    assert len({len(line) for line in lines[start + 1 :]}) == 1
+    record = json.loads(path.read_text())
+    assert "\n".join(headline(record)) in result.stdout
+    assert plain(tables(record)[0]) in result.stdout
+
+
+def test_a_throughput_beside_another_side_is_three_tables(config: Path) -> None:
+    result = bench("throughput", "--random-weights", config, "--fixed", 3, "--against", "hf", *SMALL)
+    assert "ingot: throughput, 3 requests, 24 prompt tokens, 12 new" in result.stdout
+    assert "huggingface: throughput" in result.stdout
+    assert "ingot is so many times faster than huggingface" in result.stdout
+
+
+def test_kernels_are_told_with_their_ceiling() -> None:
+    times = {"p50": 2.5, "p90": 2.75, "p99": 3, "least": 2, "most": 3}
+    entry = {"op": "rms_norm + residual", "shape": "4096", "rows": 8, "cached": True, "us": times,
+             "gb_s": 1234.5, "tflop_s": 0.0, "bound": "read", "share_of_ceiling": None,
+             "torch_us": times, "torch_ratio": 1.0}  # fmt: skip
+    record = {"verb": "kernels", "sides": [{"name": "ingot", "results": [entry]}], "ratios": []}
+    (table,) = tables(record)
+    assert table.rows[0] == (
+        "rms_norm + residual (cached)", "4096", "8", "2.50", "2.75", "1,234", "-", "-", "2.50",
+        "1.00x",
+    )  # fmt: skip
+
+
+def test_numbers_are_short() -> None:
+    assert [number(v) for v in (None, 0.0123, 3.8765, 47.46, 123.45, 6199.6)] == [
+        "-", "0.012", "3.88", "47.46", "123.5", "6,200",
+    ]  # fmt: skip
+    assert [percent(v) for v in (None, 0.8712)] == ["-", "87.1 %"]
+    assert plain(Table("t", ("a", "b"), (("long name", "1"), ("x", "22")))) == (
+        "t\na           b\nlong name   1\nx          22"
+    )
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+def test_misuse_exits_with_2(config: Path, engine: Path) -> None:
+    for words in (
+        ("latency",),
+        ("latency", engine, "--random-weights", config),
+        ("throughput", engine, "--fixed", 2, "--mixed", 2),
+        ("throughput", engine, "--limit", 2),
+        ("latency", engine, "--batch"),
+        ("nonsense", engine),
+    ):
+        assert bench(*words).exit_code == 2, words
+    result = bench("kernels", "--random-weights", config, "--device", "cpu")
+    assert result.exit_code == 2
+    assert "kernels are measured on a GPU" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("latency", "{engine}", "--batch", "1,x"), "batch sizes must be whole numbers"),
+        (("latency", "{engine}", "--batch", "1,5"), "the batch is larger than the engine's"),
+        (("latency", "{engine}", "--new-tokens", "0"), "new-tokens must be at least 1"),
+        (("latency", "{engine}", "--repeats", "0"), "repeats must be at least 1"),
+        (("latency", "{engine}", "--batch", "1", "--prompt-tokens", "64"), "longer than the engine's limit"),
+        (("latency", "{engine}", "--max-seq-len", "32"), "max_seq_len is fixed"),
+        (("latency", "{engine}", "--max-batch-size", "8"), "max_batch_size is fixed"),
+        (("latency", "{config}x", "--batch", "1"), "neither a folder that exists nor"),
+        (("latency", "--random-weights", "{config}x"), "there is no such config"),
+        (("throughput", "{engine}"), "longer than the engine's limit"),
+        (("throughput", "{engine}", "--mixed", "0"), "mixed must be at least 1"),
+        (("throughput", "{engine}", "--fixed", "1", "--repeats", "0"), "repeats must be at least 1"),
+        (("throughput", "{engine}", "--requests", "{config}"), "need a tokenizer"),
+        (("throughput", "{pocket}", "--requests", "{config}"), "must be a list of conversations"),
+        (("latency", "{engine}", "--batch", "1", "--against", "hf"), "reads a checkpoint, not an engine"),
+    ],
+)
+def test_bad_input_is_an_error_with_a_fix(
+    words: tuple[str, ...], message: str, engine: Path, config: Path
+) -> None:
+    filled = [w.format(engine=engine, config=config, pocket=POCKET) for w in words]
+    defaults = [] if "--new-tokens" in filled or "throughput" in filled else ["--new-tokens", "2"]
+    if "--prompt-tokens" not in filled and "latency" in filled:
+        defaults += ["--prompt-tokens", "4"]
+    result = bench(*filled, *defaults, "--device", "cpu")
+    assert result.exit_code == 1, result.stdout
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_place_that_cannot_be_written_is_known_before_anything_is_measured(
+    engine: Path, tmp_path: Path
+) -> None:
+    result = bench("latency", engine, "--batch", "1", "--json", tmp_path)
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+
+
+def test_conversations_beyond_an_engines_limit_are_left_out(tmp_path: Path) -> None:
+    short, long = ({"from": "human", "value": text} for text in ("What is 12 + 30?", "What is 1? " * 30))
+    answer = {"from": "gpt", "value": "12 + 30 is 42."}
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps([{"conversations": [turn, answer]} for turn in (long, short)]))
+    engine = build(POCKET, tmp_path / "engine", max_batch_size=2, max_seq_len=48, device="cpu")
+    record = bench_json("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
+    assert len(record["wanted"]["load"]["lengths"]) == 1
+
+
+def test_a_missing_transformers_is_said_before_anything_is_measured(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    spec = SideSpec(random_weights=str(config), device="cpu")
+    wanted = Latency(batches=(1,), prompt_tokens=4, new_tokens=1, repeats=1)
+    told: list[str] = []
+    with pytest.raises(DeviceError, match="pip install transformers"):
+        bench_latency(spec, wanted, spec.replace(kind="hf"), say=told.append)
+    assert told == []
+
+
+def test_the_library_refuses_too(engine: Path) -> None:
+    spec = SideSpec(path=str(engine), device="cpu")
+    with pytest.raises(ConfigError, match="larger than the engine's"):
+        bench_latency(spec, Latency(batches=(8,), prompt_tokens=4, new_tokens=1))
+    with pytest.raises(ConfigError, match="longer than the engine's limit"):
+        bench_throughput(spec, Throughput(fixed(1, 64, 1)))
+    with pytest.raises(DeviceError, match="measured on a GPU"):
+        session.bench_kernels(spec, session.Kernels())
+
+
+@pytest.mark.gpu
+def test_two_sides_on_a_gpu_each_have_its_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    save_model(tiny_config("llama", **sizes), tmp_path)
+    words = ("--batch", "1,9", "--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 2, "--dtype", "fp16")
+    record = bench_json("latency", tmp_path, "--against", "hf", *words)
+    assert record["machine"]["gpu"]
+    assert record["ceiling"]["dtype"] == "fp16"
+    assert all(side["facts"]["peak_gpu_gb"] > 0 for side in record["sides"])
+    assert [run["tokens"] for run in record["sides"][0]["results"][1]["raw"]["all_new"]] == [[4] * 9] * 2

@@ -1,0 +1,218 @@
+"""``tune``, the plan in an engine, and what a plan of another machine does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import ingot
+from ingot import LLM, SamplingParams
+from ingot.cli.main import app
+from ingot.config.plan import KernelPlan, Machine
+from ingot.engine import describe, loader, plan_file
+from ingot.engine.builder import build
+from ingot.engine.compare import compare_engines
+from ingot.engine.plan_file import read_own_plan, usable_plan, write_plan
+from ingot.engine.tuner import tuning
+from ingot.engine.tuner.inputs import Inputs
+from ingot.errors import BuildError, DeviceError, EngineError
+from tests.e2e.test_cli import FOREIGN_PLAN
+from tests.e2e.tiny import write_tiny
+from tests.tiny_models import save_model, tiny_config
+
+FOREIGN = KernelPlan.from_json(FOREIGN_PLAN)
+HERE = Machine("Some GPU", "9.0", 2, "2.11.0", "3.6.0")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    checkpoint = write_tiny(tmp_path / "tiny")
+    return build(checkpoint, tmp_path / "engine", max_seq_len=64, max_batch_size=4, device="cpu")
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.mark.parametrize("words", [(), ("--device", "cpu")])
+@no_gpu
+def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
+    before = (engine / "plan.json").read_text()
+    result = run("tune", engine, *words)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[0] == "error: tile choices are measured on the GPU that will use them"
+    assert "the machine with the GPU" in result.stderr
+    assert (engine / "plan.json").read_text() == before
+    with pytest.raises(DeviceError):
+        ingot.tune(engine)
+
+
+def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
+    result = run("tune", tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
+
+
+@no_gpu
+def test_a_build_on_a_cpu_has_an_empty_plan(engine: Path, tmp_path: Path) -> None:
+    assert read_own_plan(engine) == KernelPlan()
+    words = ("build", tmp_path / "tiny", "-o", tmp_path / "other", "--no-tune", "--max-seq-len", 64)
+    assert run(*words).exit_code == 0
+    assert (tmp_path / "other" / "plan.json").read_text() == (engine / "plan.json").read_text()
+
+
+class TestOnAPretendedGpu:
+    """``tune`` as on a GPU: the kernels' twins run, and a clock that stands still."""
+
+    @pytest.fixture(autouse=True)
+    def pretend(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Still:
+            def prepare(self, calls: Sequence[Callable[[], object]]) -> Callable[[], float]:
+                return lambda: 2.0
+
+        monkeypatch.setattr(tuning, "gpu", lambda name: torch.device("cpu"))
+        monkeypatch.setattr(tuning, "GraphTimer", Still)
+        monkeypatch.setattr(tuning, "Inputs", partial(Inputs, footprint=1 << 12))
+
+    def test_the_plan_goes_into_the_engine(self, engine: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(engine, copy)
+        result = run("tune", engine)
+        assert (result.exit_code, result.stderr) == (0, "")
+        lines = result.stdout.splitlines()
+        assert lines[0].split() == [
+            "op",
+            "shape",
+            "and",
+            "rows",
+            "default",
+            "us",
+            "best",
+            "us",
+            "gain",
+            "tiles",
+        ]
+        assert ["small_qkv", "m1_n96_k32", "2.00", "2.00", "0.0%", "default"] in [x.split() for x in lines]
+        assert re.match(r"0 of \d+ choices differ from the defaults; [\d.]+ s, [\d.]+ s of it", lines[-1])
+        plan = read_own_plan(engine)
+        assert plan.gpu == "CPU"
+        assert plan.measured["small_qkv"]["m1_n96_k32"].default_us == 2.0
+        assert sorted(f.name for f in engine.iterdir()) == sorted(f.name for f in copy.iterdir())
+        assert {change.name for change in compare_engines(copy, engine).plan} >= {"gpu"}
+        assert not compare_engines(copy, engine).files
+        LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=2))
+
+    def test_elsewhere_and_as_json(self, engine: Path, tmp_path: Path) -> None:
+        before = (engine / "plan.json").read_text()
+        result = run("tune", engine, "--output", tmp_path / "p.json", "--ops", "rms_norm,silu_mul", "--json")
+        assert result.exit_code == 0
+        assert (engine / "plan.json").read_text() == before
+        plan = KernelPlan.from_json(json.loads(result.stdout)["plan"])
+        assert KernelPlan.from_json(json.loads((tmp_path / "p.json").read_text())) == plan
+        assert set(plan.measured) == {"rms_norm", "silu_mul"}
+
+    def test_some_ops_keep_the_others_of_this_machine(
+        self, engine: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ingot.tune(engine)
+        assert set(ingot.tune(engine, ops=["rms_norm"]).plan.measured) > {"rms_norm"}
+        monkeypatch.setattr(tuning, "usable_plan", lambda *rest: (KernelPlan(), "measured elsewhere"))
+        assert set(ingot.tune(engine, ops=["rms_norm"]).plan.measured) == {"rms_norm"}
+
+    def test_unknown_ops_are_named(self, engine: Path) -> None:
+        result = run("tune", engine, "--ops", "rms_nrm")
+        assert result.exit_code == 1
+        assert "seen: rms_nrm" in result.stderr
+        assert "fix: --ops" in result.stderr
+
+
+@pytest.mark.parametrize("change", [{}, {"gpu": "Another"}, {"triton": "3.7.0"}, {"value_bytes": 4}])
+def test_only_a_plan_of_this_machine_is_used(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_file, "machine_of", lambda device, dtype: replace(HERE, **change))
+    plan, why_not = usable_plan(FOREIGN, torch.device("cuda", 0), torch.float16)
+    assert plan == (KernelPlan() if change else FOREIGN)
+    assert (why_not is None) == (not change)
+    assert usable_plan(FOREIGN, torch.device("cpu"), torch.float32) == (FOREIGN, None)
+
+
+def test_a_foreign_plan_is_told_of_and_defaults_run(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_plan(engine / "plan.json", FOREIGN)
+    expected = LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4))[0]
+    assert not caplog.records
+    monkeypatch.setattr(loader, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
+    monkeypatch.setattr(describe, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
+    llm = LLM(engine, device="cpu")
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+    assert "default tiles instead of the kernel plan: measured with GPU A, not B" in caplog.text
+    assert llm.engine.plan == KernelPlan()
+    assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids == expected.token_ids
+    assert "not used here: measured with GPU A, not B" in run("inspect", engine).stdout
+
+
+def test_a_plan_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(path, KernelPlan())
+    before = path.read_text()
+
+    def full(self: Path, text: str, **rest: Any) -> None:
+        self.touch()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(BuildError, match="disk is full"):
+        write_plan(path, FOREIGN)
+    monkeypatch.undo()
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_plan_can_be_measured_again(engine: Path) -> None:
+    (engine / "plan.json").write_text('{"tiles": {"rms_norm": {"num_warps": 8}}}')
+    with pytest.raises(EngineError, match=r"plan.json is damaged.*ingot tune"):
+        LLM(engine, device="cpu")
+
+
+@pytest.mark.gpu
+def test_a_tuned_engine_computes_the_same(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "head_dim": 64}
+    save_model(tiny_config("llama", **sizes, num_key_value_heads=4), tmp_path / "hf", seed=5)
+    limits = {"dtype": "fp16", "max_batch_size": 9, "max_seq_len": 128}
+    plain = build(tmp_path / "hf", tmp_path / "plain", tune=False, **limits)
+    tuned = build(tmp_path / "hf", tmp_path / "tuned", **limits)
+    assert read_own_plan(plain) == KernelPlan()
+    plan = read_own_plan(tuned)
+    assert plan.gpu == torch.cuda.get_device_name()
+    assert {"small_qkv", "small_linear", "small_gate_up", "paged_attention"} <= set(plan.measured)
+    assert not compare_engines(plain, tuned).tensors
+    prompts = [list(range(3 + i, 40 + i)) for i in range(9)]
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
+    outputs = [LLM(folder, device="cuda").generate(prompts, params) for folder in (plain, tuned)]
+    for one, other in zip(*outputs, strict=True):
+        assert one.logprobs[0].logprob == pytest.approx(other.logprobs[0].logprob, abs=0.02)
+    again = ingot.tune(tuned, ops=["small_qkv"])
+    assert set(again.plan.measured) == set(plan.measured)
+
+
+@pytest.mark.gpu
+def test_a_plan_of_another_gpu_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = write_tiny(tmp_path / "tiny")
+    engine = build(checkpoint, tmp_path / "engine", max_seq_len=64, max_batch_size=4, tune=False)
+    tiles = {"small_qkv": {"m1_n96_k32": {"BLOCK_N": 1 << 20}}}  # compiles nowhere
+    write_plan(engine / "plan.json", FOREIGN.replace(tiles=tiles))
+    llm = LLM(engine, device="cuda")
+    assert "default tiles instead of the kernel plan" in caplog.text
+    assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids

@@ -1,0 +1,50 @@
+"""Tokens that stay on the device between steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.token_feed import keep_tokens, keep_tokens_triton, take_tokens, take_tokens_triton
+from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("count", [0, 1, 5, 256, 700])
+def test_taken_where_a_row_is_named(impl: Implementation, count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    ids = torch.randint(0, 2**40, (count,), generator=generator)
+    rows = torch.randint(-1, 9, (count,), generator=generator)
+    table = torch.randint(0, 2**40, (9,), generator=generator)
+    table[4] = -1
+    expected = [
+        i if r < 0 else max(int(table[r]), 0) for i, r in zip(ids.tolist(), rows.tolist(), strict=True)
+    ]
+    got = impl(take_tokens, take_tokens_triton)(*(t.to(impl.device) for t in (ids, rows, table)))
+    assert got.tolist() == expected
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("count", [0, 1, 5, 300])
+def test_kept_and_the_rest_left_alone(impl: Implementation, dtype: torch.dtype, count: int) -> None:
+    ids = torch.arange(7, 7 + count) * 3
+    values = torch.linspace(-5, 5, count).to(dtype)
+    values[::3] = float("nan")
+    if count > 1:
+        values[1] = float("-inf")
+    table = torch.full((count + 2,), -77, device=impl.device)
+    impl(keep_tokens, keep_tokens_triton)(ids.to(impl.device), values.to(impl.device), table)
+    expected = [-1 if i % 3 == 0 else (7 + i) * 3 for i in range(count)]
+    assert table.tolist() == [*expected, -77, -77]
+
+
+def test_refused() -> None:
+    ids = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(IngotError, match="feed_rows has the wrong shape"):
+        take_tokens(ids, ids[:2], ids)
+    with pytest.raises(IngotError, match="rows is out of range"):
+        keep_tokens(ids, ids.float(), ids[:2])
+    with pytest.raises(IngotError, match="values has the wrong dtype"):
+        keep_tokens(ids, ids, ids)
