@@ -46,12 +46,12 @@ def _kth_high(
     BLOCK_TILES: tl.constexpr,
 ) -> tl.tensor:
     """The top_k-th of the tiles' highest scores, -inf where there are fewer; each is compared with each."""
-    as_high = tl.zeros([BLOCK_TILES], dtype=tl.int32)
+    as_high = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
     for start in range(0, TILES, COMPARED_ONCE):
         some = start + tl.arange(0, COMPARED_ONCE)
         other = tl.load(high_ptr + row * TILES + some, mask=some < TILES, other=float("-inf"))
-        as_high += tl.sum((other[None, :] >= high[:, None]).to(tl.int32), axis=1)
-    return tl.max(tl.where(as_high >= top_k, high, float("-inf")), axis=0)
+        as_high += (other[None, :] >= high[:, None]).to(tl.int32)
+    return tl.max(tl.where(tl.sum(as_high, axis=1) >= top_k, high, float("-inf")), axis=0)
 
 
 @triton.jit

@@ -136,6 +136,19 @@ def test_ties_stay_at_the_kth_and_go_by_id_at_top_p(impl: Implementation, tiles:
 
 
 @pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("top_k", [7, 8, 9, 130])
+def test_top_k_listed_or_weighed_by_bin(impl: Implementation, top_k: int) -> None:
+    # A list of 16 holds all that a top-k of up to 8 leaves; likely tokens may lie in one tile.
+    logits = normal(4, 130, dtype=torch.float32, seed=top_k) * 2.5
+    logits[1] = logits[1].sort(descending=True).values
+    logits[2] = logits[2].round()
+    logits[3, 5:] = -INF
+    for p in (1.0, 0.97, 0.6):
+        rows = [RowSampling(0.9, top_k, p, seed=index) for index in range(4)]
+        check_draws(impl, logits, rows, SMALL[1])
+
+
+@pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("tiles", SMALL[1:])
 @pytest.mark.parametrize(
     "row",
@@ -271,14 +284,16 @@ def test_real_vocabularies(dtype: torch.dtype, vocab: int, batch: int) -> None:
 
 @pytest.mark.gpu
 def test_flat_rows_and_ties_of_a_real_vocabulary() -> None:
-    logits = torch.zeros(6, 151_936, device="cuda")
+    logits = torch.zeros(7, 151_936, device="cuda")
     logits[1:4] = normal(3, 151_936, dtype=torch.float32, device="cuda") * 1e-4
     logits[2, 77] = 8.0  # bins are wide, and one holds all the others
     logits[3, 78] = -20.0
     logits[4] = torch.randint(3, (151_936,), device="cuda").float()
     logits[5] = normal(1, 151_936, dtype=torch.float32, device="cuda")[0].bfloat16().float()
-    for row in (RowSampling(1.0, 0, 0.9), RowSampling(1.0, 70_000, 0.5), RowSampling(0.9, 50_000)):
-        rows = [RowSampling(**{**vars(row), "seed": seed}) for seed in range(6)]
+    logits[6] = (normal(1, 151_936, dtype=torch.float32, device="cuda")[0] * 2.5).sort(descending=True).values
+    filters = ((0, 0.9), (70_000, 0.5), (50_000, 1.0), (50, 0.9), (512, 0.99), (513, 0.99))
+    for row in (RowSampling(0.9, top_k, top_p) for top_k, top_p in filters):
+        rows = [RowSampling(**{**vars(row), "seed": seed}) for seed in range(7)]
         check_draws(Implementation("cuda"), logits, rows)
 
 
