@@ -177,7 +177,8 @@ def _find_cut(
         "cut_ptr": torch.empty(rows, dtype=torch.float32, device=device),
         "kept_ptr": torch.empty(rows, dtype=torch.int64, device=device),
     }
-    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **cut)
+    short = max(width // 8, 1)
+    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **cut, SHORT=short)
     return cut
 
 

@@ -30,6 +30,17 @@ LEAST_KEY = tl.constexpr(-0x7F800001)  # of -inf
 
 
 @triton.jit
+def _held(
+    list_ptr: tl.tensor, listed: tl.tensor, row: tl.tuple, WIDTH: tl.constexpr, BINS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Keys, weights and bins of a row's list, which takes at most WIDTH places."""
+    _, top, temperature, lowest, scale = row
+    places = tl.arange(0, WIDTH)
+    scores = tl.load(list_ptr + places, mask=places < listed, other=float("-inf"))
+    return key_of(scores), weights_of(scores, top, temperature), bins_of(scores, top, lowest, scale, BINS)
+
+
+@triton.jit
 def _above(
     held: tl.tuple,
     row: tl.tuple,
@@ -199,9 +210,13 @@ def find_cut_kernel(
     TILE: tl.constexpr,
     BINS: tl.constexpr,
     LIST: tl.constexpr,
+    SHORT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: the score at which it is cut, and how many of that score stay."""
+    """One row a program: the score at which it is cut, and how many of that score stay.
+
+    Most lists are short: SHORT of the LIST places hold them, and one score a thread costs one exp.
+    """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     place = tl.program_id(0).to(tl.int64)
@@ -217,17 +232,15 @@ def find_cut_kernel(
         row = (logits_ptr + place * row_stride, top, temperature, lowest, scale)
         histogram = (bin_weights_ptr + place * BINS, bin_counts_ptr + place * BINS)
         listed = tl.load(listed_ptr + place)
-        slots = tl.arange(0, LIST)
-        scores = tl.load(list_ptr + place * LIST + slots, mask=slots < listed, other=float("-inf"))
-        held = (
-            key_of(scores),
-            weights_of(scores, top, temperature),
-            bins_of(scores, top, lowest, scale, BINS),
-        )
-        if listed <= LIST:
+        list_ptr += place * LIST
+        if listed <= SHORT:
+            held = _held(list_ptr, listed, row, SHORT, BINS)
+            cut, kept = _cut(held, row, histogram, top_k, top_p, True, VOCAB, TILE, BINS, LIST)
+        elif listed <= LIST:
+            held = _held(list_ptr, listed, row, LIST, BINS)
             cut, kept = _cut(held, row, histogram, top_k, top_p, True, VOCAB, TILE, BINS, LIST)
         else:
-            cut, kept = _cut(held, row, histogram, top_k, top_p, False, VOCAB, TILE, BINS, LIST)
+            cut, kept = _cut(row, row, histogram, top_k, top_p, False, VOCAB, TILE, BINS, LIST)
         score = value_of(cut)
     tl.store(cut_ptr + place, score)
     tl.store(kept_ptr + place, kept)
