@@ -2,7 +2,8 @@
 
 Every figure is one call in a CUDA graph that holds many calls, each on logits of its own that L2 does not
 hold; medians and 90th percentiles over replays. Every case is first compared, token by token, with the twin.
-``--sweep`` times tile choices instead; ``--compile I/N`` only compiles every Nth (run N of them at once).
+``--sweep`` times tile choices instead; ``--compile I/N`` only compiles every Nth (run N of them at once);
+``--split`` gives each kernel's own time, which with an early start has its wait in it.
 
     python benchmarks/sampling.py --json docs/results/sampling.json
 """
@@ -144,6 +145,21 @@ def measure(case: str, row: RowSampling, rows: int) -> dict[str, Any]:
     return {"case": case, "rows": rows, "kernels": kernels, "twin": twin, "same_tokens": same}
 
 
+def split(case: str, row: RowSampling, rows: int) -> dict[str, Any]:
+    """One case at one batch size: the mean time of each kernel, by the profiler, outside a graph."""
+    logits, tensors = make_logits(rows, 4), tensors_of(row, rows)
+    for one in logits:
+        sample(one, tensors)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for one in logits * 5:
+            sample(one, tensors)
+        torch.cuda.synchronize()
+    events = [e for e in profile.key_averages() if e.count and e.key.endswith("_kernel")]
+    times = {e.key: round(e.self_device_time_total / e.count, 2) for e in events}
+    return {"case": case, "rows": rows, "kernels_us": times}
+
+
 def same_tokens(one: SamplerOutput, other: SamplerOutput) -> bool:
     """Whether two outputs hold the same tokens and values."""
     return torch.equal(one.token_ids, other.token_ids) and torch.equal(one.values, other.values)
@@ -155,6 +171,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,64,256")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--compile", metavar="I/N")
+    parser.add_argument("--split", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = [int(n) for n in arguments.rows.split(",")]
@@ -174,7 +191,7 @@ def main() -> None:
     else:
         results["cases"] = []
         for count, (case, row) in itertools.product(rows, CASES.items()):
-            results["cases"].append(measure(case, row, count))
+            results["cases"].append((split if arguments.split else measure)(case, row, count))
             print(results["cases"][-1], flush=True)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
