@@ -83,11 +83,10 @@ class TileTable:
         self._by_bucket = {rows: dict(tiles) for rows, tiles in by_bucket.items()}
         self._any_rows = None if any_rows is None else dict(any_rows)
 
-    def at(self, rows: int) -> dict[str, int] | None:
-        """Tiles for this many rows, or None where the op's defaults hold."""
-        if self._by_bucket:
-            return self._by_bucket.get(row_bucket(rows))
-        return self._any_rows
+    def at(self, rows: int, over: Mapping[str, int] | None = None) -> dict[str, int] | None:
+        """Tiles for this many rows with ``over`` put over them, or None where the op's defaults hold."""
+        found = self._by_bucket.get(row_bucket(rows)) if self._by_bucket else self._any_rows
+        return {**(found or {}), **over} if over else found
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.layers.fused_decode import fuses
+from ingot.layers.fused_decode import ALL, fuses, small_products
 from ingot.runtime import forward
 from tests.tiny_models import save_model, tiny_config
 
@@ -57,6 +57,36 @@ def test_folded_is_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     llm = LLM(tmp_path, device="cpu")
     assert not llm.executor.runner.forward.fused
     compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+
+
+HYBRIDS = [frozenset(), frozenset({"o", "down"}), frozenset({"qkv", "gate_up"}), ALL - {"head", "down"}]
+
+
+@pytest.mark.parametrize("small", HYBRIDS, ids=lambda small: "+".join(sorted(small)) or "none")
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_hybrids_are_plain(
+    name: str, small: frozenset[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix library's products beside the small kernels', whatever is left to which."""
+    save_model(tiny_config(name), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    assert fuses(llm.engine.model, small)
+    llm.executor.runner.forward.ways = ((1, ALL), (2, small), (4, small))
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+
+
+def test_the_table_of_rows() -> None:
+    ways = ((1, ALL), (8, ALL - {"head"}), (256, frozenset()))
+    found = [small_products(rows, ways) for rows in (1, 2, 8, 9, 256, 257)]
+    assert found == [ALL, ALL - {"head"}, ALL - {"head"}, frozenset(), frozenset(), None]
+    assert [small_products(rows) for rows in (1, 8, 9)] == [ALL, ALL, None]
+
+
+def test_a_bias_keeps_the_products_that_add_it(tmp_path: Path) -> None:
+    save_model(tiny_config("llama", attention_bias=True), tmp_path, seed=3)
+    model = LLM(tmp_path, device="cpu").engine.model
+    assert fuses(model, frozenset({"o", "down"}))
+    assert not fuses(model, frozenset({"qkv"}))
 
 
 def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
