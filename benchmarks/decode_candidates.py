@@ -72,6 +72,35 @@ MANY = {
 }
 
 
+# Programs that walk their tiles. BLOCK_N, BLOCK_K, warps, stages, programs a multiprocessor, PREFETCH
+WALK_FEW = {
+    "wide": [(64, 256, 4, 3, 2, 1), (64, 256, 4, 4, 2, 1), (64, 256, 4, 3, 2, 2), (32, 256, 2, 4, 4, 1),
+             (32, 256, 2, 4, 4, 2), (16, 256, 1, 3, 8, 1), (32, 512, 4, 4, 2, 1)],
+    "head": [(64, 256, 4, 3, 2, 1), (64, 256, 4, 4, 2, 1), (32, 256, 2, 4, 4, 1), (128, 128, 4, 3, 2, 1),
+             (16, 256, 1, 3, 8, 1)],
+    "o": [(64, 256, 4, 4, 1, 1, 4), (32, 256, 2, 4, 2, 1, 4), (32, 256, 2, 4, 4, 1, 4),
+          (16, 512, 1, 3, 4, 1, 2), (32, 256, 2, 4, 2, 2, 4)],
+    "down": [(64, 256, 4, 4, 1, 1, 4), (64, 256, 4, 3, 2, 1, 8), (32, 256, 2, 4, 2, 1, 4),
+             (128, 128, 4, 4, 1, 2, 8), (32, 256, 2, 4, 4, 1, 4), (16, 512, 1, 3, 4, 1, 2)],
+}  # fmt: skip
+WALK_MANY = {
+    "wide": [(128, 128, 8, 3, 1, 2), (64, 128, 4, 4, 2, 1), (64, 128, 4, 4, 2, 2), (128, 128, 8, 4, 1, 2),
+             (32, 128, 2, 4, 4, 2), (256, 64, 8, 4, 1, 2)],
+    "head": [(128, 128, 8, 3, 2, 1), (128, 128, 8, 3, 2, 2), (256, 128, 8, 3, 1, 2), (64, 128, 4, 4, 2, 2)],
+    "o": [(128, 128, 8, 3, 1, 2, 8), (64, 128, 4, 4, 2, 2, 8), (64, 128, 4, 4, 1, 2, 4),
+          (128, 128, 8, 4, 1, 2, 8)],
+    "down": [(128, 128, 8, 3, 1, 2, 8), (64, 128, 4, 4, 2, 2, 8), (64, 128, 4, 4, 1, 2, 4),
+             (128, 128, 8, 4, 1, 2, 8), (128, 128, 8, 3, 2, 2, 16)],
+}  # fmt: skip
+
+
+def walking_candidates(op: str, rows: int) -> list[Tiles]:
+    """Programs that walk their tiles, or about one a tile where the tiles come out even."""
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
+    shapes = (WALK_FEW if rows <= 16 else WALK_MANY)[op if op in WALK_FEW else "wide"]
+    return [dict(zip(names, shape, strict=False)) for shape in shapes]
+
+
 def candidates(op: str, rows: int) -> list[Tiles]:
     """What to try for an op."""
     if op == "attention":
