@@ -72,11 +72,15 @@ MANY = {
 }
 
 
-# Programs that walk their tiles. BLOCK_N, BLOCK_K, warps, stages, programs a multiprocessor, PREFETCH
+# Programs that walk their tiles, all at once on an H200's 132 multiprocessors. Tiles of 16 and 32 rows
+# come out even: 97 % for qkv, 95 and 87 % for gate_up, where 64 rows make 73 and 87 %.
+# BLOCK_N, BLOCK_K, warps, stages, programs a multiprocessor, PREFETCH, SPLITS
 WALK_FEW = {
-    "wide": [(64, 256, 4, 3, 2, 1), (64, 256, 4, 4, 2, 1), (64, 256, 4, 3, 2, 2), (32, 256, 2, 4, 4, 1),
-             (32, 256, 2, 4, 4, 2), (16, 256, 1, 3, 8, 1), (32, 512, 4, 4, 2, 1)],
-    "head": [(64, 256, 4, 3, 2, 1), (64, 256, 4, 4, 2, 1), (32, 256, 2, 4, 4, 1), (128, 128, 4, 3, 2, 1),
+    "qkv": [(32, 256, 2, 4, 2, 1), (32, 256, 2, 5, 2, 2), (32, 256, 2, 4, 4, 1), (16, 256, 1, 4, 4, 1),
+            (16, 256, 1, 3, 8, 1), (32, 512, 4, 4, 2, 1)],
+    "gate_up": [(64, 256, 4, 3, 2, 1), (64, 256, 4, 3, 2, 2), (64, 128, 4, 6, 2, 1), (32, 256, 2, 4, 4, 1),
+                (16, 256, 1, 4, 4, 1), (16, 256, 1, 3, 8, 1), (32, 512, 4, 4, 2, 1)],
+    "head": [(64, 256, 4, 3, 2, 1), (64, 128, 4, 6, 2, 1), (32, 256, 2, 4, 4, 1), (128, 128, 4, 3, 2, 1),
              (16, 256, 1, 3, 8, 1)],
     "o": [(64, 256, 4, 4, 1, 1, 4), (32, 256, 2, 4, 2, 1, 4), (32, 256, 2, 4, 4, 1, 4),
           (16, 512, 1, 3, 4, 1, 2), (32, 256, 2, 4, 2, 2, 4)],
@@ -84,8 +88,9 @@ WALK_FEW = {
              (128, 128, 4, 4, 1, 2, 8), (32, 256, 2, 4, 4, 1, 4), (16, 512, 1, 3, 4, 1, 2)],
 }  # fmt: skip
 WALK_MANY = {
-    "wide": [(128, 128, 8, 3, 1, 2), (64, 128, 4, 4, 2, 1), (64, 128, 4, 4, 2, 2), (128, 128, 8, 4, 1, 2),
-             (32, 128, 2, 4, 4, 2), (256, 64, 8, 4, 1, 2)],
+    "qkv": [(64, 128, 4, 4, 2, 2), (32, 128, 2, 4, 4, 1), (32, 128, 2, 5, 2, 1), (32, 256, 4, 4, 2, 1)],
+    "gate_up": [(64, 128, 4, 4, 2, 1), (64, 128, 4, 4, 2, 2), (32, 256, 4, 4, 2, 1), (32, 128, 2, 4, 4, 1),
+                (128, 128, 8, 4, 1, 2)],
     "head": [(128, 128, 8, 3, 2, 1), (128, 128, 8, 3, 2, 2), (256, 128, 8, 3, 1, 2), (64, 128, 4, 4, 2, 2)],
     "o": [(128, 128, 8, 3, 1, 2, 8), (64, 128, 4, 4, 2, 2, 8), (64, 128, 4, 4, 1, 2, 4),
           (128, 128, 8, 4, 1, 2, 8)],
@@ -97,7 +102,7 @@ WALK_MANY = {
 def walking_candidates(op: str, rows: int) -> list[Tiles]:
     """Programs that walk their tiles, or about one a tile where the tiles come out even."""
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
-    shapes = (WALK_FEW if rows <= 16 else WALK_MANY)[op if op in WALK_FEW else "wide"]
+    shapes = (WALK_FEW if rows <= 16 else WALK_MANY)[op]
     return [dict(zip(names, shape, strict=False)) for shape in shapes]
 
 

@@ -66,7 +66,7 @@ class Stack:
         self.layers, self.batch, self.shape = layers, batch, shape
         self.weights = {
             op: [
-                torch.empty(size, **options).normal_(std=0.02)
+                torch.empty(size, **options).normal_(std=1.28 / size[1] ** 0.5)
                 for _ in range(heads if op == "head" else layers)
             ]
             for op, size in shape.products().items()

@@ -17,7 +17,7 @@ walk brings: nothing but the head's 10 us. Early launches around the library: 4 
 Attention OVERLAP 2 for 4: 0.1 ms less at 8 rows, 0.1 ms more at 1.
 
     python benchmarks/decode_variants.py --json variants.json
-    python benchmarks/decode_variants.py --dry    # tiny shapes on a CPU, Triton's interpreter: no figures
+    python benchmarks/decode_variants.py --dry --rows 1,2,9,70 --sweep-rows 8,33  # tiny, on a CPU: no figures
 """
 
 from __future__ import annotations

@@ -118,8 +118,13 @@ def test_a_tap_sees_the_modules(golden: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
-def test_folded_is_plain_on_a_gpu(golden: Path, dtype: str, graphs: bool) -> None:
+@pytest.mark.parametrize("small", [ALL, *HYBRIDS], ids=lambda small: "+".join(sorted(small)) or "none")
+def test_folded_is_plain_on_a_gpu(
+    golden: Path, dtype: str, graphs: bool, small: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With early launches around the products that are left to the matrix library."""
     folder = golden / "llama_aidreams260K" / "hf"
+    monkeypatch.setattr(forward, "WAYS", ((8, small),))
     runs = []
     for fused in (True, False):
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
