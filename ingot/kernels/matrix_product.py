@@ -1,13 +1,9 @@
 """The matrix product of a decode step for 2 to 64 rows: x · Wᵀ with the weight as the left operand.
 
 Owns the loop that streams a tile of the weight through shared memory, several steps ahead and already while
-the kernel before still runs; the step of a program that walks several tiles without a pause between them; and
-the default tiles. Knows no norm and no epilogue: the rows come normalised.
+the kernel before still runs, and the default tiles. Knows no norm and no epilogue: the rows come normalised.
 
     acc = matrix_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32
-    for index in tl.range(0, walk_steps(TILES, STEPS, SPLITS)):
-        tile, split, ends = walk_place(index, TILES, STEPS, SPLITS)
-        acc, x = walk_step(acc, x, ...)  # and what follows a tile where it ends
 """
 
 from __future__ import annotations
@@ -20,56 +16,6 @@ import triton.language as tl
 
 from ingot.kernels.checks import next_power_of_two
 from ingot.kernels.overlap import overlaps, wait_for_previous
-
-A_TILE_EACH = 1 << 16  # programs a multiprocessor: more than any weight has tiles
-
-
-@triton.jit
-def _step(
-    acc: tl.tensor,
-    x: tl.tensor,
-    columns: tl.tensor,
-    places: tl.tensor,
-    inside: tl.tensor,
-    here: tl.tensor,
-    there: tl.tensor,
-    real: tl.tensor,
-    now: tl.tensor,
-    then: tl.tensor,
-    begins: tl.tensor,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> tl.tensor:
-    """One step of BLOCK_K columns from ``here``: (the sums, the x of the step at ``there``).
-
-    Only the weight's load is pipelined: the compiler starts it ahead of the loop, before the wait for the
-    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers. ``inside`` masks
-    the weights, or is None; ``now`` and ``then`` mask x.
-    """
-    if inside is not None:
-        w = tl.load(places + here, mask=inside, other=0.0, eviction_policy="evict_first")
-    else:
-        w = tl.load(places + here, eviction_policy="evict_first")
-    # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
-    # before the wait, and it keeps the layout that it is loaded in.
-    if PREFETCH > 1:
-        if begins:
-            wait_for_previous(OVERLAP)
-            x = tl.load(columns + here, mask=now, other=0.0)
-            ahead = tl.load(columns + there, mask=then, other=0.0)
-        else:
-            x = tl.load(columns + here, mask=real & (here < 0), other=x)  # loads nothing, keeps the layout
-            ahead = tl.load(columns + there, mask=then, other=0.0)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        x = ahead
-    else:
-        if begins:
-            wait_for_previous(OVERLAP)
-            x = tl.load(columns + here, mask=now, other=0.0)
-        else:
-            x = tl.load(columns + here, mask=now, other=0.0)
-        acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-    return acc, x
 
 
 @triton.jit
@@ -91,6 +37,9 @@ def matrix_tile(
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32.
+
+    Only the weight's loads are pipelined: the compiler starts them ahead of the loop, before the wait for the
+    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers.
     """
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
@@ -103,95 +52,34 @@ def matrix_tile(
     for step in tl.range(0, steps):
         here = (first + step) * BLOCK_K
         there = here + BLOCK_K
-        now, then, inside = real, real & (step + 1 < steps), None
+        now, then = real, real & (step + 1 < steps)
         if MASKED:
-            inside = (here + cols < K)[None, :]
-            now, then = now & inside, then & (there + cols < K)[None, :]
-        acc, x = _step(acc, x, columns, places, inside, here, there, real, now, then, step == 0,
-                       PREFETCH, OVERLAP)  # fmt: skip
+            now, then = now & (here + cols < K)[None, :], then & (there + cols < K)[None, :]
+            w = tl.load(
+                places + here, mask=(here + cols < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
+        else:
+            w = tl.load(places + here, eviction_policy="evict_first")
+        # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
+        # before the wait, and it keeps the layout that it is loaded in.
+        if PREFETCH > 1:
+            if step == 0:
+                wait_for_previous(OVERLAP)
+                x = tl.load(columns + here, mask=now, other=0.0)
+                ahead = tl.load(columns + there, mask=then, other=0.0)
+            else:
+                x = tl.load(columns + here, mask=now & (step < 0), other=x)  # loads nothing, keeps the layout
+                ahead = tl.load(columns + there, mask=then, other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+            x = ahead
+        else:
+            if step == 0:
+                wait_for_previous(OVERLAP)
+                x = tl.load(columns + here, mask=now, other=0.0)
+            else:
+                x = tl.load(columns + here, mask=now, other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     return acc
-
-
-@triton.jit
-def walk_steps(TILES: tl.constexpr, STEPS: tl.constexpr, SPLITS: tl.constexpr) -> tl.tensor:
-    """Steps of this program: its tiles' parts, a whole stride of programs apart, each of the longest part's
-    steps.
-    """
-    first, programs = tl.program_id(0), tl.num_programs(0)
-    return (TILES * SPLITS - first + programs - 1) // programs * ((STEPS + SPLITS - 1) // SPLITS)
-
-
-@triton.jit
-def walk_place(index: tl.tensor, TILES: tl.constexpr, STEPS: tl.constexpr, SPLITS: tl.constexpr) -> tl.tensor:
-    """Which tile and which part of its sums step ``index`` of a walk belongs to, and whether it ends them."""
-    LONGEST: tl.constexpr = (STEPS + SPLITS - 1) // SPLITS
-    unit = tl.program_id(0) + index // LONGEST * tl.num_programs(0)
-    return unit % TILES, unit // TILES, index % LONGEST == LONGEST - 1
-
-
-@triton.jit
-def _walk_column(
-    index: tl.tensor, TILES: tl.constexpr, STEPS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr
-) -> tl.tensor:
-    """The first column of step ``index`` of a walk, and whether its part is that long."""
-    _, split, _ = walk_place(index, TILES, STEPS, SPLITS)
-    step = index % ((STEPS + SPLITS - 1) // SPLITS)
-    first = 0 * split
-    count = first + STEPS
-    if SPLITS > 1:
-        first = split * STEPS // SPLITS
-        count = (split + 1) * STEPS // SPLITS - first
-    return (first + step) * BLOCK_K, step < count
-
-
-@triton.jit
-def walk_step(
-    acc: tl.tensor,
-    x: tl.tensor,
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    rows: tl.tensor,
-    index: tl.tensor,
-    end: tl.tensor,
-    TILES: tl.constexpr,
-    STEPS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> tl.tensor:
-    """Step ``index`` of the ``end`` steps of a walk: adds its columns of weight rows ``rows`` times x.
-
-    The walk is one loop, so that the next tile's weights are on their way while a tile ends. The sums are
-    those of :func:`matrix_tile`, in its order: a part that is a step shorter than the longest adds zeros.
-
-    Returns:
-        The sums [BLOCK_N, BLOCK_T] and what to hand to the next step as ``x``.
-    """
-    MASKED: tl.constexpr = K % BLOCK_K != 0
-    UNEVEN: tl.constexpr = STEPS % SPLITS != 0
-    token = tl.arange(0, BLOCK_T)
-    cols = tl.arange(0, BLOCK_K)
-    real = (token < tokens)[:, None]
-    columns = x_ptr + token[:, None] * x_stride + cols[None, :]
-    places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
-    here, live = _walk_column(index, TILES, STEPS, SPLITS, BLOCK_K)
-    there, next_live = _walk_column(index + 1, TILES, STEPS, SPLITS, BLOCK_K)
-    now, then, inside = real, real & (index + 1 < end), None
-    if MASKED:
-        inside = (here + cols < K)[None, :]
-        now, then = now & inside, then & (there + cols < K)[None, :]
-    if UNEVEN:
-        inside = (cols >= 0)[None, :] & live if inside is None else inside & live
-        now, then = now & live, then & next_live
-    acc, x = _step(acc, x, columns, places, inside, here, there, real, now, then, index == 0,
-                   PREFETCH, OVERLAP)  # fmt: skip
-    return acc, x
 
 
 def matrix_tiles(num_tokens: int, out_features: int, itemsize: int, device: torch.device) -> dict[str, int]:
@@ -234,12 +122,7 @@ def matrix_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
 
 def _tiles(shape: tuple[int, int, int, int], columns: int, device: torch.device) -> dict[str, int]:
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    rest = {
-        "BLOCK_T": columns,
-        "PREFETCH": 1,
-        "PROGRAMS": A_TILE_EACH,
-        "OVERLAP": 2 if overlaps(device) else 1,
-    }
+    rest = {"BLOCK_T": columns, "PREFETCH": 1, "PROGRAMS": 1, "OVERLAP": 2 if overlaps(device) else 1}
     return dict(zip(names, shape, strict=True)) | rest
 
 

@@ -3,7 +3,7 @@
 Owns how a tile's weight rows pair up for the rotation and where its channels go: a tile lies within one head,
 so that whole vectors are stored. Knows no norm; ``small_qkv.py`` launches it and says what it computes.
 
-    small_qkv_matrix_kernel[(programs,)](x, weight, bias, ...)
+    small_qkv_matrix_kernel[(heads * tiles_of_a_head,)](x, weight, bias, ...)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.matrix_product import matrix_tile, walk_place, walk_step, walk_steps
+from ingot.kernels.matrix_product import matrix_tile
 from ingot.kernels.overlap import start_next
 from ingot.kernels.small_product import split_pairs
 
@@ -63,24 +63,9 @@ def _channels(pair: tl.tensor, HEAD_DIM: tl.constexpr, HALF: tl.constexpr) -> tl
 
 
 @triton.jit
-def _tile_rows(
-    tile: tl.tensor, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_N: tl.constexpr
-) -> tl.tensor:
-    """A tile's head, its first channel pair, and its weight rows: the pairs' first channels, then the
-    second.
-    """
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + PAIRS - 1) // PAIRS
-    head, start = tile // CHUNKS, tile % CHUNKS * PAIRS
-    lane = tl.arange(0, BLOCK_N)
-    firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
-    return head, start, head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
-
-
-@triton.jit
-def _store(
-    acc: tl.tensor,
-    tile: tl.tensor,
+def small_qkv_matrix_kernel(
+    x_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     table_ptr: tl.tensor,
     table_rows_ptr: tl.tensor,
@@ -90,6 +75,8 @@ def _store(
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
     tokens: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -101,12 +88,28 @@ def _store(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LOGN: tl.constexpr,
+    K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ) -> None:
-    """Rotate and scale a tile's sums [BLOCK_N, BLOCK_T] and store them: to the queries or to a cache."""
+    """BLOCK_N / 2 channel pairs of one head, of every row."""
+    if OVERLAP == 2:
+        start_next(OVERLAP)
     PAIRS: tl.constexpr = BLOCK_N // 2
-    head, start, rows = _tile_rows(tile, HEAD_DIM, HALF, BLOCK_N)
+    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + PAIRS - 1) // PAIRS
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    tile = tl.program_id(0)
+    head, start = tile // CHUNKS, tile % CHUNKS * PAIRS
+    lane = tl.arange(0, BLOCK_N)
+    firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
+    rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, 0, STEPS,
+                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
     a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
@@ -139,73 +142,3 @@ def _store(
             places = value_ptr + offset + (head - HEADS - KV_HEADS) * head_stride
             tl.store(places + first[:, None], a, mask=inside)
             tl.store(places + second[:, None], b, mask=inside)
-
-
-@triton.jit
-def small_qkv_matrix_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    table_rows_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
-    slots_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    head_stride: tl.tensor,
-    token_stride: tl.tensor,
-    inverse_log: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    LOGN: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    WALKS: tl.constexpr,
-) -> None:
-    """BLOCK_N / 2 channel pairs of one head, of every row; with WALKS one tile of them after another."""
-    if OVERLAP == 2:
-        start_next(OVERLAP)
-    CHUNKS: tl.constexpr = (HEAD_DIM + BLOCK_N - 1) // BLOCK_N
-    TILES: tl.constexpr = (HEADS + 2 * KV_HEADS) * CHUNKS
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if WALKS:
-        end = walk_steps(TILES, STEPS, 1)
-        acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-        x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
-        for index in tl.range(0, end):
-            tile, _, ends = walk_place(index, TILES, STEPS, 1)
-            _, _, rows = _tile_rows(tile, HEAD_DIM, HALF, BLOCK_N)
-            acc, x = walk_step(acc, x, x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, index, end,
-                               TILES, STEPS, 1, K, BLOCK_T, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
-            if ends:
-                if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
-                    if index + 1 == end:
-                        start_next(OVERLAP)
-                _store(acc, tile, bias_ptr, table_ptr, table_rows_ptr, positions_ptr, slots_ptr, q_ptr,
-                       key_ptr, value_ptr, tokens, table_stride, block_stride, head_stride, token_stride,
-                       inverse_log, HEADS, KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, LOGN, BLOCK_T,
-                       BLOCK_N)  # fmt: skip
-                acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    else:
-        tile = tl.program_id(0)
-        _, _, rows = _tile_rows(tile, HEAD_DIM, HALF, BLOCK_N)
-        acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, 0, STEPS,
-                          K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
-        if OVERLAP == 4:
-            start_next(OVERLAP)
-        _store(acc, tile, bias_ptr, table_ptr, table_rows_ptr, positions_ptr, slots_ptr, q_ptr, key_ptr,
-               value_ptr, tokens, table_stride, block_stride, head_stride, token_stride, inverse_log, HEADS,
-               KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, LOGN, BLOCK_T, BLOCK_N)  # fmt: skip

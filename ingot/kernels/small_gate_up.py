@@ -23,7 +23,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
-from ingot.kernels.matrix_product import matrix_shape, matrix_tile, walk_place, walk_step, walk_steps
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile
 from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
@@ -91,27 +91,6 @@ def small_gate_up_kernel(
 
 
 @triton.jit
-def _store(
-    acc: tl.tensor,
-    tile: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    INNER: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> None:
-    """Store silu(gate) * up of a tile's sums [BLOCK_N, BLOCK_T]."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    token = tl.arange(0, BLOCK_T)
-    outputs = tile * PAIRS + tl.arange(0, PAIRS)
-    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
-    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
-
-
-@triton.jit
 def small_gate_up_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -126,41 +105,28 @@ def small_gate_up_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    WALKS: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 outputs of every row; with WALKS one tile of them after another."""
+    """BLOCK_N / 2 outputs of every row."""
     if OVERLAP == 2:
         start_next(OVERLAP)
-    TILES: tl.constexpr = (2 * INNER + BLOCK_N - 1) // BLOCK_N
+    PAIRS: tl.constexpr = BLOCK_N // 2
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if WALKS:
-        end = walk_steps(TILES, STEPS, 1)
-        acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-        x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
-        for index in tl.range(0, end):
-            tile, _, ends = walk_place(index, TILES, STEPS, 1)
-            acc, x = walk_step(acc, x, x_ptr, x_stride, tokens, weight_ptr, weight_stride,
-                               _rows(tile, INNER, BLOCK_N), index, end, TILES, STEPS, 1, K, BLOCK_T,
-                               BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
-            if ends:
-                if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
-                    if index + 1 == end:
-                        start_next(OVERLAP)
-                _store(acc, tile, y_ptr, tokens, INNER, BLOCK_T, BLOCK_N)
-                acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    else:
-        tile = tl.program_id(0)
-        acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N),
-                          0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
-        if OVERLAP == 4:
-            start_next(OVERLAP)
-        _store(acc, tile, y_ptr, tokens, INNER, BLOCK_T, BLOCK_N)
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    tile = tl.program_id(0)
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N),
+                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * PAIRS + tl.arange(0, PAIRS)
+    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
 
 def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapping[str, int]) -> None:
-    tiles = triton.cdiv(y.shape[1], choice["BLOCK_N"] // 2)
-    programs = num_programs(choice, tiles, x.device)
-    small_gate_up_matrix_kernel[(programs,)](
+    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], choice["BLOCK_N"] // 2),)](
         x,
         weight,
         y,
@@ -168,7 +134,6 @@ def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapp
         x.stride(0),
         weight.stride(0),
         INNER=y.shape[1],
-        WALKS=programs < tiles,
         **matrix_shape(choice, x.shape[1]),
         **launch_options(choice, x.device),
     )

@@ -16,14 +16,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.matrix_product import (
-    matrix_shape,
-    matrix_tile,
-    split_tiles,
-    walk_place,
-    walk_step,
-    walk_steps,
-)
+from ingot.kernels.matrix_product import matrix_shape, matrix_tile, split_tiles
 from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
@@ -94,33 +87,6 @@ def small_linear_kernel(
 
 
 @triton.jit
-def _store(
-    acc: tl.tensor,
-    tile: tl.tensor,
-    split: tl.tensor,
-    bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    residual_stride: tl.tensor,
-    N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> None:
-    """Store a tile [BLOCK_N, BLOCK_T] of sums, or of a part of them, plus bias and residual."""
-    token = tl.arange(0, BLOCK_T)
-    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + _rows(tile, N, BLOCK_N)).to(tl.float32)[:, None]
-    if residual_ptr is not None:
-        places = token[None, :] * residual_stride + outputs[:, None]
-        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    y_rows = (split * tokens + token).to(tl.int64)
-    tl.store(y_ptr + y_rows[None, :] * N + outputs[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
 def small_linear_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -139,39 +105,29 @@ def small_linear_matrix_kernel(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    WALKS: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of every row, or with SPLITS a part of their sums; with WALKS one after another."""
+    """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
     if OVERLAP == 2:
         start_next(OVERLAP)
-    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile, split = tl.program_id(0), tl.program_id(1)
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if WALKS:
-        end = walk_steps(TILES, STEPS, SPLITS)
-        acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-        x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
-        for index in tl.range(0, end):
-            tile, split, ends = walk_place(index, TILES, STEPS, SPLITS)
-            acc, x = walk_step(acc, x, x_ptr, x_stride, tokens, weight_ptr, weight_stride,
-                               _rows(tile, N, BLOCK_N), index, end, TILES, STEPS, SPLITS, K, BLOCK_T,
-                               BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
-            if ends:
-                if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
-                    if index + 1 == end:
-                        start_next(OVERLAP)
-                _store(acc, tile, split, bias_ptr, residual_ptr, y_ptr, tokens, residual_stride, N,
-                       BLOCK_T, BLOCK_N)  # fmt: skip
-                acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    else:
-        tile, split = tl.program_id(0), tl.program_id(1)
-        first = split * STEPS // SPLITS
-        acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, N, BLOCK_N), first,
-                          (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
-                          OVERLAP)  # fmt: skip
-        if OVERLAP == 4:
-            start_next(OVERLAP)
-        _store(acc, tile, split, bias_ptr, residual_ptr, y_ptr, tokens, residual_stride, N, BLOCK_T,
-               BLOCK_N)  # fmt: skip
+    rows = _rows(tile, N, BLOCK_N)
+    first = split * STEPS // SPLITS
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, first,
+                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
+                      OVERLAP)  # fmt: skip
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    token = tl.arange(0, BLOCK_T)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
+    if residual_ptr is not None:
+        places = token[None, :] * residual_stride + outputs[:, None]
+        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+    y_rows = (split * tokens + token).to(tl.int64)
+    tl.store(y_ptr + y_rows[None, :] * N + outputs[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def _matrix(
@@ -183,10 +139,7 @@ def _matrix(
     choice: Mapping[str, int],
 ) -> None:
     outputs, width = weight.shape
-    tiles, splits = triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"]
-    programs = num_programs(choice, tiles * splits, x.device)
-    walks = programs < tiles * splits
-    small_linear_matrix_kernel[(programs, 1) if walks else (tiles, splits)](
+    small_linear_matrix_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
         x,
         weight,
         bias,
@@ -197,8 +150,7 @@ def _matrix(
         weight.stride(0),
         0 if residual is None else residual.stride(0),
         N=outputs,
-        SPLITS=splits,
-        WALKS=walks,
+        SPLITS=choice["SPLITS"],
         **matrix_shape(choice, width),
         **launch_options(choice, x.device),
     )
@@ -292,18 +244,17 @@ def small_linear(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
-        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written by the kernel
-            launched just before.
+        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written since the
+            last launch without.
         bias: [N] or None.
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
         tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8 to 64: matrix products,
-            after a kernel for the norm if there is one), ``PROGRAMS`` (a multiprocessor, at most; where
-            there are more tiles, each program walks several), ``OVERLAP`` (1: off; 2: start while the kernel
-            before still runs, and let the next one start at once; 4: let the next one start with the last
-            tile; sm_90 and later), ``PREFETCH`` (of a matrix product, 2: x is loaded a step ahead),
-            ``num_warps``, ``num_stages``.
+            after a kernel for the norm if there is one), ``PROGRAMS`` (of vector sums, a multiprocessor, at
+            most), ``OVERLAP`` (1: off; 2: start while the kernel before still runs, and let the next one
+            start at once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a
+            matrix product, 2: x is loaded a step ahead), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

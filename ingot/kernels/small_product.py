@@ -167,7 +167,7 @@ def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
 
 
 def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device) -> int:
-    """At most PROGRAMS a multiprocessor, which walk the tiles."""
+    """Programs of one row's vector sums: at most PROGRAMS a multiprocessor, which walk the tiles."""
     processors = 2
     if device.type == "cuda":
         processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -201,9 +201,8 @@ def small_qkv_triton(
     if num_tokens and choice["BLOCK_T"] > 1:
         if norm_weight is not None:
             x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
-        tiles_to_do = (num_heads + 2 * num_kv_heads) * triton.cdiv(head_dim, choice["BLOCK_N"])
-        programs = num_programs(choice, tiles_to_do, x.device)
-        small_qkv_matrix_kernel[(programs,)](
+        heads = num_heads + 2 * num_kv_heads
+        small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim, choice["BLOCK_N"]),)](
             x,
             weight,
             bias,
@@ -226,7 +225,6 @@ def small_qkv_triton(
             HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
             BLOCK_SIZE=key_cache.shape[2],
             LOGN=logn_length > 0,
-            WALKS=programs < tiles_to_do,
             **matrix_shape(choice, width),
             **launch_options(choice, x.device),
         )

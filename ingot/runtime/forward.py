@@ -24,20 +24,17 @@ class Forward:
     """Computes steps of one model over one cache.
 
     ``fused`` asks for the folded kernels in steps of tokens that all decode, for the products and up to the
-    numbers of tokens that ``ways`` (fused_decode.py) names, and for products that add in place in the others;
-    ``plain`` asks for small products in decode steps of up to ``FUSED_ROWS`` tokens of models with plain
-    MLPs. A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so
-    that hooks on modules fire.
+    numbers of tokens that ``ways`` (fused_decode.py) names, and for products that add in place in the others.
+    A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so that hooks on
+    modules fire.
     """
 
-    def __init__(
-        self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool, plain: bool = False
-    ) -> None:
+    def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
         self.ways = WAYS
         self.fused = fused and all(fuses(model, small) for _, small in self.ways)
-        self.plain = plain and is_plain(model)
+        self.plain = fused and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
 

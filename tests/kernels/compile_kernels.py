@@ -151,18 +151,6 @@ def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> N
     sum_norm_triton(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
 
 
-def walks(dtype: torch.dtype, rows: int, overlap: int = 1, **tiles: int) -> None:
-    """Programs that walk their tiles: each product, and parts of unequal length."""
-    index, choice = empty(rows, dtype=LONG), {"OVERLAP": overlap, "PROGRAMS": 2, **tiles}
-    cache = empty(100, 8, 64, 128, dtype=dtype)
-    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 8, 128)
-    x, bias = empty(rows, 4096, dtype=dtype), empty(6144, dtype=dtype)
-    small_qkv_triton(x, empty(6144, 4096, dtype=dtype), bias, None, 0.0, *place, 0, choice)
-    small_gate_up_triton(x, empty(22016, 4096, dtype=dtype), None, 0.0, choice)
-    small_linear_triton(x, empty(151936, 4096, dtype=dtype), tiles=choice)
-    small_linear_parts_triton(empty(rows, 11008, dtype=dtype), empty(4096, 11008, dtype=dtype), choice)
-
-
 def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1) -> None:
     w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
     small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap})
@@ -237,7 +225,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "split sums 8 fp16": lambda: split_sums(HALF, 8, 4096),
     "split sums 64 bf16": lambda: split_sums(BRAIN, 64, 11008),
     "split sums 64 fp32": lambda: split_sums(FULL, 64, 768),
-    "walks 8 bf16": lambda: walks(BRAIN, 8, num_warps=2, BLOCK_N=32),
     "invariant_linear 1 fp16": lambda: invariant(HALF, 1, 4096, 11008),
     "invariant_linear 32 bf16": lambda: invariant(BRAIN, 32, 22016, 4096),
     "invariant_linear 2048 fp16": lambda: invariant(HALF, 2048, 12288, 4096),
@@ -260,8 +247,6 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "split sums 8 fp16 overlapping": lambda: split_sums(HALF, 8, 11008, 2),
     "split sums 32 fp16 overlapping": lambda: split_sums(HALF, 32, 4096, 2),
     "small_qkv 1 bf16 overlapping": lambda: qkv(BRAIN, 1, 32, 128, 128, 2),
-    "walks 64 fp16 overlapping": lambda: walks(HALF, 64, 2),
-    "walks 16 fp16 fetching early": lambda: walks(HALF, 16, 4, PREFETCH=2),
     "sampling 1 of 151936 fp16 overlapping": lambda: sampling(HALF, 1, 151936, True, 2),
     "norms 4096 fp16 overlapping": lambda: norms(HALF, 4096, True, 2),
     "silu_mul 11008 fp16 overlapping": lambda: silu_mul_triton(empty(4, 22016), {"OVERLAP": 2}),

@@ -107,13 +107,12 @@ QKV_CASES = {
     "qwen": (2, 2, 32, 32, 8, True),
     "everything": (5, 5, 24, 8, 8, True),
 }
-WIDE = {"wide": (100, 100, 16, 16, 0, True)}
 SLOTS = [37, -1, 0, 21, 5]
 POSITIONS = [29, 0, 3, 40, 12]
 
 
 def qkv_arguments(case: str, dtype: torch.dtype, device: str, rows: int) -> tuple[list[Any], dict[str, Any]]:
-    heads, kv_heads, head_dim, rotary, logn, bias = (QKV_CASES | WIDE)[case]
+    heads, kv_heads, head_dim, rotary, logn, bias = QKV_CASES[case]
     outputs, width = (heads + 2 * kv_heads) * head_dim, 48
     table = None
     if rotary:
@@ -181,62 +180,6 @@ def test_a_row_does_not_depend_on_its_company(impl: Implementation, low: int, hi
         assert torch.equal(few, many[high - low :])
     else:
         torch.testing.assert_close(few, many[high - low :], rtol=2e-3, atol=2e-3)
-
-
-TILES_FOR_A_GPU = 64  # times the tiles of the other machines, so that its programs walk too
-WALKS = [{"PROGRAMS": 1}, {"PROGRAMS": 2, "PREFETCH": 2}]  # 2 or 4 programs where the twin's machine counts
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize(("rows", "outputs", "width"), [(2, 130, 70), (9, 81, 128), (40, 100, 200)])
-def test_programs_that_walk_their_tiles(
-    impl: Implementation, dtype: torch.dtype, walk: dict[str, int], rows: int, outputs: int, width: int
-) -> None:
-    """The same bits as with a program a tile, and float64's numbers; the last tile is cut, walks differ."""
-    outputs *= TILES_FOR_A_GPU if impl.device == "cuda" else 1
-    x = normal(rows, width, dtype=dtype, device=impl.device)
-    w = weights(outputs, width, dtype, impl.device)
-    bias, residual = (
-        normal(*size, dtype=dtype, device=impl.device, seed=3) for size in ((outputs,), (rows, outputs))
-    )
-    op: Callable[..., torch.Tensor] = impl(small_linear, small_linear_triton)
-    y = op(x, w, bias, residual, tiles=NARROW | walk)
-    assert torch.equal(y, op(x, w, bias, residual, tiles=NARROW))
-    assert_near(y, x.double() @ w.double().T + bias.double() + residual.double())
-    w = weights(2 * outputs, width, dtype, impl.device)
-    op = impl(small_gate_up, small_gate_up_triton)
-    y = op(x, w, tiles=NARROW | walk)
-    assert torch.equal(y, op(x, w, tiles=NARROW))
-    gate, up = (x.double() @ w.double().T).chunk(2, dim=1)
-    assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize(("rows", "width"), [(2, 128), (9, 200), (33, 224)])
-def test_programs_that_walk_parts(impl: Implementation, walk: dict[str, int], rows: int, width: int) -> None:
-    """Parts of 1 or 2 steps: the shorter ones add zeros, whatever lies behind their columns."""
-    x = normal(rows, width, dtype=torch.float16, device=impl.device)
-    w = weights(90 * (TILES_FOR_A_GPU if impl.device == "cuda" else 1), width, torch.float16, impl.device)
-    op: Callable[..., torch.Tensor] = impl(small_linear_parts, small_linear_parts_triton)
-    tiles = NARROW | {"SPLITS": 4}
-    parts = op(x, w, tiles | walk)
-    assert torch.equal(parts, op(x, w, tiles))
-    torch.testing.assert_close(parts.double().sum(0), x.double() @ w.double().T, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("walk", WALKS)
-@pytest.mark.parametrize("case", [*QKV_CASES, pytest.param("wide", marks=pytest.mark.gpu)])
-def test_programs_that_walk_heads(impl: Implementation, walk: dict[str, int], case: str) -> None:
-    found = []
-    for tiles in (NARROW, NARROW | walk):
-        arguments, options = qkv_arguments(case, torch.float16, impl.device, 5)
-        q = impl(small_qkv, small_qkv_triton)(*arguments, **options, tiles=tiles)
-        found.append((q, arguments[9], arguments[10]))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
