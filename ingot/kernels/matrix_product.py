@@ -19,6 +19,21 @@ from ingot.kernels.overlap import overlaps, wait_for_previous
 
 
 @triton.jit
+def _weights(
+    places: tl.tensor, columns: tl.tensor, live: tl.tensor, K: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """A tile of the weight, streamed past the caches; zeros from column K on and in dead rows."""
+    if MASKED:
+        inside = (columns < K)[None, :]
+        if live is not None:
+            inside = inside & live[:, None]
+        return tl.load(places, mask=inside, other=0.0, eviction_policy="evict_first")
+    if live is not None:
+        return tl.load(places, mask=live[:, None], other=0.0, eviction_policy="evict_first")
+    return tl.load(places, eviction_policy="evict_first")
+
+
+@triton.jit
 def matrix_tile(
     x_ptr: tl.tensor,
     x_stride: tl.tensor,
@@ -26,6 +41,7 @@ def matrix_tile(
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     rows: tl.tensor,
+    live: tl.tensor,
     first: tl.tensor,
     steps: tl.tensor,
     K: tl.constexpr,
@@ -36,10 +52,11 @@ def matrix_tile(
     OVERLAP: tl.constexpr,
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
-    ``first``: [BLOCK_N, BLOCK_T] fp32.
+    ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
 
-    Only the weight's loads are pipelined: the compiler starts them ahead of the loop, before the wait for the
-    previous kernel. The rows of x come from L2, with PREFETCH = 2 a step ahead in registers.
+    With PREFETCH 1 and 2 only the weight's loads are pipelined: the compiler starts them ahead of the loop,
+    before the wait for the previous kernel. The rows of x come from L2, with 2 a step ahead in registers.
+    With PREFETCH 0 both are pipelined, after the wait.
     """
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
@@ -49,17 +66,15 @@ def matrix_tile(
     places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
+    if PREFETCH == 0:
+        wait_for_previous(OVERLAP)
     for step in tl.range(0, steps):
         here = (first + step) * BLOCK_K
         there = here + BLOCK_K
         now, then = real, real & (step + 1 < steps)
         if MASKED:
             now, then = now & (here + cols < K)[None, :], then & (there + cols < K)[None, :]
-            w = tl.load(
-                places + here, mask=(here + cols < K)[None, :], other=0.0, eviction_policy="evict_first"
-            )
-        else:
-            w = tl.load(places + here, eviction_policy="evict_first")
+        w = _weights(places + here, here + cols, live, K, MASKED)
         # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
         # before the wait, and it keeps the layout that it is loaded in.
         if PREFETCH > 1:
@@ -72,14 +87,35 @@ def matrix_tile(
                 ahead = tl.load(columns + there, mask=then, other=0.0)
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
             x = ahead
-        else:
+        elif PREFETCH == 1:
             if step == 0:
                 wait_for_previous(OVERLAP)
                 x = tl.load(columns + here, mask=now, other=0.0)
             else:
                 x = tl.load(columns + here, mask=now, other=0.0)
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        else:
+            x = tl.load(columns + here, mask=now, other=0.0)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
     return acc
+
+
+def even_share(outputs: int, block: int, choice: Mapping[str, int], device: torch.device) -> int:
+    """Outputs of a program, at most ``block``, such that waves of PROGRAMS a multiprocessor share them
+    evenly; with PROGRAMS 0 whole blocks.
+    """
+    if choice["PROGRAMS"] == 0:
+        return block
+    at_once = max(choice["PROGRAMS"] * multiprocessors(device) // choice.get("SPLITS", 1), 1)
+    waves = triton.cdiv(outputs, block * at_once)
+    return min(triton.cdiv(outputs, waves * at_once), block)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 2 under the interpreter."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def matrix_tiles(num_tokens: int, out_features: int, itemsize: int, device: torch.device) -> dict[str, int]:
@@ -122,7 +158,7 @@ def matrix_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
 
 def _tiles(shape: tuple[int, int, int, int], columns: int, device: torch.device) -> dict[str, int]:
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
-    rest = {"BLOCK_T": columns, "PREFETCH": 1, "PROGRAMS": 1, "OVERLAP": 2 if overlaps(device) else 1}
+    rest = {"BLOCK_T": columns, "PREFETCH": 1, "PROGRAMS": 0, "OVERLAP": 2 if overlaps(device) else 1}
     return dict(zip(names, shape, strict=True)) | rest
 
 
