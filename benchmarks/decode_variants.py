@@ -2,19 +2,11 @@
 
 Each variant is one CUDA graph of the 7B shape's 32 layers and head; variants are replayed in turn, so that
 the GPU's clocks favour none. First the tiles: at 8, 16, 32 and 64 rows every op of the fused step in turn
-takes each of its candidates (programs that walk their tiles, PROGRAMS; attention's OVERLAP), and keeps what
-makes the step faster. Then the ways: at every number of rows today's step, the fused step with today's and
-with the new tiles, and steps that leave products to the matrix library with early launches around them. The
-last line says what to enter: tiles by bucket of rows, and the table of row numbers (layers/fused_decode.py,
-WAYS).
-About 120 s on an H200 with 16 cores, 40 s of them compiling in as many processes.
-
-Predicted, H200, context 640, ms: today 3.62 at 1 row, 4.00 (2), 4.25 (4), 4.74 (8), 5.3 (16), 6.4 (32),
-9.1 (64), 14.5 (128). Walking: qkv 28.7 to 26.5 us at 8 rows, gate_up 46.2 to 43.5, o 9.4 to 9.0, down 22.9 to
-22.0, head 284 to 277: 4.74 to 4.53 ms; at 16 rows the same 0.2 ms; at 32 and 64 rows x from L2 costs what the
-walk brings: nothing but the head's 10 us. Early launches around the library: 4 launches a layer of 1 us each,
-0.1 ms at 16 to 128 rows; parts and sum_norm for o and down 0.05 ms more at 16 and 32 rows, none at 64.
-Attention OVERLAP 2 for 4: 0.1 ms less at 8 rows, 0.1 ms more at 1.
+takes each of its candidates (equal shares for full waves of programs, x pipelined with the weights or not)
+and keeps what makes the step faster. Then the ways: at every number of rows today's step, the fused step with
+today's and with the new tiles, and steps that leave products to the matrix library with early launches around
+them. The last line says what to enter: tiles by bucket of rows (kernels/matrix_product.py), and the table of
+row numbers (layers/fused_decode.py, WAYS). About 60 s on an H200 with 16 cores.
 
     python benchmarks/decode_variants.py --json variants.json
     python benchmarks/decode_variants.py --dry --rows 1,2,9,70 --sweep-rows 8,33  # tiny, on a CPU: no figures
@@ -40,7 +32,7 @@ if "--dry" in sys.argv:
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from decode_candidates import Tiles, walking_candidates
+from decode_candidates import Tiles, even_candidates
 from decode_stack import LAYERS, LLAMA_7B, SHAPES, Plan, Shape, Stack
 
 from ingot.kernels import (
@@ -58,11 +50,14 @@ ALL, NONE = frozenset(SHAPES), frozenset[str]()
 MIXED = {
     "o and down small": frozenset({"o", "down"}),
     "qkv, o, down small": frozenset({"qkv", "o", "down"}),
-    "down small": frozenset({"down"}),
+    "gate_up, o, down small": frozenset({"gate_up", "o", "down"}),
+    "gate_up small": frozenset({"gate_up"}),
+    "qkv, gate_up small": frozenset({"qkv", "gate_up"}),
     "all small but the head": ALL - {"head"},
 }
 OPS = ("gate_up", "qkv", "down", "o", "head", "attention")
 EARLY: Plan = {"rope": {"OVERLAP": 2}, "silu": {"OVERLAP": 2}}
+LIGHT: Plan = {"library": {"LIGHT": 1}}  # cuBLASLt instead of cuBLAS
 WORTH_US = 4.0  # a step; less is noise
 Way = tuple[frozenset[str] | None, Plan]  # products of the small kernels (None: one row's own), tiles
 Call = Callable[[], Any]
@@ -81,7 +76,12 @@ class Bench:
             plan = {op: {**tiles, "OVERLAP": 1} for op, tiles in plan.items() if tiles}
         if small is None:
             return self.stack.folded_step(rows, plan)
-        return self.stack.hybrid_step(rows, plan, small)
+        if "library" in plan and not self.dry:
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+        try:
+            return self.stack.hybrid_step(rows, plan, small)
+        finally:
+            torch.backends.cuda.preferred_blas_library("default")
 
     def times(self, rows: int, ways: list[Way], rounds: int) -> list[list[float]]:
         """Microseconds of every round of every way, replayed in turn; infinite for one that does not fit."""
@@ -133,8 +133,8 @@ def short(tiles: Tiles | None) -> str:
 def options(op: str, rows: int) -> list[Tiles]:
     """What to try for an op beside its default."""
     if op == "attention":
-        return [{"OVERLAP": 2}, {"OVERLAP": 4}]
-    return walking_candidates(op, rows)
+        return [{"OVERLAP": 4}, {"OVERLAP": 4, "BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 32}]
+    return even_candidates(op, rows)
 
 
 def sweep(bench: Bench, rows: int, table: list[dict[str, Any]], rounds: int) -> Plan:
@@ -166,18 +166,17 @@ def ways(rows: int, best: Plan) -> dict[str, Way]:
     """Every way to compute a step of this many rows; today's first."""
     today: Way = (None, {}) if rows == 1 else (ALL, {}) if rows <= 8 else (NONE, {})
     found = {"today": today}
-    for overlap in (2, 4):
-        found[f"today, attention {overlap}"] = (today[0], {"attention": {"OVERLAP": overlap}})
+    long = {"OVERLAP": 4, "BLOCK_N": 64, "num_warps": 2, "MAX_SPLITS": 32}
+    found["today, attention 4"] = (today[0], {"attention": {"OVERLAP": 4}})
+    found["today, attention of long tiles"] = (today[0], {"attention": long})
     if rows <= 64 and rows > 1:
         found |= {"small": (ALL, {}), "small, best tiles": (ALL, best)}
         found |= {f"{name}, best tiles": (small, {**best, **EARLY}) for name, small in MIXED.items()}
+        for name in ("gate_up small", "qkv, gate_up small"):
+            found[f"{name}, best tiles, cublaslt"] = (MIXED[name], {**best, **EARLY, **LIGHT})
     if rows > 1:
-        found["library, early"] = (NONE, EARLY)
-        for overlap in (2, 4):
-            found[f"library, early, attention {overlap}"] = (
-                NONE,
-                {**EARLY, "attention": {"OVERLAP": overlap}},
-            )
+        early = EARLY | {"attention": {"OVERLAP": 4}}
+        found |= {"library, early": (NONE, early), "library, early, cublaslt": (NONE, {**early, **LIGHT})}
     return found
 
 
@@ -210,7 +209,7 @@ def jobs(rows: list[int]) -> list[tuple[int, str, Tiles]]:
     found = []
     for count in rows:
         for op in SHAPES:
-            found += [(count, op, tiles) for tiles in ({}, *walking_candidates(op, count))]
+            found += [(count, op, tiles) for tiles in ({}, *even_candidates(op, count))]
     return found
 
 

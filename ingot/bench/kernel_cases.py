@@ -29,7 +29,7 @@ from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
-from ingot.layers.fused_decode import FUSED_ROWS
+from ingot.layers.fused_decode import small_products
 from ingot.layers.rotary import RotaryTable
 
 NORM_ROWS = (1, 8, 1024, 16384)
@@ -78,7 +78,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
             if 4 * rows * s.config.hidden_size * s.inputs.dtype.itemsize <= s.inputs.cache_bytes:
                 yield norm_case(s, rows, add=add, cached=True)
     for rows in s.rows:
-        if s.folded and rows <= FUSED_ROWS:
+        if s.folded:
             yield from product_cases(s, rows)
     for rows in s.rows:
         yield decode_attention_case(s, rows)
@@ -118,13 +118,18 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
 
 
 def product_cases(s: Setting, rows: int) -> Iterator[Case]:
-    """The products of a layer and the head, with what the runtime folds into them for so many rows."""
-    c, hidden = s.config, s.config.hidden_size
-    yield _qkv_case(s, rows)
-    yield _residual_case(s, rows, hidden, c.q_size)
-    yield _gate_up_case(s, rows)
-    yield _residual_case(s, rows, hidden, c.intermediate_size)
-    yield _head_case(s, rows)
+    """The products of a layer and the head that are our kernels for so many rows, with what they fold in."""
+    c, hidden, small = s.config, s.config.hidden_size, small_products(rows) or frozenset()
+    if "qkv" in small:
+        yield _qkv_case(s, rows)
+    if "o" in small:
+        yield _residual_case(s, rows, hidden, c.q_size)
+    if "gate_up" in small:
+        yield _gate_up_case(s, rows)
+    if "down" in small:
+        yield _residual_case(s, rows, hidden, c.intermediate_size)
+    if "head" in small:
+        yield _head_case(s, rows)
 
 
 def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Call, theirs: Call, copies: int) -> Case:

@@ -21,7 +21,8 @@ from ingot.errors import ConfigError
 ROWS = "m"
 _SMALL_BUCKET = 8
 _KEY_PART = re.compile(r"([a-z]+)([1-9][0-9]*)")
-_ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS")  # the others are powers of two
+_MAY_BE_NONE = ("PREFETCH", "PROGRAMS")
+_ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS", *_MAY_BE_NONE)  # the others are powers of two
 _PRODUCT = ("BLOCK_N", "BLOCK_K", "BLOCK_T", "PROGRAMS", "OVERLAP", "PREFETCH", "num_warps", "num_stages")
 _HEADS = ("q", "kv", "d")
 
@@ -221,5 +222,6 @@ def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
 
 
 def _is_size(name: str, size: object) -> bool:
-    whole = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    least = 0 if name in _MAY_BE_NONE else 1
+    whole = isinstance(size, int) and not isinstance(size, bool) and size >= least
     return whole and (name in _ANY_SIZE or size & (size - 1) == 0)  # type: ignore[operator]

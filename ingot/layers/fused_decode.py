@@ -32,15 +32,17 @@ from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import Dense
 
-FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
+NONE = frozenset[str]()
 # Up to how many rows (64 at most, unless it is none) which products are the small kernels'; the others are
-# the matrix library's. Above the last row number, folded.py's step.
-WAYS: tuple[tuple[int, frozenset[str]], ...] = ((FUSED_ROWS, ALL),)
+# the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
+WAYS: tuple[tuple[int, frozenset[str]], ...] = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
 
 
 def small_products(rows: int, ways: Sequence[tuple[int, frozenset[str]]] = WAYS) -> frozenset[str] | None:
-    """Which products of a decode step of ``rows`` tokens the small kernels compute; None above the table."""
+    """Which products of a decode step of ``rows`` tokens the small kernels compute; None where ``ways`` names
+    no way for so many.
+    """
     return next((small for most, small in ways if rows <= most), None)
 
 

@@ -16,8 +16,8 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
-from ingot.layers.fused_decode import FUSED_ROWS, WAYS, fused_logits, fuses, small_products
-from ingot.layers.plain_decode import is_plain, plain_logits
+from ingot.layers.fused_decode import WAYS, fused_logits, fuses, small_products
+from ingot.layers.plain_decode import PLAIN_ROWS, is_plain, plain_logits
 
 
 class Forward:
@@ -32,8 +32,8 @@ class Forward:
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.ways = WAYS
-        self.fused = fused and all(fuses(model, small) for _, small in self.ways)
+        self.ways = tuple((most, small) for most, small in WAYS if fuses(model, small))
+        self.fused = fused
         self.plain = fused and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
@@ -46,7 +46,7 @@ class Forward:
         small = small_products(hidden.shape[0], self.ways)
         if self.fused and decodes and small is not None:
             return fused_logits(model, hidden, batch, self.caches, small)
-        if self.plain and decodes and hidden.shape[0] <= FUSED_ROWS:
+        if self.plain and decodes and hidden.shape[0] <= PLAIN_ROWS:
             return plain_logits(model, hidden, batch, self.caches)
         if self.folded and not self.by_module:
             hidden = folded_hidden(model, hidden, batch, self.caches)

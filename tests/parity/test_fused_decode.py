@@ -79,7 +79,7 @@ def test_the_table_of_rows() -> None:
     ways = ((1, ALL), (8, ALL - {"head"}), (256, frozenset()))
     found = [small_products(rows, ways) for rows in (1, 2, 8, 9, 256, 257)]
     assert found == [ALL, ALL - {"head"}, ALL - {"head"}, frozenset(), frozenset(), None]
-    assert [small_products(rows) for rows in (1, 8, 9)] == [ALL, ALL, None]
+    assert [small_products(rows) for rows in (1, 32, 33, 65)] == [ALL, ALL, ALL - {"qkv"}, frozenset()]
 
 
 def test_a_bias_keeps_the_products_that_add_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ingot.config.build import BuildConfig
 from ingot.config.plan import OPS, ROWS, plan_key, row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import FUSED_ROWS, fuses
+from ingot.layers.fused_decode import fuses, small_products
 from ingot.layers.mlp import GatedMLP
 
 PROMPTS = (512, 2048)  # tokens of the prefill steps that are measured
@@ -72,7 +72,7 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
 def folded_rows(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[int]:
     """The numbers of rows, one a bucket, whose decode steps run the folded kernels."""
     folded = fuses(model) and dtype.itemsize == 2
-    return [rows for rows in _buckets(limits.max_batch_size) if folded and rows <= FUSED_ROWS]
+    return [rows for rows in _buckets(limits.max_batch_size) if folded and small_products(rows)]
 
 
 def _task(op: str, *rows: int, **sizes: int) -> Task:
@@ -91,11 +91,13 @@ def _products(model: Decoder, rows: int) -> list[tuple[str, int, int]]:
     """
     config = model.config
     hidden, inner = config.hidden_size, config.intermediate_size
-    products = [
-        ("small_qkv", config.q_size + 2 * config.kv_size, hidden),
-        ("small_gate_up", 2 * inner, hidden),
-        ("small_linear", config.vocab_size, hidden),
-    ]
+    small = small_products(rows) or frozenset()
+    weights = {
+        "qkv": ("small_qkv", config.q_size + 2 * config.kv_size, hidden),
+        "gate_up": ("small_gate_up", 2 * inner, hidden),
+        "head": ("small_linear", config.vocab_size, hidden),
+    }
+    products = [product for name, product in weights.items() if name in small]
     if rows == 1:
         products += [("small_linear", hidden, config.q_size), ("small_linear", hidden, inner)]
     return list(dict.fromkeys(products))
