@@ -1,0 +1,323 @@
+"""Decode attention as one stream of tiles a program: a candidate beside the kernels of paged_attention.py.
+
+Owns a kernel for any number of queries a key-value head (1: MHA) in which a request's keys form spans, by its
+own length alone, and a program walks ``RUN`` spans in one pipelined loop. Each span has a softmax of its own,
+so ``RUN`` may follow the batch: few long loops in a large batch, many short ones in a small one, the same
+bits. Knows no checks of arguments; nothing calls it until it is measured.
+
+    out = paged_stream_triton(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
+from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
+from ingot.kernels.paged_tile import split_bounds, tile_rows
+
+LOG2_E = 1.4426950408889634
+MOST_RUN = 8  # spans: a long request in a large batch is not left to one program
+PAIRS_A_SPAN = 64  # requests times key-value heads: with so many more, a program walks one span more
+MERGED_AT_ONCE = tl.constexpr(16)
+
+
+@triton.jit
+def _merged(
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    place: tl.tensor,
+    live: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+) -> tl.tensor:
+    """[BLOCK_D] fp32 of the ``live`` spans from row ``place`` on, MERGED_AT_ONCE in registers at a time."""
+    every, some, cols = tl.arange(0, BLOCK_S), tl.arange(0, MERGED_AT_ONCE), tl.arange(0, BLOCK_D)
+    lse = tl.load(lse_ptr + place + every, mask=every < live, other=float("-inf"), cache_modifier=".cg")
+    top = tl.maximum(tl.max(lse, axis=0), LEAST_SCORE)
+    total = tl.sum(tl.exp2(lse - top), axis=0)
+    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
+    for first in tl.range(0, live, MERGED_AT_ONCE, num_stages=1):
+        spans = first + some
+        weights = tl.exp2(
+            tl.load(lse_ptr + place + spans, mask=spans < live, other=float("-inf"), cache_modifier=".cg")
+            - top
+        )
+        partial = tl.load(
+            partial_ptr + ((place + spans) * HEAD_DIM)[:, None] + cols[None, :],
+            mask=(spans < live)[:, None] & (cols < HEAD_DIM)[None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        acc += tl.sum(partial * weights[:, None], axis=0)
+    return acc / tl.where(total == 0.0, 1.0, total)
+
+
+@triton.jit
+def _store_span(
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    head_row: tl.tensor,
+    span: tl.tensor,
+    num_splits: tl.tensor,
+    only: tl.tensor,
+    top: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    AXIS: tl.constexpr,
+    MERGE: tl.constexpr,
+) -> None:
+    """A span's output for each query head: the result itself if it is the ``only`` one, else a part of it."""
+    group, cols = tl.arange(0, top.shape[0]), tl.arange(0, acc.shape[AXIS])
+    rows, channels = tl.expand_dims(head_row + group, AXIS), tl.expand_dims(cols, 1 - AXIS)
+    mask = tl.expand_dims(group < GROUP, AXIS) & (channels < HEAD_DIM)
+    divisor = tl.where(total == 0.0, 1.0, total)
+    out = acc / tl.expand_dims(divisor, AXIS)
+    if partial_ptr is None:
+        tl.store(out_ptr + rows * HEAD_DIM + channels, out.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        place = head_row * num_splits + span
+        parts = ((rows - head_row) * num_splits + place) * HEAD_DIM + channels
+        if MERGE == 1:
+            tl.store(partial_ptr + parts, out, mask=mask)
+        else:
+            tl.store(partial_ptr + parts, out, mask=mask & (not only))
+            whole = out.to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + rows * HEAD_DIM + channels, whole, mask=mask & only)
+        tl.store(lse_ptr + place + group * num_splits, top + tl.log2(divisor), mask=group < GROUP)
+
+
+@triton.jit(do_not_specialize=["run", "num_splits"])
+def paged_stream_kernel(
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    num_splits: tl.tensor,
+    run: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AXIS: tl.constexpr,
+    MERGE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """``run`` spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
+
+    AXIS 1: queries are the rows of both products; 0: keys are, and channels of the output (wgmma needs 64
+    rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
+    past a request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table
+    entry before the wait.
+    """
+    start_next(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
+    kv_head, request, program = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + request)
+    first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
+    start = base + program * run * length
+    live = tl.maximum(tl.cdiv(seq_len - base, length), 1)
+    span = program * run
+    if span >= live:  # every program of a launch waits: the kernel after it relies on that
+        if OVERLAP >= 4:
+            wait_for_previous(OVERLAP)
+        return
+    end = tl.minimum(start + run * length, seq_len)
+    table_ptr = tables_ptr + request * table_stride
+    block = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
+    if OVERLAP >= 4:
+        wait_for_previous(OVERLAP)
+    group, cols, order = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    head_row = (request * tl.num_programs(0) + kv_head) * GROUP
+    q_rows = tl.expand_dims((kv_head * GROUP + group) * HEAD_DIM, AXIS)
+    q_mask = tl.expand_dims(group < GROUP, AXIS) & tl.expand_dims(cols < HEAD_DIM, 1 - AXIS)
+    q = tl.load(q_ptr + request * q_stride + q_rows + tl.expand_dims(cols, 1 - AXIS), mask=q_mask, other=0.0)
+    top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
+    key_ptr += kv_head * head_stride
+    value_ptr += kv_head * head_stride
+    offsets = (order * token_stride)[:, None] + cols[None, :]
+    stop = start + length
+    for tile in range(start, end, BLOCK_N):
+        mask = (tile + order < end)[:, None]
+        if HEAD_DIM < BLOCK_D:
+            mask = mask & (cols < HEAD_DIM)[None, :]
+        if BLOCK_SIZE % BLOCK_N == 0:
+            place = block.to(tl.int64) * block_stride + (tile % BLOCK_SIZE) * token_stride
+            tiles = offsets
+            after = tile + BLOCK_N
+            block = tl.load(table_ptr + after // BLOCK_SIZE, mask=after < end, other=0)
+        else:
+            place = 0
+            rows = tile_rows(table_ptr, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+            tiles = rows[:, None] + cols[None, :]
+        k = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
+        seen = tile + order < end
+        if HAS_WINDOW:
+            seen = seen & (tile + order >= first)
+        if AXIS == 1:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        else:
+            scores = tl.dot(k, q, input_precision="ieee") * scale_log2
+        scores = tl.where(tl.expand_dims(seen, 1 - AXIS), scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=AXIS))
+        p = tl.exp2(scores - tl.expand_dims(new_top, AXIS))
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(p, axis=AXIS)
+        v = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
+        faded = acc * tl.expand_dims(fade, AXIS)
+        if AXIS == 1:
+            acc = tl.dot(p.to(v.dtype), v, faded, input_precision="ieee")
+        else:
+            acc = tl.dot(tl.trans(v), p.to(v.dtype), faded, input_precision="ieee")
+        top = new_top
+        if tile + BLOCK_N >= tl.minimum(stop, end):
+            _store_span(out_ptr, partial_ptr, lse_ptr, head_row, span, num_splits, live == 1, top, total, acc,
+                        GROUP, HEAD_DIM, AXIS, MERGE)  # fmt: skip
+            span += 1
+            stop += length
+            top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
+            total = tl.zeros([BLOCK_G], dtype=tl.float32)
+            acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
+    if seq_len <= base:  # a padding row
+        _store_span(out_ptr, partial_ptr, lse_ptr, head_row, 0, num_splits, True, top, total, acc,
+                    GROUP, HEAD_DIM, AXIS, MERGE)  # fmt: skip
+    if MERGE == 2 and partial_ptr is not None:
+        if live > 1:
+            pair = request * tl.num_programs(0) + kv_head
+            if arrive_last(arrivals_ptr + pair, tl.cdiv(live, run)):
+                BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
+                for head in tl.range(0, GROUP, num_stages=1):
+                    row = head_row + head
+                    merged = _merged(partial_ptr, lse_ptr, row * num_splits, live, HEAD_DIM, BLOCK_D, BLOCK_S)
+                    target = out_ptr + row * HEAD_DIM + cols
+                    tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)
+
+
+def stream_tiles(
+    num_kv_heads: int, head_dim: int, itemsize: int, batch: int, device: torch.device
+) -> dict[str, int]:
+    """Tiles to begin with: a tile of 16 KiB, three of keys and values in flight, spans of 128 tokens.
+
+    ``RUN`` is the only one that follows the batch, and it does not change bits.
+    """
+    row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
+    run = batch * num_kv_heads // PAIRS_A_SPAN
+    return {
+        "BLOCK_N": max(min((1 << 14) // row_bytes, 64), 16),
+        "MAX_SPLITS": 64,
+        "MIN_SPLIT": 128,
+        "RUN": max(min(next_power_of_two(run + 1) // 2, MOST_RUN), 1),
+        "AXIS": 1,
+        "MERGE": 2,
+        "OVERLAP": 4 if overlaps(device) else 1,
+        "num_warps": 2,
+        "num_stages": 3,
+    }
+
+
+def paged_stream_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
+
+    Tiles, beside those of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
+    launch of its own merges the spans) or 2 (the last program does); ``RUN`` spans a program.
+    """
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads = key_cache.shape[1]
+    group = num_heads // num_kv_heads
+    choice = _stream_choice(stream_tiles(num_kv_heads, head_dim, q.element_size(), batch, q.device), tiles)
+    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
+    if batch == 0:
+        return out
+    min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
+    visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
+    num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
+    run = min(choice["RUN"], num_splits)
+    shared = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(next_power_of_two(head_dim), 16),
+        "MAX_SPLITS": choice["MAX_SPLITS"],
+        "MIN_TOKENS": min_tokens,
+        "HAS_WINDOW": window > 0,
+        "BLOCK_N": choice["BLOCK_N"],
+    }
+    partial = lse = None
+    if num_splits > 1:
+        shape = (batch, num_heads, num_splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        if arrivals is None and choice["MERGE"] == 2:
+            arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
+    paged_stream_kernel[(num_kv_heads, batch, triton.cdiv(num_splits, run))](
+        *(q, key_cache, value_cache, block_tables, seq_lens, out, partial, lse),
+        arrivals if lse is not None and choice["MERGE"] == 2 else None,
+        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+        *(scale * LOG2_E, window, num_splits, run),
+        GROUP=group,
+        BLOCK_G=max(next_power_of_two(group), 16),
+        BLOCK_SIZE=key_cache.shape[2],
+        AXIS=1 if choice["AXIS"] == 1 else 0,
+        MERGE=choice["MERGE"],
+        OVERLAP=choice["OVERLAP"],
+        num_stages=choice["num_stages"],
+        **shared,
+        **launch_options(choice, q.device),
+    )
+    if lse is not None and choice["MERGE"] == 1:
+        then = {**choice, "num_warps": 4, "OVERLAP": min(choice["OVERLAP"], 2)}
+        paged_attention_merge_kernel[(num_heads, batch)](
+            *(partial, lse, seq_lens, out, window, num_splits),
+            BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),
+            OVERLAP=then["OVERLAP"],
+            **shared,
+            **launch_options(then, q.device),
+        )
+    return out
+
+
+def _stream_choice(defaults: dict[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:
+    choice = merge_tiles(defaults, tiles)
+    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4))):
+        if choice[name] not in allowed:
+            raise KernelArgumentError(f"tile {name} is out of range", seen=choice[name], allowed=allowed)
+    return choice
