@@ -35,26 +35,32 @@ from ingot.kernels.paged_tile import gather_tokens
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
+EARLY_FETCHERS = 2  # requests: fetching before the wait gains 4 % of a step at 1 and loses 2 to 4 % at 8
 WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
 LOAD_BYTES = 16  # by one thread at once
 LOG2_E = math.log2(math.e)
 
 
+def default_overlap(group: int, batch: int, device: torch.device) -> int:
+    """``OVERLAP`` by the number of requests: the one tile that may follow it, as it does not change bits."""
+    if not overlaps(device):
+        return 1
+    return 4 if group == 1 and batch <= EARLY_FETCHERS else 2
+
+
 def default_tiles(
-    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> dict[str, int]:
     """Tile choices for an H200: one warp that holds 4 KiB of keys, two where the matrix unit shares them."""
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    tiles = {"MAX_SPLITS": splits, "OVERLAP": 1}
+    tiles = {"MAX_SPLITS": splits, "OVERLAP": default_overlap(group, batch, device)}
     if group > 1:
         block = max(min(2 * WARP_BYTES // row_bytes, 32), 16)
-        tiles |= {"BLOCK_N": block, "MIN_SPLIT": 128, "num_warps": 2, "num_stages": 5}
-        return {**tiles, "OVERLAP": 2 if overlaps(device) else 1}
+        return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 128, "num_warps": 2, "num_stages": 5}
     block = max(min(WARP_BYTES // row_bytes, 64), 16)
     warps = max(block * row_bytes // WARP_BYTES, 1)
-    tiles |= {"BLOCK_N": block, "MIN_SPLIT": 64, "num_warps": warps, "num_stages": 1}
-    return {**tiles, "OVERLAP": 4 if overlaps(device) else 1}
+    return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 64, "num_warps": warps, "num_stages": 1}
 
 
 def candidate_tiles(
@@ -62,31 +68,32 @@ def candidate_tiles(
 ) -> list[dict[str, int]]:
     """Tiles worth timing, the default first; arguments as in :func:`default_tiles`.
 
-    All but a change of ``OVERLAP`` also change the last bits of the result.
+    All but a change of ``OVERLAP`` also change the last bits of the result. A candidate without ``OVERLAP``
+    leaves it to :func:`default_overlap`.
     """
     first = default_tiles(num_kv_heads, group, head_dim, itemsize, device)
-    start = 2 if overlaps(device) else 1
-    block, splits = first["BLOCK_N"], first["MAX_SPLITS"]
+    del first["OVERLAP"]
+    block, splits, warps = first["BLOCK_N"], first["MAX_SPLITS"], first["num_warps"]
+    few = {"MAX_SPLITS": max(splits // 2, 1)}
     if group > 1:
         changes = [
-            {"MIN_SPLIT": 256, "MAX_SPLITS": max(splits // 2, 1)},
+            {},
+            {"MIN_SPLIT": 256, **few},
             {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 4},
-            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 3, "MIN_SPLIT": 256,
-             "MAX_SPLITS": max(splits // 2, 1)},
-            {"BLOCK_N": 4 * block, "num_warps": 4, "num_stages": 2, "MIN_SPLIT": 256,
-             "MAX_SPLITS": max(splits // 2, 1)},
-        ]  # fmt: skip
-        return [first, *({**first, **change} for change in changes)]
-    wide = {"BLOCK_N": 4 * block, "num_warps": 2 * first["num_warps"], "OVERLAP": start}
+            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 3, "MIN_SPLIT": 256, **few},
+            {"BLOCK_N": 4 * block, "num_warps": 4, "num_stages": 2, "MIN_SPLIT": 256, **few},
+        ]
+        return [{**first, **change} for change in changes]
+    wide = {"BLOCK_N": 4 * block, "num_warps": 2 * warps}
     changes = [
-        {"OVERLAP": start},
+        {},
+        *({"OVERLAP": overlap} for overlap in ((2, 4) if overlaps(device) else ())),
         wide,
         {**wide, "MAX_SPLITS": 2 * splits},
-        {**wide, "MAX_SPLITS": 2 * splits, "OVERLAP": first["OVERLAP"]},
-        {"BLOCK_N": 2 * block, "OVERLAP": start},
-        {"BLOCK_N": 2 * block, "OVERLAP": start, "MIN_SPLIT": 128, "MAX_SPLITS": max(splits // 2, 1)},
+        {"BLOCK_N": 2 * block},
+        {"BLOCK_N": 2 * block, "MIN_SPLIT": 128, **few},
     ]
-    found = [first, *({**first, **change} for change in changes)]
+    found = [{**first, **change} for change in changes]
     return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
 
 
@@ -107,7 +114,7 @@ def paged_attention_triton(
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device)
+    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device, batch)
     choice = merge_tiles(defaults, tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
@@ -229,9 +236,9 @@ def paged_attention(
         max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
         window: see only the last ``window`` keys; 0: all.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            overlap.py; 4, the default without groups: besides, read seq_lens, block_tables and all keys but
-            each request's newest before the wait, allowed if the kernel launched just before writes none of
-            them), ``num_warps``, ``num_stages`` (of the grouped kernel).
+            overlap.py; 4, the default of at most two requests without groups: besides, read seq_lens,
+            block_tables and all keys but each request's newest before the wait, allowed if the kernel
+            launched just before writes none of them), ``num_warps``, ``num_stages`` (of the grouped kernel).
         out: [B, num_heads, head_dim] contiguous, or None: receives the result.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch. Not used

@@ -96,6 +96,32 @@ def _store_span(
         tl.store(lse_ptr + place + group * num_splits, top + tl.log2(divisor), mask=group < GROUP)
 
 
+@triton.jit
+def _merge_if_last(
+    out_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    head_row: tl.tensor,
+    num_splits: tl.tensor,
+    live: tl.tensor,
+    expected: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+) -> None:
+    """The last of ``expected`` programs (0: nothing to merge) weighs the spans of every query head."""
+    cols = tl.arange(0, BLOCK_D)
+    if expected > 0:  # noqa: SIM102  Triton's `and` would count every program
+        if arrive_last(count_ptr, expected):
+            for head in tl.range(0, GROUP, num_stages=1):
+                row = head_row + head
+                merged = _merged(partial_ptr, lse_ptr, row * num_splits, live, HEAD_DIM, BLOCK_D, BLOCK_S)
+                target = out_ptr + row * HEAD_DIM + cols
+                tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)
+
+
 @triton.jit(do_not_specialize=["run", "num_splits"])
 def paged_stream_kernel(
     q_ptr: tl.tensor,
@@ -211,15 +237,11 @@ def paged_stream_kernel(
         _store_span(out_ptr, partial_ptr, lse_ptr, head_row, 0, num_splits, True, top, total, acc,
                     GROUP, HEAD_DIM, AXIS, MERGE)  # fmt: skip
     if MERGE == 2 and partial_ptr is not None:
-        if live > 1:
-            pair = request * tl.num_programs(0) + kv_head
-            if arrive_last(arrivals_ptr + pair, tl.cdiv(live, run)):
-                BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
-                for head in tl.range(0, GROUP, num_stages=1):
-                    row = head_row + head
-                    merged = _merged(partial_ptr, lse_ptr, row * num_splits, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-                    target = out_ptr + row * HEAD_DIM + cols
-                    tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)
+        expected = tl.where(live > 1, tl.cdiv(live, run), 0)
+        pair = request * tl.num_programs(0) + kv_head
+        BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
+        _merge_if_last(out_ptr, partial_ptr, lse_ptr, arrivals_ptr + pair, head_row, num_splits, live,
+                       expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S)  # fmt: skip
 
 
 def stream_tiles(
@@ -259,7 +281,7 @@ def paged_stream_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
 
-    Tiles, beside those of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
+    Tiles as of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
     launch of its own merges the spans) or 2 (the last program does); ``RUN`` spans a program.
     """
     batch, num_heads, head_dim = q.shape

@@ -26,6 +26,7 @@ KERNELS = {
     "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
+    "paged_stream_kernel",
     "pick_token_kernel",
     "prefill_attention_kernel",
     "rms_norm_kernel",

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels import paged_attention as module
 from ingot.kernels.paged_attention import (
     candidate_tiles,
+    default_overlap,
     default_tiles,
     paged_attention,
     paged_attention_triton,
@@ -134,11 +136,65 @@ def test_every_candidate_is_right(impl: Implementation, heads: int) -> None:
     q = normal(2, heads, 64, dtype=torch.float16, device=impl.device)
     arguments = (2, heads // 2, 64, 2, q.device)
     candidates = candidate_tiles(*arguments)
-    assert candidates[0] == default_tiles(*arguments)
+    assert {**default_tiles(*arguments), **candidates[0]} == default_tiles(*arguments)
     assert len(candidates) <= 8
     op = impl(paged_attention, paged_attention_triton)
     for tiles in candidates:
         assert_near(op(q, *paged_arguments(case), 0.2, 300, tiles=tiles), expected64(q, case, 0.2, 0))
+
+
+class Caught(Exception):
+    """A launch that was not made."""
+
+
+class Catcher:
+    """A kernel that only says with which OVERLAP it would have run."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, OVERLAP: int, **kwargs: Any) -> None:
+            raise Caught(OVERLAP)
+
+        return launch
+
+
+@pytest.mark.parametrize(
+    ("heads", "overlaps"), [(2, {1: 4, 2: 4, 3: 2, 8: 2, 64: 2}), (4, {1: 2, 8: 2})], ids=["mha", "gqa"]
+)
+def test_overlap_follows_the_number_of_requests(
+    monkeypatch: pytest.MonkeyPatch, heads: int, overlaps: dict[int, int]
+) -> None:
+    """On a GPU that overlaps; what a caller or a plan says goes before it, and no other tile moves."""
+    cpu = torch.device("cpu")
+    assert default_overlap(heads // 2, 1, cpu) == 1, "no GPU, no overlap"
+    monkeypatch.setattr(module, "overlaps", lambda device: True)
+    for name in ("paged_attention_single_kernel", "paged_attention_grouped_kernel"):
+        monkeypatch.setattr(module, name, Catcher())
+    for batch, expected in overlaps.items():
+        case = paged_case([9] * batch, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
+        q = torch.zeros(batch, heads, 16, dtype=torch.float16)
+        for tiles in (None, {"OVERLAP": 1}, {"OVERLAP": 2}, {"num_warps": 2}):
+            with pytest.raises(Caught) as caught:
+                paged_attention_triton(q, *paged_arguments(case), 0.2, 9, tiles=tiles)
+            assert caught.value.args == ((tiles or {}).get("OVERLAP", expected),)
+        tiles = default_tiles(2, heads // 2, 16, 2, cpu, batch)
+        assert tiles == {**default_tiles(2, heads // 2, 16, 2, cpu), "OVERLAP": expected}
+        assert all(c.get("OVERLAP") in (None, 2, 4) for c in candidate_tiles(2, heads // 2, 16, 2, cpu))
+        assert len(candidate_tiles(2, heads // 2, 16, 2, cpu)) <= 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
+def test_overlap_does_not_change_bits(dtype: torch.dtype, head_dim: int) -> None:
+    lengths = [640, 1, 65, 0, 4000]
+    case = paged_case(lengths, kv_heads=4, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda")
+    q = normal(5, 4, head_dim, dtype=dtype, device="cuda")
+    one, two, four = (
+        paged_attention(q, *paged_arguments(case), 0.1, 4000, tiles={"OVERLAP": overlap})
+        for overlap in (1, 2, 4)
+    )
+    assert torch.equal(one, two)
+    assert torch.equal(one, four)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
