@@ -24,39 +24,7 @@ from ingot.kernels.paged_tile import split_bounds, tile_rows
 LOG2_E = 1.4426950408889634
 MOST_RUN = 8  # spans: a long request in a large batch is not left to one program
 PAIRS_A_SPAN = 64  # requests times key-value heads: with so many more, a program walks one span more
-MERGED_AT_ONCE = tl.constexpr(16)
-
-
-@triton.jit
-def _merged(
-    partial_ptr: tl.tensor,
-    lse_ptr: tl.tensor,
-    place: tl.tensor,
-    live: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-) -> tl.tensor:
-    """[BLOCK_D] fp32 of the ``live`` spans from row ``place`` on, MERGED_AT_ONCE in registers at a time."""
-    every, some, cols = tl.arange(0, BLOCK_S), tl.arange(0, MERGED_AT_ONCE), tl.arange(0, BLOCK_D)
-    lse = tl.load(lse_ptr + place + every, mask=every < live, other=float("-inf"), cache_modifier=".cg")
-    top = tl.maximum(tl.max(lse, axis=0), LEAST_SCORE)
-    total = tl.sum(tl.exp2(lse - top), axis=0)
-    acc = tl.zeros([BLOCK_D], dtype=tl.float32)
-    for first in tl.range(0, live, MERGED_AT_ONCE, num_stages=1):
-        spans = first + some
-        weights = tl.exp2(
-            tl.load(lse_ptr + place + spans, mask=spans < live, other=float("-inf"), cache_modifier=".cg")
-            - top
-        )
-        partial = tl.load(
-            partial_ptr + ((place + spans) * HEAD_DIM)[:, None] + cols[None, :],
-            mask=(spans < live)[:, None] & (cols < HEAD_DIM)[None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        acc += tl.sum(partial * weights[:, None], axis=0)
-    return acc / tl.where(total == 0.0, 1.0, total)
+MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
 
 
 @triton.jit
@@ -111,15 +79,37 @@ def _merge_if_last(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ) -> None:
-    """The last of ``expected`` programs (0: nothing to merge) weighs the spans of every query head."""
-    cols = tl.arange(0, BLOCK_D)
+    """The last of ``expected`` programs (0: nothing to merge) weighs the ``live`` spans of all its heads.
+
+    MERGED_AT_ONCE rows of the parts are in registers at a time: as many spans as the heads leave room for.
+    """
+    heads: tl.constexpr = triton.next_power_of_2(GROUP)
+    step: tl.constexpr = max(min(MERGED_AT_ONCE // heads, BLOCK_S), 1)
+    group, cols = tl.arange(0, heads), tl.arange(0, BLOCK_D)
+    rows = head_row + tl.minimum(group, GROUP - 1)
     if expected > 0:  # noqa: SIM102  Triton's `and` would count every program
         if arrive_last(count_ptr, expected):
-            for head in tl.range(0, GROUP, num_stages=1):
-                row = head_row + head
-                merged = _merged(partial_ptr, lse_ptr, row * num_splits, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-                target = out_ptr + row * HEAD_DIM + cols
-                tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)
+            every = tl.arange(0, BLOCK_S)[None, :]
+            lse_places = lse_ptr + (rows * num_splits)[:, None] + every
+            every_lse = tl.load(lse_places, mask=every < live, other=float("-inf"), cache_modifier=".cg")
+            top = tl.maximum(tl.max(every_lse, axis=1), LEAST_SCORE)
+            total = tl.sum(tl.exp2(every_lse - top[:, None]), axis=1)
+            acc = tl.zeros([heads, BLOCK_D], dtype=tl.float32)
+            for first in tl.range(0, live, step, num_stages=1):
+                spans = (first + tl.arange(0, step))[None, :]
+                places = (rows * num_splits)[:, None] + spans
+                mask = spans < live
+                lse = tl.load(lse_ptr + places, mask=mask, other=float("-inf"), cache_modifier=".cg")
+                partial = tl.load(
+                    partial_ptr + (places * HEAD_DIM)[:, :, None] + cols[None, None, :],
+                    mask=mask[:, :, None] & (cols < HEAD_DIM)[None, None, :],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                acc += tl.sum(partial * tl.exp2(lse - top[:, None])[:, :, None], axis=1)
+            out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
+            target = out_ptr + (rows * HEAD_DIM)[:, None] + cols[None, :]
+            tl.store(target, out, mask=(group < GROUP)[:, None] & (cols < HEAD_DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["run", "num_splits"])
