@@ -2,7 +2,8 @@
 
 Each shape runs as one CUDA graph over the caches of as many layers as 2 GB hold, so that nothing comes from
 the L2 cache, beside PyTorch's attention over contiguous keys of the same lengths. ``--sweep`` times every
-candidate tile as well.
+candidate tile as well. ``--variants`` checks and times the kernels that compete for being the default
+(paged_variants.py), 80 s; with ``--dry`` and TRITON_INTERPRET=1 on a machine without a GPU, tiny shapes.
 
     python benchmarks/paged_attention.py --sweep --json docs/results/paged_attention.json
 """
@@ -31,13 +32,14 @@ BLOCK, LONGEST, BUDGET = 64, 4096, 2.2e9
 
 @dataclass(frozen=True)
 class Shape:
-    """Requests of one length; all heads of one layer."""
+    """Requests of one length; all heads of one layer. ``ragged``: of lengths from 1 to 2 * context - 1."""
 
     heads: int
     kv_heads: int
     head_dim: int
     batch: int
     context: int
+    ragged: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -59,12 +61,12 @@ SHAPES = [
 class Layers:
     """Random paged caches of several layers, and the same number of contiguous keys and values."""
 
-    def __init__(self, shape: Shape, device: str = "cuda") -> None:
+    def __init__(self, shape: Shape, device: str = "cuda", longest: int = LONGEST) -> None:
         torch.manual_seed(0)
         options: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.shape, self.longest = shape, max(LONGEST, shape.context)
-        blocks = -(-shape.context // BLOCK)
-        self.copies = max(min(int(BUDGET // shape.cache_bytes), 32), 2)
+        self.shape, self.longest = shape, max(longest, shape.context * (2 if shape.ragged else 1))
+        blocks = -(-shape.context * (2 if shape.ragged else 1) // BLOCK)
+        self.copies = 2 if device == "cpu" else max(min(int(BUDGET // shape.cache_bytes), 32), 2)
         paged = (shape.batch * blocks, shape.kv_heads, BLOCK, shape.head_dim)
         self.caches = [
             [torch.empty(paged, **options).normal_() for _ in range(2)] for _ in range(self.copies)
@@ -73,6 +75,9 @@ class Layers:
         order = torch.randperm(shape.batch * blocks, device=device).int()
         self.tables[:, :blocks] = order.view(shape.batch, blocks)
         self.lengths = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device)
+        if shape.ragged:  # the same sum
+            spread = torch.linspace(1 - shape.context, shape.context - 1, shape.batch).round().int()
+            self.lengths += spread[torch.randperm(shape.batch)].to(device)
         self.q = torch.empty(shape.batch, shape.heads, shape.head_dim, **options).normal_()
         self.arrivals = torch.zeros(shape.batch * shape.heads, dtype=torch.int32, device=device)
 
@@ -121,22 +126,37 @@ def attention_row(shape: Shape, sweep: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Time every shape and print one JSON."""
+    """Time every shape, or check and time the variants, and print one JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="time the candidate tiles too")
+    parser.add_argument("--variants", action="store_true", help="check and time what may become the default")
+    parser.add_argument(
+        "--seconds", type=float, default=80.0, help="start no shape of --variants after these"
+    )
+    parser.add_argument("--dry", action="store_true", help="--variants on the CPU, tiny shapes, no figures")
+    parser.add_argument("--compile", metavar="I/N", help="compile and check one share of --variants and stop")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    for shape in SHAPES:
-        rows.append(attention_row(shape, arguments.sweep))
-        print(rows[-1], flush=True)
-    results = {
+    if arguments.compile:
+        from paged_variants import compile_share
+
+        compile_share(arguments.compile)
+        return
+    results: dict[str, Any] = {
         "command": "python " + " ".join(sys.argv),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": None if arguments.dry else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "read_ceiling_gb_s": READ_GB_S,
-        "rows": rows,
     }
+    if arguments.variants:
+        from paged_variants import variant_results
+
+        results |= variant_results(arguments.seconds, arguments.dry)
+    else:
+        results["rows"] = []
+        for shape in SHAPES:
+            results["rows"].append(attention_row(shape, arguments.sweep))
+            print(results["rows"][-1], flush=True)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
