@@ -35,6 +35,7 @@ NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
 BLOCK = 64  # tokens in a cache block
 _CACHED_CALLS = 200
+_PAGED = "PyTorch's keys are contiguous"
 _MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 
@@ -185,23 +186,25 @@ def _qkv_case(s: Setting, rows: int) -> Case:
 
 
 def decode_attention_case(s: Setting, rows: int) -> Case:
-    """One query a request over ``context`` tokens of a paged cache."""
+    """One query a request over ``context`` tokens of a paged cache.
+
+    PyTorch's side has them contiguous: it looks up no block, and knows the length when it is launched.
+    """
     c, width = s.config, -(-s.context // BLOCK)
     blocks = rows * width
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
     values, count = torch.randn_like(keys), len(keys)
     tables = torch.randperm(blocks, device=s.inputs.device).int().view(rows, width)
     lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
+    arrivals = torch.zeros(rows * c.num_kv_heads, dtype=torch.int32, device=s.inputs.device)
     q = s.inputs.normal(rows, c.num_heads, c.head_dim)
     tiles = tiles_of(s.plan, "paged_attention", rows, q=c.num_heads, kv=c.num_kv_heads, d=c.head_dim)
     near_keys, near_values = (contiguous(t, tables, s.context) for t in (keys, values))
 
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
-        scale, longest = c.attention_scale, s.max_seq_len
-        return paged_attention(
-            q, *caches, tables, lengths, scale, longest, window=c.sliding_window, tiles=tiles
-        )
+        scale, longest, window = c.attention_scale, s.max_seq_len, c.sliding_window
+        return paged_attention(q, *caches, tables, lengths, scale, longest, window, tiles, arrivals=arrivals)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
@@ -209,7 +212,7 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     num_bytes = 2 * (rows * s.context * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
     flops = 4.0 * rows * s.context * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
-    effort = Effort("paged_attention", shape, rows, num_bytes, flops)
+    effort = Effort("paged_attention", shape, rows, num_bytes, flops, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(count))
 
 
@@ -238,7 +241,7 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
     num_bytes = 2 * tokens * (c.q_size + c.kv_size) * s.inputs.dtype.itemsize
     flops = 4.0 * causal_pairs(tokens, c.sliding_window) * c.q_size
     name = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}"
-    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True)
+    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(1))
 
 

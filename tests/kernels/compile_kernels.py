@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "stream 32/4x128 fp16 fetching early": lambda: stream(
         HALF, 32, 4, 128, 64, 0, {"OVERLAP": 4, "num_stages": 4}
     ),
+    "decode 32x128 fp16 fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x256 fp32 fetching early": lambda: decode(FULL, 32, 32, 256, 64, 4096, 100, 4),
 }
 
@@ -345,6 +347,12 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": found["REG"], "spill_bytes": found["STACK"] + found["LOCAL"]}
 
 
+def arithmetic(ptx: str) -> dict[str, int]:
+    """How often each fp32 operation stands in a kernel."""
+    found = re.findall(r"\b((?:add|sub|mul|fma|div|max|ex2|lg2|rcp)[\w.]*\.f32)\b", ptx)
+    return dict(sorted(Counter(found).items()))
+
+
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
     for case, call in (CASES | OVERLAPPING).items():
         for kernel, args, kwargs in caught_launches(call):
@@ -356,6 +364,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "kernel": kernel.__name__,
                     "sm": capability,
                     "shared": binary.metadata.shared,
+                    "arithmetic": arithmetic(binary.asm["ptx"]),
                     **resources(binary.asm["cubin"]),
                 }
 

@@ -34,10 +34,10 @@ CASES = {
 SHORT = {"MIN_SPLIT": 32, "BLOCK_N": 32, "OVERLAP": 1}
 VARIANTS = {
     "default": {},
-    "keys first": {**SHORT, "AXIS": 2, "RUN": 2},
+    "keys first": {"AXIS": 2, "num_warps": 4, "RUN": 2},
     "merged by a launch": {**SHORT, "MERGE": 1, "RUN": 4},
     "few splits": {"BLOCK_N": 16, "MIN_SPLIT": 16, "MAX_SPLITS": 3, "RUN": 2},
-    "tile over blocks": {"BLOCK_N": 128, "MIN_SPLIT": 128, "RUN": 8},
+    "tiles over blocks": {"BLOCK_N": 64, "MIN_SPLIT": 64, "RUN": 8},
 }
 
 

@@ -191,6 +191,7 @@ def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case
     caches, tables = _contexts(rows, context, setting)
     q = inputs.normal(rows, config.num_heads, config.head_dim)
     lengths = inputs.index(torch.full((rows,), context), torch.int32)
+    arrivals = inputs.index(torch.zeros(rows * config.num_kv_heads), torch.int32)
     group, device = config.num_heads // config.num_kv_heads, inputs.device
     candidates = paged_attention.candidate_tiles(
         config.num_kv_heads, group, config.head_dim, inputs.dtype.itemsize, device
@@ -198,10 +199,8 @@ def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case
 
     def launch(copy: int, tiles: Tiles) -> Written:
         keys, values = caches[copy]
-        scale, longest, window = config.attention_scale, setting.max_seq_len, config.sliding_window
-        return (
-            paged_attention.paged_attention(q, keys, values, tables, lengths, scale, longest, window, tiles),
-        )
+        where = (tables, lengths, config.attention_scale, setting.max_seq_len, config.sliding_window)
+        return (paged_attention.paged_attention(q, keys, values, *where, tiles=tiles, arrivals=arrivals),)
 
     return Case(candidates, len(caches), launch)
 
