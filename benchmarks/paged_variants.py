@@ -63,6 +63,7 @@ STREAM: list[Tiles] = [
     {**KEYS_FIRST, "MERGE": 1},
     {"BLOCK_N": 32, "num_stages": 4, "MIN_SPLIT": 256},
     {"BLOCK_N": 32, "MERGE": 1},
+    {"BLOCK_N": 16, "num_warps": 1, "num_stages": 5},
 ]
 MORE_SHAPES = [
     *(Shape(32, 8, 128, batch, 640) for batch in (1, 32, 64, 128)),
@@ -250,16 +251,17 @@ def frees_of(variant: Variant, shape: Shape, overlap: int) -> Iterator[Tiles]:
             yield {"OVERLAP": overlap, "RUN": run}
 
 
-def best_free(layers: Layers, variant: Variant, overlaps: Sequence[int], dry: bool) -> tuple[float, Tiles]:
+def best_free(layers: Layers, variant: Variant, overlaps: Sequence[int], dry: bool) -> dict[str, Any]:
     """The quickest of the choices that do not change bits: the RUNs first, then OVERLAP at the best."""
 
-    def us(free: Tiles) -> float:
-        return timed(layers, lambda copy: attend(layers, copy, variant, free), 5, dry)["us"]
+    def entry(free: Tiles) -> dict[str, Any]:
+        found = timed(layers, lambda copy: attend(layers, copy, variant, free), 5, dry)
+        return {"name": variant.name, **found, "free": free}
 
-    found = [(us(free), free) for free in frees_of(variant, layers.shape, overlaps[0])]
-    best = min(found, key=lambda pair: pair[0])
-    others = [{**best[1], "OVERLAP": overlap} for overlap in overlaps[1:]]
-    return min([best, *((us(free), free) for free in others)], key=lambda pair: pair[0])
+    runs = [entry(free) for free in frees_of(variant, layers.shape, overlaps[0])]
+    best = min(runs, key=lambda one: one["us"])
+    others = [entry({**best["free"], "OVERLAP": overlap}) for overlap in overlaps[1:]]
+    return min([best, *others], key=lambda one: one["us"])
 
 
 def attend(layers: Layers, copy: int, variant: Variant, free: Tiles) -> torch.Tensor:
@@ -272,15 +274,14 @@ def attend(layers: Layers, copy: int, variant: Variant, free: Tiles) -> torch.Te
 def shape_row(shape: Shape, variants: Sequence[Variant], device: str, dry: bool) -> dict[str, Any]:
     """Every variant's best µs at a shape; the best two, today's and SDPA again with more repeats."""
     layers, family = Layers(shape, device, DRY_LONGEST if dry else LONGEST), family_of(shape)
-    by_variant = {v: best_free(layers, v, overlaps_of(v, family, dry), dry) for v in variants}
-    row: dict[str, Any] = {**shape.__dict__, "variants": [], "again": {}}
-    for variant, (us, free) in sorted(by_variant.items(), key=lambda pair: pair[1][0]):
-        row["variants"].append({"name": variant.name, "us": us, "free": free})
-        if len(row["again"]) < 2:
-            row["again"][f"{variant.name} {compact(free)}"] = timed(
-                layers, lambda copy, v=variant, f=free: attend(layers, copy, v, f), 15, dry
-            )
-    row["default"] = timed(layers, lambda copy: attend(layers, copy, variants[0], {}), 15, dry)
+    tried = [(best_free(layers, v, overlaps_of(v, family, dry), dry), v) for v in variants]
+    tried.sort(key=lambda pair: pair[0]["us"])
+    row: dict[str, Any] = {**shape.__dict__, "variants": [entry for entry, _ in tried], "again": {}}
+    for entry, variant in tried[:2]:
+        row["again"][f"{variant.name} {compact(entry['free'])}"] = timed(
+            layers, lambda copy, v=variant, f=entry["free"]: attend(layers, copy, v, f), 15, dry
+        )
+    row["default"] = timed(layers, lambda copy: attend(layers, copy, Variant("now"), {}), 15, dry)
     row["default_us"] = row["default"]["us"]
     if not shape.ragged:
         row["sdpa_contiguous"] = timed(layers, layers.pytorch, 15, dry)
@@ -322,14 +323,16 @@ class AttentionStack(Stack):
         return OPS[self.variant.op](q, *self.caches[layer], *where, tiles=chosen, arrivals=self.arrivals)
 
 
-def step_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+def step_rows(
+    stack: AttentionStack, variants: Sequence[Variant], overlaps: Sequence[int]
+) -> list[dict[str, Any]]:
     """Milliseconds of a 7B step (MHA, 640 tokens) by rows, variant and OVERLAP; other ops as by default."""
-    stack, rows = AttentionStack(LAYERS, STEP_ROWS[-1]), []
+    rows = []
     for count in STEP_ROWS:
         row: dict[str, Any] = {"rows": count, "context": CONTEXT}
         for variant in variants:
             stack.variant = variant
-            for overlap in (2, 4):
+            for overlap in overlaps:
                 plan: Any = {"attention": {"OVERLAP": overlap}}
                 times = graph_us([lambda n=count, p=plan: stack.fused_step(n, p)], 7)
                 row[f"{variant.name} OVERLAP={overlap}"] = round(statistics.median(times) / 1e3, 3)
@@ -339,7 +342,7 @@ def step_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def variant_results(seconds: float, dry: bool) -> dict[str, Any]:
-    """Check, time and recommend; shapes that ``seconds`` do not reach are named in ``not_reached``."""
+    """Check, time and recommend; shapes that failed or ``seconds`` do not reach are in ``not_reached``."""
     begun, device = time.monotonic(), "cpu" if dry else "cuda"
     shapes = shapes_of(dry)
     families = list(dict.fromkeys(map(family_of, shapes)))
@@ -352,14 +355,18 @@ def variant_results(seconds: float, dry: bool) -> dict[str, Any]:
     print(f"checked {sum(map(len, faults.values()))} in {time.monotonic() - begun:.1f} s, wrong: {wrong}")
     wide = Variant("now", tuple(NOW_MHA[1].items()))
     mha = [v for v in (Variant("now"), wide, Variant("stream")) if v in good.get(Family(32, 32, 128), [])]
-    steps = [] if dry else step_rows(mha)
+    steps = [] if dry else step_rows(AttentionStack(LAYERS, STEP_ROWS[-1]), mha, (2, 4))
     rows: list[dict[str, Any]] = []
     missed: list[str] = []
     for shape in shapes:
         if time.monotonic() - begun > seconds:
             missed.append(str(shape))
             continue
-        rows.append(shape_row(shape, good[family_of(shape)], device, dry))
+        try:
+            rows.append(shape_row(shape, good[family_of(shape)], device, dry))
+        except Exception as problem:
+            missed.append(f"{shape}: {type(problem).__name__}: {problem}"[:300])
+            continue
         best = rows[-1]["variants"][0]
         sdpa = rows[-1].get("sdpa_contiguous", {}).get("us")
         print(f"{shape} default {rows[-1]['default_us']} SDPA {sdpa} best {best}", flush=True)
