@@ -195,16 +195,18 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
     values, count = torch.randn_like(keys), len(keys)
     tables = torch.randperm(blocks, device=s.inputs.device).int().view(rows, width)
-    lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
     arrivals = torch.zeros(rows * c.num_kv_heads, dtype=torch.int32, device=s.inputs.device)
+    lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
     q = s.inputs.normal(rows, c.num_heads, c.head_dim)
     tiles = tiles_of(s.plan, "paged_attention", rows, q=c.num_heads, kv=c.num_kv_heads, d=c.head_dim)
     near_keys, near_values = (contiguous(t, tables, s.context) for t in (keys, values))
 
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
-        scale, longest, window = c.attention_scale, s.max_seq_len, c.sliding_window
-        return paged_attention(q, *caches, tables, lengths, scale, longest, window, tiles, arrivals=arrivals)
+        scale, longest = c.attention_scale, s.max_seq_len
+        return paged_attention(
+            q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles, arrivals=arrivals
+        )
 
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])

@@ -237,8 +237,9 @@ def paged_attention(
         window: see only the last ``window`` keys; 0: all.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
             overlap.py; 4, the default of at most two requests without groups: besides, read seq_lens,
-            block_tables and all keys but each request's newest before the wait, allowed if the kernel
-            launched just before writes none of them), ``num_warps``, ``num_stages`` (of the grouped kernel).
+            block_tables and all keys but each request's newest before the wait, allowed if no kernel has
+            written them since the last launch without overlap), ``num_warps``, ``num_stages`` (of the grouped
+            kernel).
         out: [B, num_heads, head_dim] contiguous, or None: receives the result.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch. Not used

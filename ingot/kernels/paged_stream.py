@@ -150,7 +150,7 @@ def paged_stream_kernel(
     AXIS 1: queries are the rows of both products; 0: keys are, and channels of the output (wgmma needs 64
     rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
     past a request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table
-    entry before the wait.
+    entry before the wait: allowed if no kernel has written them since the last launch without overlap.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:

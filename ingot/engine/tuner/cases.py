@@ -199,8 +199,12 @@ def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case
 
     def launch(copy: int, tiles: Tiles) -> Written:
         keys, values = caches[copy]
-        where = (tables, lengths, config.attention_scale, setting.max_seq_len, config.sliding_window)
-        return (paged_attention.paged_attention(q, keys, values, *where, tiles=tiles, arrivals=arrivals),)
+        scale, longest, window = config.attention_scale, setting.max_seq_len, config.sliding_window
+        return (
+            paged_attention.paged_attention(
+                q, keys, values, tables, lengths, scale, longest, window, tiles, arrivals=arrivals
+            ),
+        )
 
     return Case(candidates, len(caches), launch)
 
