@@ -166,7 +166,7 @@ def main() -> None:
     lengths = [int(n) for n in arguments.tokens.split(",")]
     longest = min(max(lengths) + 64, config.max_positions)
     model = random_decoder(config, torch.float16, longest)
-    options = {"prompt_graphs": True} if arguments.graphs else {}
+    options = {"cuda_graphs": arguments.graphs}
     executor = executor_of(model, torch.float16, longest, options)
     rows = []
     for tokens in lengths:

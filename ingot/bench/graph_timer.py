@@ -1,7 +1,6 @@
 """Microseconds of calls inside a CUDA graph.
 
-Owns capture, replay and the clock. Inside a graph nothing waits for the host, as in a decode step. Knows no
-kernel.
+Owns the warm-up and the many readings of the tuner's clock. Knows no kernel.
 
     times = graph_us(lambda i: op(weights[i % 8]), calls=24)      # µs of one call, one value a replay
 """
@@ -9,8 +8,11 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
+
+from ingot.engine.tuner.timing import GraphTimer
 
 Call = Callable[[int], object]
 REPLAYS = 20
@@ -28,17 +30,5 @@ def graph_us(call: Call, calls: int, replays: int = REPLAYS) -> list[float]:
         call(calls - 1)
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for i in range(calls):
-            call(i)
-    graph.replay()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times = []
-    for _ in range(replays):
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return times
+    measure = GraphTimer().prepare([partial(call, i) for i in range(calls)])
+    return [measure() for _ in range(replays)]

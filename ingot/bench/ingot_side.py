@@ -51,14 +51,12 @@ class IngotSide:
         self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
 
     def warm_up(self, most: int) -> None:
-        """A short generation for every bucket of CUDA graphs up to ``most`` requests."""
+        """Graphs of every bucket up to ``most`` requests, prompts of many lengths, and one generation."""
         start = time.perf_counter()
-        source = PromptSource(self.vocab_size, _WARM_UP_SEED)
-        asks = [Ask(1, min(_WARM_UP_TOKENS, self.max_seq_len - 1))]
-        buckets = batch_buckets(most) if self.device.type == "cuda" else [most]
-        for batch in buckets:
-            batch = min(batch, self.max_batch_size)
-            self.answer(asks * batch, source.prompts(asks * batch))
+        buckets = (min(size, self.max_batch_size) for size in batch_buckets(most))
+        self._llm.warm_up(sorted(set(buckets)))
+        asks = [Ask(1, min(_WARM_UP_TOKENS, self.max_seq_len - 1))] * min(most, self.max_batch_size)
+        self.answer(asks, PromptSource(self.vocab_size, _WARM_UP_SEED).prompts(asks))
         self._warm_up_s += time.perf_counter() - start
 
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:

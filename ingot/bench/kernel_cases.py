@@ -26,9 +26,10 @@ from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear
-from ingot.kernels.small_product import MAX_ROWS
+from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.sum_norm import sum_norm
+from ingot.layers.fused_decode import FUSED_ROWS
 from ingot.layers.rotary import RotaryTable
 
 NORM_ROWS = (1, 8, 1024, 16384)
@@ -45,7 +46,7 @@ class Setting:
 
     Attributes:
         rows: tokens of a decode step, one a request.
-        context: tokens that each request sees in a decode step.
+        context: tokens that each request has in a decode step.
         max_seq_len: the engine's; attention's launches depend on it.
         folded: whether the model's shape runs the products with norm, rotary and activation inside.
     """
@@ -59,6 +60,16 @@ class Setting:
     max_seq_len: int
     folded: bool
 
+    @property
+    def window(self) -> int:
+        """The most tokens that a query sees."""
+        return self.config.sliding_window or self.config.max_positions
+
+    @property
+    def seen(self) -> int:
+        """The tokens of the context that a decode's query sees."""
+        return min(self.context, self.window)
+
 
 def all_cases(s: Setting) -> Iterator[Case]:
     """Every case, made when it is asked for, so that one case's inputs are in memory at a time."""
@@ -68,11 +79,11 @@ def all_cases(s: Setting) -> Iterator[Case]:
             if 4 * rows * s.config.hidden_size * s.inputs.dtype.itemsize <= s.inputs.cache_bytes:
                 yield norm_case(s, rows, add=add, cached=True)
     for rows in s.rows:
-        if s.folded and rows <= MAX_ROWS:
+        if s.folded and rows <= FUSED_ROWS:
             yield from product_cases(s, rows)
     for rows in s.rows:
         yield decode_attention_case(s, rows)
-    for tokens in sorted({s.prompt_tokens, PREFILL_TOKENS}):
+    for tokens in sorted({min(tokens, s.window) for tokens in (s.prompt_tokens, PREFILL_TOKENS)}):
         if tokens <= s.config.max_positions:
             yield prefill_attention_case(s, tokens)
     if s.config.mlp == "silu_gated":
@@ -108,13 +119,13 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
 
 
 def product_cases(s: Setting, rows: int) -> Iterator[Case]:
-    """The products of a layer and the head, with what is folded into them."""
+    """The products of a layer and the head, with what the runtime folds into them for so many rows."""
     c, hidden = s.config, s.config.hidden_size
     yield _qkv_case(s, rows)
-    yield _linear_case(s, rows, "small_linear o + residual", hidden, c.q_size, norm=False)
+    yield _residual_case(s, rows, hidden, c.q_size)
     yield _gate_up_case(s, rows)
-    yield _linear_case(s, rows, "small_linear down + residual", hidden, c.intermediate_size, norm=False)
-    yield _linear_case(s, rows, "small_linear norm + head", c.vocab_size, hidden, norm=True)
+    yield _residual_case(s, rows, hidden, c.intermediate_size)
+    yield _head_case(s, rows)
 
 
 def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Call, theirs: Call, copies: int) -> Case:
@@ -124,42 +135,69 @@ def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Call, theirs:
     return Case(Effort(op, f"{n}x{k}", rows, num_bytes, flops), ours, theirs, calls_for(copies))
 
 
-def _linear_case(s: Setting, rows: int, op: str, n: int, k: int, *, norm: bool) -> Case:
-    weights, x = s.inputs.rotating(n, k), s.inputs.normal(rows, k)
-    residual = None if norm else s.inputs.normal(rows, n)
-    norm_weight, eps = (s.inputs.normal(k), s.config.norm_eps) if norm else (None, 0.0)
+def _norm(s: Setting, rows: int) -> torch.Tensor | None:
+    """The norm inside a product: there is one for a single row, several have it in a kernel of its own."""
+    return s.inputs.normal(s.config.hidden_size) if rows == 1 else None
+
+
+def _normed(s: Setting, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    """PyTorch's norm of x, or x."""
+    return x if norm is None else F.rms_norm(x, norm.shape, norm, s.config.norm_eps)
+
+
+def _head_case(s: Setting, rows: int) -> Case:
+    n, k = s.config.vocab_size, s.config.hidden_size
+    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
     tiles, count = tiles_of(s.plan, "small_linear", rows, n=n, k=k), len(weights)
 
     def ours(i: int) -> object:
-        return small_linear(x, weights[i % count], None, residual, norm_weight, eps, tiles)
+        return small_linear(x, weights[i % count], None, None, norm, s.config.norm_eps, tiles)
 
     def theirs(i: int) -> object:
-        if norm_weight is not None:
-            return F.linear(F.rms_norm(x, (k,), norm_weight, eps), weights[i % count])
-        assert residual is not None
-        return residual + F.linear(x, weights[i % count])
+        return F.linear(_normed(s, x, norm), weights[i % count])
 
+    op = "small_linear" if norm is None else "small_linear norm"
+    return _product(s, op, rows, n, k, ours, theirs, count)
+
+
+def _residual_case(s: Setting, rows: int, n: int, k: int) -> Case:
+    """An output or down product: one row adds the residual, several end in sums, residual and next norm."""
+    weights, x, residual = s.inputs.rotating(n, k), s.inputs.normal(rows, k), s.inputs.normal(rows, n)
+    norm, eps = s.inputs.normal(n), s.config.norm_eps
+    tiles, count = tiles_of(s.plan, "small_linear", rows, n=n, k=k), len(weights)
+
+    def ours(i: int) -> object:
+        if rows == 1:
+            return small_linear(x, weights[i % count], None, residual, tiles=tiles)
+        return sum_norm(small_linear_parts(x, weights[i % count]), residual, norm, eps)
+
+    def theirs(i: int) -> object:
+        total = residual + F.linear(x, weights[i % count])
+        return total if rows == 1 else (F.rms_norm(total, (n,), norm, eps), total)
+
+    op = "small_linear + residual" if rows == 1 else "small_linear_parts + sum_norm"
     return _product(s, op, rows, n, k, ours, theirs, count)
 
 
 def _gate_up_case(s: Setting, rows: int) -> Case:
     n, k, eps = 2 * s.config.intermediate_size, s.config.hidden_size, s.config.norm_eps
-    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), s.inputs.normal(k)
+    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
     tiles, count = tiles_of(s.plan, "small_gate_up", rows, n=n, k=k), len(weights)
 
     def ours(i: int) -> object:
         return small_gate_up(x, weights[i % count], norm, eps, tiles)
 
     def theirs(i: int) -> object:
-        return torch_layer.silu_mul(F.linear(F.rms_norm(x, (k,), norm, eps), weights[i % count]))
+        return torch_layer.silu_mul(F.linear(_normed(s, x, norm), weights[i % count]))
 
-    return _product(s, "small_gate_up norm + silu", rows, n, k, ours, theirs, count)
+    op = "small_gate_up silu" if norm is None else "small_gate_up norm + silu"
+    return _product(s, op, rows, n, k, ours, theirs, count)
 
 
 def _qkv_case(s: Setting, rows: int) -> Case:
     c, k, eps = s.config, s.config.hidden_size, s.config.norm_eps
     n = c.q_size + 2 * c.kv_size
-    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), s.inputs.normal(k)
+    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
     bias = s.inputs.normal(n) if c.qkv_bias else None
     keys, values = (s.inputs.normal(rows, c.num_kv_heads, BLOCK, c.head_dim) for _ in range(2))
     positions = s.inputs.long(torch.full((rows,), s.context - 1))
@@ -174,7 +212,7 @@ def _qkv_case(s: Setting, rows: int) -> Case:
         return small_qkv(x, weights[i % count], bias, norm, eps, *place, *heads, c.logn_length, tiles)
 
     def theirs(i: int) -> object:
-        qkv = F.linear(F.rms_norm(x, (k,), norm, eps), weights[i % count], bias)
+        qkv = F.linear(_normed(s, x, norm), weights[i % count], bias)
         parts = qkv.view(rows, -1, c.head_dim).split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         q, new_keys, new_values = parts
         if turns is not None:
@@ -182,7 +220,8 @@ def _qkv_case(s: Setting, rows: int) -> Case:
         keys[:, :, 0], values[:, :, 0] = new_keys, new_values
         return q
 
-    return _product(s, "small_qkv norm + rope + cache", rows, n, k, ours, theirs, count)
+    op = "small_qkv rope + cache" if norm is None else "small_qkv norm + rope + cache"
+    return _product(s, op, rows, n, k, ours, theirs, count)
 
 
 def decode_attention_case(s: Setting, rows: int) -> Case:
@@ -199,7 +238,9 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     lengths = torch.full((rows,), s.context, dtype=torch.int32, device=s.inputs.device)
     q = s.inputs.normal(rows, c.num_heads, c.head_dim)
     tiles = tiles_of(s.plan, "paged_attention", rows, q=c.num_heads, kv=c.num_kv_heads, d=c.head_dim)
-    near_keys, near_values = (contiguous(t, tables, s.context) for t in (keys, values))
+    seen = s.seen
+    near = (contiguous(t, tables, s.context) for t in (keys, values))
+    near_keys, near_values = (t[:, :, :, s.context - seen :] for t in near)
 
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
@@ -211,8 +252,8 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
 
-    num_bytes = 2 * (rows * s.context * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
-    flops = 4.0 * rows * s.context * c.q_size
+    num_bytes = 2 * (rows * seen * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
+    flops = 4.0 * rows * seen * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
     effort = Effort("paged_attention", shape, rows, num_bytes, flops, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(count))

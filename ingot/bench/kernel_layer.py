@@ -56,7 +56,7 @@ class LayerStack:
     def torch(self, rows: int) -> list[float]:
         """The same of PyTorch's operators over contiguous caches."""
         s, config = self._setting, self._setting.config
-        shape = (self.depth, rows, config.num_kv_heads, s.context, config.head_dim)
+        shape = (self.depth, rows, config.num_kv_heads, s.seen, config.head_dim)
         keys, values = s.inputs.normal(*shape), s.inputs.normal(*shape)
         hidden = s.inputs.normal(rows, config.hidden_size)
         positions = s.inputs.long(torch.full((rows,), s.context - 1))
@@ -102,6 +102,7 @@ class LayerStack:
             logits_indices=torch.arange(rows, device=device),
             max_query_len=1,
             max_seq_len=s.max_seq_len,
+            arrivals=torch.zeros(rows * caches[0].num_kv_heads, dtype=torch.int32, device=device),
         )
         fused = device.type == "cuda" and s.inputs.dtype.itemsize == 2
         return batch, Forward(model, caches, fused=fused)

@@ -32,6 +32,7 @@ from ingot.device import on_device, parse_dtype
 from ingot.engine.assemble import empty_model
 from ingot.engine.describe import describe
 from ingot.engine.manifest import Manifest
+from ingot.engine.plan_file import usable_plan
 from ingot.engine.random_weights import config_manifest
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.fused_decode import fuses
@@ -49,6 +50,14 @@ class Kernels(JsonConfig):
     rows: tuple[int, ...] = (1, 8, 32, 64)
     context: int = 640
     prompt_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        if min(*self.rows, self.context, self.prompt_tokens) < 1:
+            raise ConfigError(
+                "rows and tokens must be at least 1",
+                seen=f"rows {self.rows}, {self.prompt_tokens} prompt tokens, {self.context} in all",
+                fix="--batch, --prompt-tokens, --new-tokens",
+            )
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def measure_kernels(
         with on_device(device), torch.inference_mode():
             setting = Setting(
                 shape.config,
-                shape.plan,
+                usable_plan(shape.plan, device, shape.dtype)[0],
                 Inputs(device, shape.dtype, beyond_l2(device)),
                 tuple(wanted.rows),
                 wanted.context,

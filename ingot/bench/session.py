@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.bench.ceiling import Ceiling, measure_ceiling
+from ingot.bench.doubts import doubts
 from ingot.bench.huggingface import check_huggingface
 from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
@@ -167,7 +168,8 @@ def _measure_side(
         results = measure_latency(side, wanted, ceiling, say)
     else:
         results = [measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)]
-    return {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}, ceiling
+    record = {"name": side.name, "spec": spec.to_json(), "facts": side.facts(), "results": results}
+    return record | {"doubts": doubts(results)}, ceiling
 
 
 def _most(side: Side, wanted: Latency | Throughput) -> tuple[int, int]:

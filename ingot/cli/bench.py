@@ -20,6 +20,7 @@ import typer
 from ingot.cli.console import print_json, stderr, stdout
 from ingot.cli.flags import Device, Threads, given
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
+from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingot.bench.load import Load
@@ -56,7 +57,12 @@ PromptTokens = Annotated[int, typer.Option(help="Tokens of each prompt.")]
 NewTokens = Annotated[int, typer.Option(help="Tokens generated for each.")]
 Json = Annotated[
     str | None,
-    typer.Option("--json", help="Write every raw figure to a file as JSON; '-': to stdout.", metavar="FILE"),
+    typer.Option(
+        "--json",
+        help="Write every raw figure to a file as JSON; '-': to stdout.",
+        metavar="FILE",
+        callback=lambda value: _json_target(value),
+    ),
 ]
 MaxBatchSize = Annotated[
     int | None,
@@ -109,7 +115,7 @@ def latency(
     spec = _spec(
         engine,
         random_weights,
-        max_batch_size=max_batch_size or wanted.most,
+        max_batch_size=_batch_room(engine, max_batch_size, wanted.most),
         **given(max_seq_len=max_seq_len, dtype=dtype, device=device, token_budget=token_budget),
     )
     _set_threads(threads)
@@ -159,7 +165,7 @@ def throughput(
     spec = _spec(
         engine,
         random_weights,
-        max_batch_size=max_batch_size or MIXED_BATCH,
+        max_batch_size=_batch_room(engine, max_batch_size, MIXED_BATCH),
         **given(max_seq_len=max_seq_len, dtype=dtype, device=device, token_budget=token_budget),
     )
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
@@ -224,6 +230,31 @@ def _spec(engine: str | None, random_weights: str | None, **values: Any) -> Side
     return SideSpec(path=engine, random_weights=random_weights, **values)
 
 
+def _batch_room(engine: str | None, asked: int | None, most: int) -> int:
+    """The batch that a side is opened for: the one asked for, or the largest that is measured."""
+    from ingot.engine.manifest import is_engine
+
+    if asked is not None and engine is not None and is_engine(Path(engine)):
+        raise ConfigError(
+            "max_batch_size is fixed when an engine is built", seen=asked, fix="leave --max-batch-size out"
+        )
+    return asked or most
+
+
+def _json_target(value: str | None) -> str | None:
+    """A place that can be written, made sure of before anything is measured."""
+    if value is None or value == "-":
+        return value
+    path = Path(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}", param_hint="--json") from None
+    return value
+
+
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
     """The side that it is compared with."""
     if against is None:
@@ -241,7 +272,16 @@ def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
     from ingot.bench.sharegpt import sharegpt_load
     from ingot.bench.side import read_tokenizer
 
-    return sharegpt_load(file, read_tokenizer(spec).encode, limit, spec.max_seq_len)
+    return sharegpt_load(file, read_tokenizer(spec).encode, limit, _longest(spec))
+
+
+def _longest(spec: SideSpec) -> int | None:
+    """The most tokens of a request: an engine's own limit, or the one asked for."""
+    from ingot.engine.manifest import Manifest, is_engine
+
+    if spec.path is not None and is_engine(Path(spec.path)):
+        return Manifest.read(Path(spec.path)).build.max_seq_len
+    return spec.max_seq_len
 
 
 def _set_threads(threads: int | None) -> None:
@@ -277,6 +317,9 @@ def _show(record: Record, json_file: str | None) -> None:
     for table in tables(record):
         stdout().print()
         _print_table(table)
+    for side in record["sides"]:
+        for doubt in side.get("doubts", ()):
+            stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
     if json_file is not None:
         path = Path(json_file)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,13 +25,11 @@ class RuntimeConfig(JsonConfig):
         cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a
             CPU holds a full batch up to 1 GiB.
         prefix_reuse: share the blocks of equal prompt beginnings.
-        cuda_graphs: replay decode steps as CUDA graphs.
+        cuda_graphs: replay decode steps, and steps of short prompts, as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,
-            activation and residual folded into the products; equal to the others within the dtype's
+            activation, bias and residual folded into the products, and all steps products that add the
+            residual; equal to the others within the dtype's
             rounding. Off while ``batch_invariant``.
-        plain_decode: the same for models with plain MLPs (GPT-2), bias and residual folded; off until an H200
-            has timed it.
-        prompt_graphs: replay steps of short prompts as CUDA graphs too; off until an H200 has timed it.
         run_ahead: on a GPU, send each step before the tokens of the last one are read, so that the host's
             work is hidden; a request that ends computes one token more than it gives.
         batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
@@ -45,8 +43,6 @@ class RuntimeConfig(JsonConfig):
     prefix_reuse: bool = True
     cuda_graphs: bool = True
     fused_decode: bool = True
-    plain_decode: bool = False
-    prompt_graphs: bool = False
     run_ahead: bool = True
     batch_invariant: bool = False
 

@@ -53,6 +53,16 @@ def plan_text(plan: KernelPlan) -> str:
     return json.dumps(plan.to_json(), indent=2) + "\n"
 
 
+def expect_writable(path: Path) -> None:
+    """Refuse a place where no plan can be written, before anything is measured for it.
+
+    Raises:
+        BuildError: the folder is not there or may not be written.
+    """
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise BuildError("the kernel plan cannot be written", seen=path, fix="--output, a file in a folder")
+
+
 def write_plan(path: Path, plan: KernelPlan) -> None:
     """Write a plan whole or not at all; a plan that was there is replaced.
 

@@ -1,8 +1,9 @@
 """Starting a kernel while the one before it still runs: programmatic dependent launch, sm_90 and later.
 
-Owns the tile ``OVERLAP`` (1: off; 2: on), its launch option and the wait inside a kernel. A kernel launched
-with it reads nothing before the wait but what never changes, and every program of it waits: the kernel after
-it relies on that. Without it, and on older GPUs, asking for it is an error, never a silent fallback.
+Owns the tile ``OVERLAP`` (1: off; 2: on; 4: on, and what else the op says), its launch option and the wait
+inside a kernel. Every program waits: the kernel after it relies on that. Before the wait a kernel reads only
+what no kernel has written since the last launch without overlap: in a chain of early starts the one before
+the previous may still run too. On older GPUs asking for it is an error, never a silent fallback.
 
     wait_for_previous(OVERLAP)                                # in the kernel
     kernel[grid](..., **launch_options(choice, x.device))     # in the launcher

@@ -244,8 +244,8 @@ def small_linear(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
-        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written by the kernel
-            launched just before.
+        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written since the
+            last launch without.
         bias: [N] or None.
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import expect, expect_float, runs_on_gpu
+from ingot.kernels.checks import expect, expect_float, expect_range, runs_on_gpu
 
 BLOCK = 256
 NOT_A_NUMBER = -1  # what is kept of a row whose logits hold NaN
@@ -119,6 +119,7 @@ def keep_tokens(token_ids: torch.Tensor, values: torch.Tensor, table: torch.Tens
     expect_float("values", values)
     expect("values", values, (token_ids.shape[0],), like=token_ids, dtype=values.dtype)
     expect("table", table, (None,), like=token_ids, dtype=torch.int64)
+    expect_range("the table's rows", table.shape[0], token_ids.shape[0])
     if runs_on_gpu(token_ids):
         keep_tokens_triton(token_ids, values, table)
     else:

@@ -255,8 +255,9 @@ class LLM:
         return self._flights.logits(ids)
 
     def warm_up(self, batch_sizes: Iterable[int] | None = None) -> None:
-        """Capture the decode graphs for batches of these sizes now (None: of every size that the engine
-        takes), instead of each at the first step that needs it. Nothing to do on a CPU.
+        """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
+        (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
+        on a CPU.
 
         Raises:
             RequestError: a size that the engine's batch does not hold.

@@ -67,7 +67,10 @@ class Admission:
         bad = [] if plain else [i for i in ids if not self._is_id(i)]
         if bad:
             raise RequestError(
-                "token ids outside the vocabulary", seen=bad[:5], allowed=f"0 to {self.vocab_size - 1}"
+                "token ids outside the vocabulary",
+                seen=bad[:5],
+                allowed=f"0 to {self.vocab_size - 1}",
+                fix="the prompt's ids, or the tokenizer that made them: it must be this model's",
             )
         if len(ids) > self.max_seq_len - room:
             raise RequestError(

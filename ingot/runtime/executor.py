@@ -29,6 +29,7 @@ from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
@@ -159,7 +160,8 @@ class Executor:
         self._prompt_logits.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None) -> None:
-        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them.
+        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them and, when
+        nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``.
@@ -169,8 +171,12 @@ class Executor:
             raise RequestError(
                 "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
             )
+        if self.runner.device.type != "cuda":
+            return
         with on_device(self.runner.device):
             self.runner.warm_up(sizes)
+        if not self.has_work:
+            rehearse(self)
 
     def step(self) -> list[Update]:
         """Send one step, read one; returns the news of the requests whose tokens were read.

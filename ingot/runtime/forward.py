@@ -24,18 +24,15 @@ class Forward:
     """Computes steps of one model over one cache.
 
     ``fused`` asks for the folded kernels in steps of up to ``FUSED_ROWS`` tokens that all decode, and for
-    products that add in place in the others; ``plain`` asks for small products in decode steps of models with
-    plain MLPs. A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so
-    that hooks on modules fire.
+    products that add in place in the others. A decoder whose shape they do not know runs module by module.
+    ``by_module`` forces that, so that hooks on modules fire.
     """
 
-    def __init__(
-        self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool, plain: bool = False
-    ) -> None:
+    def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
         self.fused = fused and fuses(model)
-        self.plain = plain and is_plain(model)
+        self.plain = fused and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
 

@@ -17,7 +17,7 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs
+from ingot.runtime.graphs import DecodeGraphs, batch_buckets
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
@@ -59,17 +59,15 @@ class Runner:
         token_budget: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
-        plain_decode: bool = False,
-        prompt_graphs: bool = False,
     ) -> None:
         self.model = model
         self.caches = caches
         able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
-        self.forward = Forward(model, caches, fused=fused_decode and able, plain=plain_decode and able)
+        self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
-        self.feed = TokenFeed(max_batch_size, device)
+        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], device)  # a graph writes its padding too
         self._tokens = max(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
@@ -77,8 +75,7 @@ class Runner:
         self.graphs = (
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
         )
-        use_prompts = use_graphs and prompt_graphs
-        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_prompts else None
+        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
 
     @property
     def eager(self) -> bool:

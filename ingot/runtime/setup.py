@@ -63,8 +63,6 @@ def make_executor(
         token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode and not config.batch_invariant,
-        plain_decode=config.plain_decode and not config.batch_invariant,
-        prompt_graphs=config.prompt_graphs,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ GPT2 = DecoderConfig(
     "gpt2", 211, 64, 96, 2, 4, 4, 16, 4096, norm="layer_norm", mlp="gelu_tanh", qkv_bias=True,
     output_bias=False, mlp_bias=False,
 )  # fmt: skip
+WINDOW = replace(LLAMA, sliding_window=40)
 PLACES = [
     pytest.param("cpu", torch.float32, 2e-5, id="cpu"),
     pytest.param("cuda", torch.float16, 2e-2, id="cuda", marks=pytest.mark.gpu),
@@ -54,7 +56,7 @@ def assert_same(case: Case, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("config", [LLAMA, GPT2, WINDOW], ids=["llama", "gpt2", "window"])
 def test_both_sides_of_every_case_agree(
     config: DecoderConfig,
     device: str,
@@ -70,7 +72,8 @@ def test_both_sides_of_every_case_agree(
             assert case.effort.num_bytes > 0
             ops.add(case.effort.op.split()[0])
             assert_same(case, tolerance)
-    folded = {"small_qkv", "small_linear", "small_gate_up", "silu_mul"} if config is LLAMA else set()
+    products = {"small_qkv", "small_linear", "small_linear_parts", "small_gate_up", "silu_mul"}
+    folded = products if config is not GPT2 else set()
     assert ops == {config.norm, "paged_attention", "prefill_attention"} | folded
 
 
@@ -106,6 +109,8 @@ def test_work_is_that_of_the_definitions() -> None:
     assert kernel_cases.decode_attention_case(s, 3).effort.num_bytes == 4 * (
         2 * 3 * 100 * 2 * 16 + 2 * 3 * 4 * 16
     )
+    windowed = kernel_cases.decode_attention_case(setting(WINDOW, "cpu", torch.float32), 3).effort
+    assert windowed.num_bytes == 4 * (2 * 3 * 40 * 2 * 16 + 2 * 3 * 4 * 16)
     prefill = kernel_cases.prefill_attention_case(s, 70).effort
     assert prefill.flops == 4 * (70 * 71 // 2) * 64
     assert prefill.compute_bound

@@ -261,6 +261,21 @@ def test_tap_changes_nothing(make: Make, kind: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_a_tap_sees_no_token_beyond_the_end(make: Make, device: str) -> None:
+    """A step sent ahead would compute one more for a request that meets its end token."""
+    llm, prompt = make("llama", device), PROMPTS[5]
+    before = llm.executor.run_ahead
+    ids = llm.generate(prompt, GREEDY)[0].token_ids
+    params = GREEDY.replace(ignore_eos=False, stop_token_ids=(ids[5],))
+    llm.executor.run_ahead = True
+    with llm.tap("norm") as seen:
+        found = llm.generate(prompt, params)[0].token_ids
+    llm.executor.run_ahead = before
+    assert found == ids[: ids.index(ids[5])]
+    assert seen["norm"].shape[0] == len(prompt) + len(found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_n_answers(make: Make, device: str) -> None:
     llm, params = make("llama", device), SAMPLED.replace(n=4)
     answers = ids_of(llm.generate(PROMPTS[3], params))[0]

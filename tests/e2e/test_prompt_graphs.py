@@ -52,7 +52,7 @@ def test_graphs_are_eager(tmp_path: Path, kind: str) -> None:
     save_model(
         tiny_config(kind, **({} if kind == "gpt2" else {"max_position_embeddings": 512})), tmp_path, seed=3
     )
-    runtime = RuntimeConfig(prefix_reuse=False, token_budget=64, prompt_graphs=True)
+    runtime = RuntimeConfig(prefix_reuse=False, token_budget=64)
     llm = LLM(tmp_path, device="cuda", compute_dtype="fp16", max_batch_size=4, runtime=runtime)
     prompts = [random_ids(n, seed=n) for n in (2, 31, 100, 17)]
     params = SamplingParams(max_new_tokens=1, ignore_eos=True, logprobs=8)

@@ -71,8 +71,11 @@ def test_a_gpt2_has_its_positions(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not readable JSON"):
+    with pytest.raises(CheckpointError, match="no such config"):
         LLM.from_config(tmp_path / "absent.json", "cpu")
+    (tmp_path / "torn.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not readable JSON"):
+        LLM.from_config(tmp_path / "torn.json", "cpu")
     with pytest.raises(CheckpointError, match="unknown architecture"):
         LLM.from_config(write_config(tmp_path, architectures=["Other"]), "cpu")
     with pytest.raises(ConfigError, match="exceeds the model's positions"):

@@ -52,11 +52,17 @@ def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
     before = (engine / "plan.json").read_text()
     result = run("tune", engine, *words)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[0] == "error: tile choices are measured on a GPU"
-    assert "fix: --device" in result.stderr
+    assert result.stderr.splitlines()[0] == "error: tile choices are measured on the GPU that will use them"
+    assert "the machine with the GPU" in result.stderr
     assert (engine / "plan.json").read_text() == before
     with pytest.raises(DeviceError):
         ingot.tune(engine)
+
+
+def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
+    result = run("tune", tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert "nowhere" in result.stderr
 
 
 @no_gpu

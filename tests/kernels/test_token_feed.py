@@ -44,5 +44,7 @@ def test_refused() -> None:
     ids = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(IngotError, match="feed_rows has the wrong shape"):
         take_tokens(ids, ids[:2], ids)
+    with pytest.raises(IngotError, match="rows is out of range"):
+        keep_tokens(ids, ids.float(), ids[:2])
     with pytest.raises(IngotError, match="values has the wrong dtype"):
         keep_tokens(ids, ids, ids)

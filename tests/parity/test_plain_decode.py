@@ -52,7 +52,7 @@ def test_plain_is_by_module_on_a_gpu(tmp_path: Path, dtype: str, graphs: bool) -
     save_model(tiny_config("gpt2"), tmp_path, seed=3)
     runs = []
     for plain in (True, False):
-        runtime = RuntimeConfig(cuda_graphs=graphs, plain_decode=plain)
+        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=plain)
         llm = LLM(tmp_path, device="cuda", compute_dtype=dtype, runtime=runtime)
         assert llm.executor.runner.forward.plain == plain
         runs.append(llm.generate(PROMPTS, SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)))

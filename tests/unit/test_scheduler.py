@@ -14,6 +14,8 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.prompt_graphs import TOKEN_BUCKETS, PromptGraphs
+from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from tests.unit.fake_executor import (
@@ -383,3 +385,16 @@ def test_the_number_of_steps(run_ahead: bool) -> None:
     assert last[0].stop_id == first
     assert len(runner.steps) == (2 if run_ahead else 1)
     check_empty(again)
+
+
+@pytest.mark.parametrize("longest", [2, 4, 40, 4096])
+def test_a_rehearsal_leaves_nothing(longest: int) -> None:
+    executor, runner = fake_executor(2000, run_ahead=True, token_budget=2048, max_seq_len=longest)
+    rehearse(executor)
+    steps = runner.steps
+    alone = {step.num_tokens for step in steps if PromptGraphs.fits(step)}
+    assert alone >= {size for size in TOKEN_BUCKETS if size < longest}
+    assert longest < 40 or any(0 < step.num_single < len(step.requests) for step in steps)
+    assert executor.blocks.prefix_reuse
+    assert not executor.blocks._by_hash
+    check_empty(executor)

@@ -69,13 +69,15 @@ def make_case(task: Task, rows: int, setting: Setting) -> Case:
 
 
 def _small_linear(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
-    """The head has a norm before it, the other products a residual after them."""
+    """The head has a norm before it, the other products a residual after them; of several rows, where norms
+    are kernels of their own, there is only the head.
+    """
     inputs, config = setting.inputs, setting.config
     n, k = sizes["n"], sizes["k"]
     weights, x = inputs.rotating(n, k), inputs.normal(rows, k)
     is_head = n == config.vocab_size
     residual = None if is_head else inputs.normal(rows, n)
-    norm = inputs.normal(k) if is_head else None
+    norm = inputs.normal(k) if is_head and rows == 1 else None
 
     def launch(copy: int, tiles: Tiles) -> Written:
         weight = weights[copy]
@@ -87,7 +89,7 @@ def _small_linear(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
 def _small_gate_up(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
     inputs, config = setting.inputs, setting.config
     weights, x = inputs.rotating(sizes["n"], sizes["k"]), inputs.normal(rows, sizes["k"])
-    norm = inputs.normal(sizes["k"])
+    norm = inputs.normal(sizes["k"]) if rows == 1 else None
 
     def launch(copy: int, tiles: Tiles) -> Written:
         return (small_gate_up.small_gate_up(x, weights[copy], norm, config.norm_eps, tiles),)
@@ -98,7 +100,8 @@ def _small_gate_up(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
 def _small_qkv(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
     inputs, config = setting.inputs, setting.config
     n, k = sizes["n"], sizes["k"]
-    weights, x, norm = inputs.rotating(n, k), inputs.normal(rows, k), inputs.normal(k)
+    weights, x = inputs.rotating(n, k), inputs.normal(rows, k)
+    norm = inputs.normal(k) if rows == 1 else None
     bias = inputs.normal(n) if config.qkv_bias else None
     table, slots, keys, values = _place(rows, setting)
 

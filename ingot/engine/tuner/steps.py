@@ -117,6 +117,7 @@ class Steps:
             logits_indices=index(torch.arange(rows)),
             max_query_len=1,
             max_seq_len=self._limits.max_seq_len,
+            arrivals=index(torch.zeros(rows * self._caches[0].num_kv_heads), torch.int32),
         )
         return batch, self._caches
 

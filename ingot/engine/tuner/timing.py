@@ -39,7 +39,7 @@ class GraphTimer:
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Measure:
         """See ``Timer``; the kernels are compiled already, and the graph has run once."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # torch's own is of the first GPU used
             for call in calls:
                 call()
         graph.replay()

@@ -20,7 +20,7 @@ from ingot.config.plan import OPS, KernelPlan
 from ingot.device import on_device, parse_dtype, resolve_device
 from ingot.engine.assemble import empty_model
 from ingot.engine.manifest import PLAN_FILE, Manifest
-from ingot.engine.plan_file import machine_of, read_own_plan, usable_plan, write_plan
+from ingot.engine.plan_file import expect_writable, machine_of, read_own_plan, usable_plan, write_plan
 from ingot.engine.tuner.cases import Setting, make_case
 from ingot.engine.tuner.inputs import Inputs
 from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, plan_of
@@ -70,9 +70,12 @@ def tune(
         DeviceError: there is no GPU, or it fails.
         ConfigError: an op is unknown.
     """
-    place = gpu(device)
     folder = Path(engine)
     manifest = Manifest.read(folder)
+    target = folder / PLAN_FILE if output is None else Path(output)
+    place = gpu(device)
+    expect_writable(target)
+    before = None if ops is None else read_own_plan(folder)
     model = empty_model(
         architecture_named(manifest.model.architecture),
         manifest.model,
@@ -81,9 +84,9 @@ def tune(
         KernelPlan(),
     )
     tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
-    if ops is not None:
-        tuning = replace(tuning, plan=_with_others(tuning.plan, read_own_plan(folder), ops, place))
-    write_plan(folder / PLAN_FILE if output is None else Path(output), tuning.plan)
+    if ops is not None and before is not None:
+        tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
+    write_plan(target, tuning.plan)
     return tuning
 
 
@@ -148,6 +151,9 @@ def gpu(device: str) -> torch.device:
     place = resolve_device(device)
     if place.type != "cuda":
         raise DeviceError(
-            "tile choices are measured on a GPU", seen=place, allowed="cuda, cuda:N", fix="--device"
+            "tile choices are measured on the GPU that will use them",
+            seen=f"{place}, and no GPU here" if not torch.cuda.is_available() else place,
+            allowed="cuda, cuda:N",
+            fix="run it on the machine with the GPU; without a plan the kernels use their defaults",
         )
     return place

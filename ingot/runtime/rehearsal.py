@@ -1,0 +1,61 @@
+"""Requests of no one, run ahead of real ones.
+
+Owns the lengths that make kernels be built, the matrix library choose and short prompts be captured. Leaves
+nothing behind.
+
+    rehearse(executor)
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.prompt_graphs import TOKEN_BUCKETS
+from ingot.runtime.scheduler import Scheduler
+
+_NEW_TOKENS = 4
+
+
+class _Executor(Protocol):
+    blocks: BlockManager
+    scheduler: Scheduler
+    max_seq_len: int
+    num_preemptions: int
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> None: ...
+
+    def step(self) -> object: ...
+
+
+def rehearse(executor: _Executor) -> None:
+    """Run prompts of many lengths, first each alone, then beside decodes; nothing may be under way."""
+    reuse, preemptions = executor.blocks.prefix_reuse, executor.num_preemptions
+    executor.blocks.prefix_reuse = False
+    try:
+        longest = min(executor.scheduler.token_budget, executor.max_seq_len - 1)
+        for length in sorted({min(size, longest) for size in TOKEN_BUCKETS}):
+            _add(executor, length, 1)
+            _drain(executor)
+        longest = min(executor.scheduler.token_budget, executor.max_seq_len - _NEW_TOKENS)
+        for length in sorted({min(2**power, longest) for power in range(max(longest, 0).bit_length() + 1)}):
+            if length > 0:
+                _add(executor, length, _NEW_TOKENS)
+                executor.step()
+        _drain(executor)
+    finally:
+        executor.blocks.prefix_reuse, executor.num_preemptions = reuse, preemptions
+
+
+def _add(executor: _Executor, length: int, new_tokens: int) -> None:
+    params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0)
+    executor.add(f"rehearsal of {length} and {new_tokens}", [0] * length, params)
+
+
+def _drain(executor: _Executor) -> None:
+    while executor.has_work:
+        executor.step()
