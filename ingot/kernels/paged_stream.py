@@ -1,15 +1,16 @@
-"""Decode attention as one stream of tiles a program: a candidate beside the kernels of paged_attention.py.
+"""Decode attention where several queries share a head of keys (GQA, MQA): they are the rows of a product.
 
-Owns a kernel for any number of queries a key-value head (1: MHA) in which a request's keys form spans, by its
-own length alone, and a program walks ``RUN`` spans in one pipelined loop. Each span has a softmax of its own,
-so ``RUN`` may follow the batch: few long loops in a large batch, many short ones in a small one, the same
-bits. Knows no checks of arguments; nothing calls it until it is measured.
+Owns a kernel in which a request's keys form spans, by its own length alone, and a program walks a run of them
+in one pipelined loop of matrix products. Each span has a softmax of its own, so the run may follow the batch
+and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its tiles
+and its launch; knows no checks of arguments.
 
     out = paged_stream_triton(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -21,9 +22,12 @@ from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
 from ingot.kernels.paged_tile import split_bounds, tile_rows
 
-LOG2_E = 1.4426950408889634
-MOST_RUN = 8  # spans: a long request in a large batch is not left to one program
-PAIRS_A_SPAN = 64  # requests times key-value heads: with so many more, a program walks one span more
+LOG2_E = math.log2(math.e)
+FEW_PAIRS = 32  # requests times key-value heads: a multiprocessor has at most one program, latency counts
+MANY_PAIRS = 256  # with more there are several programs a multiprocessor without a split
+PROGRAMS, FEW_PROGRAMS = 256, 128  # of a launch with long requests; fewer of the few, which have four warps
+TILE_BYTES = 1 << 14  # of keys
+MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program
 MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
 
 
@@ -112,7 +116,7 @@ def _merge_if_last(
             tl.store(target, out, mask=(group < GROUP)[:, None] & (cols < HEAD_DIM)[None, :])
 
 
-@triton.jit(do_not_specialize=["run", "num_splits"])
+@triton.jit(do_not_specialize=["programs", "num_splits"])
 def paged_stream_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
@@ -131,7 +135,7 @@ def paged_stream_kernel(
     scale_log2: tl.tensor,
     window: tl.tensor,
     num_splits: tl.tensor,
-    run: tl.tensor,
+    programs: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_G: tl.constexpr,
@@ -145,7 +149,9 @@ def paged_stream_kernel(
     MERGE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """``run`` spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
+    """Some spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
+
+    A request's spans are shared by ``programs``, or by more where each would walk more than MOST_RUN.
 
     AXIS 1: queries are the rows of both products; 0: keys are, and channels of the output (wgmma needs 64
     rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
@@ -158,9 +164,10 @@ def paged_stream_kernel(
     kv_head, request, program = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     seq_len = tl.load(seq_lens_ptr + request)
     first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
-    start = base + program * run * length
     live = tl.maximum(tl.cdiv(seq_len - base, length), 1)
+    run = tl.minimum(tl.cdiv(live, programs), MOST_RUN)
     span = program * run
+    start = base + span * length
     if span >= live:  # every program of a launch waits: the kernel after it relies on that
         if OVERLAP >= 4:
             wait_for_previous(OVERLAP)
@@ -234,26 +241,34 @@ def paged_stream_kernel(
                        expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S)  # fmt: skip
 
 
-def stream_tiles(
-    num_kv_heads: int, head_dim: int, itemsize: int, batch: int, device: torch.device
-) -> dict[str, int]:
-    """Tiles to begin with: a tile of 16 KiB, three of keys and values in flight, spans of 128 tokens.
+def stream_tiles(pairs: int, head_dim: int, itemsize: int, device: torch.device) -> dict[str, int]:
+    """Tiles for an H200 by the number of pairs: requests (their power of two) times key-value heads.
 
-    ``RUN`` is the only one that follows the batch, and it does not change bits.
+    A tile of 16 KiB, three of keys and values in flight. Few pairs: short spans, more warps a tile, and the
+    merge is a launch of its own. Many: smaller tiles, so that more programs fit a multiprocessor.
     """
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    run = batch * num_kv_heads // PAIRS_A_SPAN
-    return {
-        "BLOCK_N": max(min((1 << 14) // row_bytes, 64), 16),
+    block = max(min(TILE_BYTES // row_bytes, 64), 16)
+    tiles = {
+        "BLOCK_N": block,
         "MAX_SPLITS": 64,
-        "MIN_SPLIT": 128,
-        "RUN": max(min(next_power_of_two(run + 1) // 2, MOST_RUN), 1),
+        "MIN_SPLIT": 256,
         "AXIS": 1,
         "MERGE": 2,
         "OVERLAP": 4 if overlaps(device) else 1,
         "num_warps": 2,
         "num_stages": 3,
     }
+    if pairs <= FEW_PAIRS:
+        return {**tiles, "MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
+    if pairs > MANY_PAIRS:
+        return {**tiles, "BLOCK_N": max(block // 2, 16), "MIN_SPLIT": 128}
+    return tiles
+
+
+def pair_programs(pairs: int) -> int:
+    """How many programs share the spans of one of so many pairs; changes no bits."""
+    return max((FEW_PROGRAMS if pairs <= FEW_PAIRS else PROGRAMS) // max(pairs, 1), 1)
 
 
 def paged_stream_triton(
@@ -268,23 +283,27 @@ def paged_stream_triton(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
+    programs: int | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
 
     Tiles as of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
-    launch of its own merges the spans) or 2 (the last program does); ``RUN`` spans a program.
+    launch of its own merges the spans) or 2 (the last program does). ``programs`` share a pair's spans; None:
+    as many as :func:`pair_programs` says.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    choice = _stream_choice(stream_tiles(num_kv_heads, head_dim, q.element_size(), batch, q.device), tiles)
+    pairs = next_power_of_two(batch) * num_kv_heads
+    choice = _stream_choice(stream_tiles(pairs, head_dim, q.element_size(), q.device), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
     min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
-    run = min(choice["RUN"], num_splits)
+    programs = pair_programs(pairs) if programs is None else programs
+    sharing = min(max(programs, triton.cdiv(num_splits, MOST_RUN.value)), num_splits)
     shared = {
         "HEAD_DIM": head_dim,
         "BLOCK_D": max(next_power_of_two(head_dim), 16),
@@ -300,11 +319,11 @@ def paged_stream_triton(
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
         if arrivals is None and choice["MERGE"] == 2:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
-    paged_stream_kernel[(num_kv_heads, batch, triton.cdiv(num_splits, run))](
+    paged_stream_kernel[(num_kv_heads, batch, sharing)](
         *(q, key_cache, value_cache, block_tables, seq_lens, out, partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
-        *(scale * LOG2_E, window, num_splits, run),
+        *(scale * LOG2_E, window, num_splits, programs),
         GROUP=group,
         BLOCK_G=max(next_power_of_two(group), 16),
         BLOCK_SIZE=key_cache.shape[2],

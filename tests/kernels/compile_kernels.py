@@ -30,7 +30,6 @@ from ingot.kernels.invariant_attention import invariant_attention_triton
 from ingot.kernels.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
 from ingot.kernels.layer_norm import layer_norm_triton
 from ingot.kernels.paged_attention import paged_attention_triton
-from ingot.kernels.paged_stream import paged_stream_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
@@ -91,27 +90,13 @@ def decode(
     longest: int,
     window: int,
     overlap: int = 1,
+    batch: int = 4,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
-    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
-    q = empty(4, heads, head_dim, dtype=dtype)
+    tables, lengths = empty(batch, 64, dtype=torch.int32), empty(batch, dtype=torch.int32)
+    q = empty(batch, heads, head_dim, dtype=dtype)
     tiles = {"OVERLAP": overlap}
     paged_attention_triton(q, cache, cache, tables, lengths, 0.1, longest, window, tiles)
-
-
-def stream(
-    dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    block_size: int,
-    window: int,
-    tiles: dict[str, int] | None = None,
-) -> None:
-    cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
-    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
-    q = empty(4, heads, head_dim, dtype=dtype)
-    paged_stream_triton(q, cache, cache, tables, lengths, 0.1, 4096, window, tiles)
 
 
 def prefill(
@@ -220,12 +205,16 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode 14/2x64 fp32": lambda: decode(FULL, 14, 2, 64, 64, 100, 0),
     "decode window 32/8x96": lambda: decode(HALF, 32, 8, 96, 64, 4096, 2048),
     "decode window 32x256": lambda: decode(HALF, 32, 32, 256, 64, 100, 50),
-    "stream 32/8x128 fp16": lambda: stream(HALF, 32, 8, 128, 64, 0),
-    "stream 28/4x128 bf16 keys first": lambda: stream(
-        BRAIN, 28, 4, 128, 64, 0, {"AXIS": 2, "num_warps": 4, "MERGE": 1}
-    ),
-    "stream 32x80 fp16 window": lambda: stream(HALF, 32, 32, 80, 16, 2048),
-    "stream 8x256 bf16": lambda: stream(BRAIN, 8, 8, 256, 64, 0),
+    "decode 32x128 fp16 alone": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 1, 1),
+    "decode 16x64 fp16 alone": lambda: decode(HALF, 16, 16, 64, 64, 4096, 0, 1, 1),
+    "decode 32x80 bf16 alone": lambda: decode(BRAIN, 32, 32, 80, 64, 4096, 0, 1, 1),
+    "decode 16x256 bf16 alone": lambda: decode(BRAIN, 16, 16, 256, 16, 4096, 0, 1, 1),
+    "decode 32/8x128 fp16 of 8": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 8),
+    "decode 32/8x128 fp16 of 64": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 64),
+    "decode 32/8x80 fp16 window of 64": lambda: decode(HALF, 32, 8, 80, 16, 4096, 2048, 1, 64),
+    "decode 16/8x256 bf16 of 8": lambda: decode(BRAIN, 16, 8, 256, 64, 4096, 0, 1, 8),
+    "decode 8/1x256 bf16 alone": lambda: decode(BRAIN, 8, 1, 256, 64, 4096, 0, 1, 1),
+    "decode 32/8x128 fp32 of 8": lambda: decode(FULL, 32, 8, 128, 64, 4096, 0, 1, 8),
     "prefill 32x128 fp16": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0),
     "prefill 32/8x128 bf16 short": lambda: prefill(BRAIN, 32, 8, 128, 64, 16, 0),
     "prefill 28/4x128 fp16 mid": lambda: prefill(HALF, 28, 4, 128, 16, 64, 0),
@@ -280,9 +269,12 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
     "decode 32x128 bf16 fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x80 fp16 fetching early": lambda: decode(HALF, 32, 32, 80, 16, 4096, 0, 4),
-    "stream 32/4x128 fp16 fetching early": lambda: stream(
-        HALF, 32, 4, 128, 64, 0, {"OVERLAP": 4, "num_stages": 4}
-    ),
+    "decode 32x128 fp16 alone fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4, 1),
+    "decode 32x128 bf16 two fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4, 2),
+    "decode 16x64 fp16 alone fetching early": lambda: decode(HALF, 16, 16, 64, 64, 4096, 0, 4, 1),
+    "decode 32/8x128 fp16 alone fetching early": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 4, 1),
+    "decode 28/4x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 28, 4, 128, 64, 4096, 0, 4, 64),
+    "decode 32/8x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0, 4, 64),
     "decode 32x128 fp16 fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x256 fp32 fetching early": lambda: decode(FULL, 32, 32, 256, 64, 4096, 100, 4),
 }

@@ -23,7 +23,6 @@ KERNELS = {
     "layer_norm_kernel",
     "take_tokens_kernel",
     "gather_scores_kernel",
-    "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
     "paged_stream_kernel",
@@ -79,7 +78,7 @@ def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
 
 
 def test_the_early_fetch_changes_no_arithmetic(rows: list[dict[str, Any]]) -> None:
-    """Decode attention chooses OVERLAP by the batch: the same operations, whichever it is."""
+    """Decode attention asks for keys before the wait: the same operations as after it."""
     cases = [f"decode 32x128 fp16{how}" for how in ("", " overlapping", " fetching early")]
     found = [row["arithmetic"] for case in cases for row in rows if row["case"] == case and row["sm"] == 90]
     assert len(found) == 3
