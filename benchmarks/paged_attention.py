@@ -2,8 +2,7 @@
 
 Each shape runs as one CUDA graph over the caches of as many layers as 2 GB hold, so that nothing comes from
 the L2 cache, beside PyTorch's attention over contiguous keys of the same lengths. ``--sweep`` times every
-candidate tile as well. ``--variants`` checks and times the kernels that compete for being the default
-(paged_variants.py), 80 s; with ``--dry`` and TRITON_INTERPRET=1 on a machine without a GPU, tiny shapes.
+candidate tile as well.
 
     python benchmarks/paged_attention.py --sweep --json docs/results/paged_attention.json
 """
@@ -48,25 +47,32 @@ class Shape:
 
 
 SHAPES = [
-    *(Shape(32, 32, 128, batch, 640) for batch in (1, 8)),
+    *(Shape(32, 32, 128, 1, context) for context in (640, 2048, 4096, 8192, 32768)),
+    *(Shape(32, 32, 128, 2, context) for context in (640, 4096)),
+    *(Shape(32, 32, 128, batch, 640) for batch in (4, 8, 16, 32, 64, 128)),
     *(Shape(32, 32, 128, batch, 576) for batch in (32, 64)),
-    Shape(32, 32, 128, 1, 4096),
-    Shape(32, 32, 128, 1, 32768),
-    *(Shape(32, 8, 128, batch, context) for batch, context in ((1, 4096), (8, 640), (32, 2048), (64, 576))),
-    Shape(32, 4, 128, 32, 2048),
+    Shape(32, 32, 128, 8, 2048),
+    Shape(32, 32, 128, 64, 640, ragged=True),
     *(Shape(32, 32, head_dim, 32, 640) for head_dim in (64, 80, 96)),
+    *(Shape(16, 16, 64, batch, 640) for batch in (1, 4)),
+    *(Shape(32, 8, 128, 1, context) for context in (640, 2048, 4096, 8192, 32768)),
+    *(Shape(32, 8, 128, batch, 640) for batch in (2, 4, 8, 32, 64, 128)),
+    *(Shape(32, 8, 128, batch, context) for batch, context in ((8, 8192), (32, 2048), (64, 576))),
+    Shape(32, 8, 128, 64, 640, ragged=True),
+    Shape(32, 4, 128, 32, 2048),
 ]
 
 
 class Layers:
     """Random paged caches of several layers, and the same number of contiguous keys and values."""
 
-    def __init__(self, shape: Shape, device: str = "cuda", longest: int = LONGEST) -> None:
+    def __init__(self, shape: Shape) -> None:
         torch.manual_seed(0)
+        device = "cuda"
         options: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.shape, self.longest = shape, max(longest, shape.context * (2 if shape.ragged else 1))
-        blocks = -(-shape.context * (2 if shape.ragged else 1) // BLOCK)
-        self.copies = 2 if device == "cpu" else max(min(int(BUDGET // shape.cache_bytes), 32), 2)
+        longest = shape.context * (2 if shape.ragged else 1)
+        self.shape, self.longest, blocks = shape, max(LONGEST, longest), -(-longest // BLOCK)
+        self.copies = max(min(int(BUDGET // shape.cache_bytes), 32), 2)
         paged = (shape.batch * blocks, shape.kv_heads, BLOCK, shape.head_dim)
         self.caches = [
             [torch.empty(paged, **options).normal_() for _ in range(2)] for _ in range(self.copies)
@@ -111,13 +117,14 @@ def figures(layers: Layers, call: Any, repeats: int = 15) -> dict[str, float]:
 
 
 def attention_row(shape: Shape, sweep: bool = False) -> dict[str, Any]:
-    """One shape: our figures, PyTorch's, and with ``sweep`` every candidate's µs."""
+    """One shape: our figures, PyTorch's (of equal lengths), and with ``sweep`` every candidate's µs."""
     layers = Layers(shape)
     row: dict[str, Any] = {**shape.__dict__, "ours": figures(layers, layers.ours)}
-    row["pytorch_contiguous"] = figures(layers, layers.pytorch)
+    if not shape.ragged:
+        row["pytorch_contiguous"] = figures(layers, layers.pytorch)
     if sweep:
         group = shape.heads // shape.kv_heads
-        tried = candidate_tiles(shape.kv_heads, group, shape.head_dim, 2, layers.q.device)
+        tried = candidate_tiles(shape.kv_heads, group, shape.head_dim, 2, layers.q.device, shape.batch)
         row["candidates_us"] = {
             compact(tiles): figures(layers, lambda copy, tiles=tiles: layers.ours(copy, tiles), 5)["us"]
             for tiles in tried
@@ -126,37 +133,21 @@ def attention_row(shape: Shape, sweep: bool = False) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Time every shape, or check and time the variants, and print one JSON."""
+    """Time every shape and print one JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="time the candidate tiles too")
-    parser.add_argument("--variants", action="store_true", help="check and time what may become the default")
-    parser.add_argument(
-        "--seconds", type=float, default=80.0, help="start no shape of --variants after these"
-    )
-    parser.add_argument("--dry", action="store_true", help="--variants on the CPU, tiny shapes, no figures")
-    parser.add_argument("--compile", metavar="I/N", help="compile and check one share of --variants and stop")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    if arguments.compile:
-        from paged_variants import compile_share
-
-        compile_share(arguments.compile)
-        return
     results: dict[str, Any] = {
         "command": "python " + " ".join(sys.argv),
-        "gpu": None if arguments.dry else torch.cuda.get_device_name(),
+        "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "read_ceiling_gb_s": READ_GB_S,
+        "rows": [],
     }
-    if arguments.variants:
-        from paged_variants import variant_results
-
-        results |= variant_results(arguments.seconds, arguments.dry)
-    else:
-        results["rows"] = []
-        for shape in SHAPES:
-            results["rows"].append(attention_row(shape, arguments.sweep))
-            print(results["rows"][-1], flush=True)
+    for shape in SHAPES:
+        results["rows"].append(attention_row(shape, arguments.sweep))
+        print(results["rows"][-1], flush=True)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

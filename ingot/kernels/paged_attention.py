@@ -38,6 +38,7 @@ MOST_SPLITS = 64
 FEW_PAIRS, FEW_PROGRAMS = 64, 512  # requests times heads: one wave of programs of FEW_BYTES
 LONE_PAIRS, LONE_PROGRAMS = 48, 1024  # one request: short splits are worth two waves
 FEW_BYTES = 1 << 14  # of keys, and of values, that the two warps of a program hold
+FEW_MERGED = 1 << 13  # values of all splits, which the same two warps hold at the end
 WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
 LOAD_BYTES = 16  # by one thread at once
 
@@ -56,8 +57,9 @@ def default_tiles(
     tiles = {"MIN_SPLIT": 64, "OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1}
     if pairs <= FEW_PAIRS:
         splits = (LONE_PROGRAMS if pairs <= LONE_PAIRS else FEW_PROGRAMS) // pairs
+        splits = min(splits, MOST_SPLITS, FEW_MERGED // next_power_of_two(head_dim))
         block = max(min(FEW_BYTES // row_bytes, 64), 16)
-        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": min(splits, MOST_SPLITS), "num_warps": 2}
+        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 2}
     splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
     block = max(min(WARP_BYTES // row_bytes, 64), 16)
     warps = max(block * row_bytes // WARP_BYTES, 1)

@@ -245,7 +245,8 @@ def stream_tiles(pairs: int, head_dim: int, itemsize: int, device: torch.device)
     """Tiles for an H200 by the number of pairs: requests (their power of two) times key-value heads.
 
     A tile of 16 KiB, three of keys and values in flight. Few pairs: short spans, more warps a tile, and the
-    merge is a launch of its own. Many: smaller tiles, so that more programs fit a multiprocessor.
+    merge is a launch of its own. Many: smaller tiles, so that more programs fit a multiprocessor. In fp32,
+    whose products the matrix unit does not take, eight warps hold what two would spill.
     """
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
     block = max(min(TILE_BYTES // row_bytes, 64), 16)
@@ -260,10 +261,10 @@ def stream_tiles(pairs: int, head_dim: int, itemsize: int, device: torch.device)
         "num_stages": 3,
     }
     if pairs <= FEW_PAIRS:
-        return {**tiles, "MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
-    if pairs > MANY_PAIRS:
-        return {**tiles, "BLOCK_N": max(block // 2, 16), "MIN_SPLIT": 128}
-    return tiles
+        tiles |= {"MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
+    elif pairs > MANY_PAIRS:
+        tiles |= {"MIN_SPLIT": 128, "BLOCK_N": max(block // 2, 16)}
+    return tiles if itemsize < 4 else {**tiles, "num_warps": 8}
 
 
 def pair_programs(pairs: int) -> int:
