@@ -36,6 +36,7 @@ NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
 BLOCK = 64  # tokens in a cache block
 _CACHED_CALLS = 200
+_PAGED = "PyTorch's keys are contiguous"
 _MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 
@@ -229,7 +230,10 @@ def _qkv_case(s: Setting, rows: int) -> Case:
 
 
 def decode_attention_case(s: Setting, rows: int) -> Case:
-    """One query a request over ``context`` tokens of a paged cache."""
+    """One query a request over ``context`` tokens of a paged cache.
+
+    PyTorch's side has them contiguous: it looks up no block, and knows the length when it is launched.
+    """
     c, width = s.config, -(-s.context // BLOCK)
     blocks = rows * width
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
@@ -256,7 +260,7 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     num_bytes = 2 * (rows * seen * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
     flops = 4.0 * rows * seen * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
-    effort = Effort("paged_attention", shape, rows, num_bytes, flops)
+    effort = Effort("paged_attention", shape, rows, num_bytes, flops, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(count))
 
 
@@ -285,7 +289,7 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
     num_bytes = 2 * tokens * (c.q_size + c.kv_size) * s.inputs.dtype.itemsize
     flops = 4.0 * causal_pairs(tokens, c.sliding_window) * c.q_size
     name = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}"
-    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True)
+    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(1))
 
 

@@ -60,7 +60,7 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
     others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
     tasks = [_task(op, rows, n=n, k=k) for rows in few for op, n, k in _products(model, rows)]
-    tasks.append(_task("paged_attention", *_buckets(min(batches[-1], MOST_CONTEXTS)), **heads))
+    tasks += [_task("paged_attention", rows, **heads) for rows in batches if rows <= MOST_CONTEXTS]
     for rows in others.values():
         tasks.append(_task(config.norm, rows, h=config.hidden_size))
         tasks.append(_task("rope_kv_write", rows, **heads))
