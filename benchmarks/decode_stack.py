@@ -7,6 +7,7 @@ Owns the shapes and the order of launches; knows no timing. ``kernels_decode.py`
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,61 +23,84 @@ from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
 
-HIDDEN, INNER, HEADS, HEAD_DIM, VOCABULARY, LAYERS = 4096, 11008, 32, 128, 151936, 32
-CONTEXT, BLOCK, LONGEST, EPS = 640, 64, 4096, 1e-6
-SHAPES = {
-    "qkv": (3 * HIDDEN, HIDDEN),
-    "o": (HIDDEN, HIDDEN),
-    "gate_up": (2 * INNER, HIDDEN),
-    "down": (HIDDEN, INNER),
-    "head": (VOCABULARY, HIDDEN),
-}
+LAYERS, LONGEST, EPS = 32, 4096, 1e-6
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a LLaMA and of its requests' contexts."""
+
+    hidden: int = 4096
+    inner: int = 11008
+    heads: int = 32
+    head_dim: int = 128
+    vocabulary: int = 151936
+    context: int = 640
+    block: int = 64
+
+    def products(self) -> dict[str, tuple[int, int]]:
+        """[outputs, inputs] of every product's weight."""
+        return {
+            "qkv": (3 * self.hidden, self.hidden),
+            "o": (self.hidden, self.hidden),
+            "gate_up": (2 * self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+            "head": (self.vocabulary, self.hidden),
+        }
+
+
+LLAMA_7B = Shape()
+CONTEXT, SHAPES = LLAMA_7B.context, LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
 SERIAL: Plan = {"attention": {"OVERLAP": 1}}
-NORM = {"OVERLAP": 2}
 
 
 class Stack:
     """Random weights of ``layers`` layers and a head, and the caches of a batch; fused and unfused steps."""
 
-    def __init__(self, layers: int, batch: int, device: str = "cuda") -> None:
+    def __init__(
+        self, layers: int, batch: int, device: str = "cuda", shape: Shape = LLAMA_7B, heads: int = 2
+    ) -> None:
         torch.manual_seed(0)
         options: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.layers, self.batch = layers, batch
+        self.layers, self.batch, self.shape = layers, batch, shape
         self.weights = {
             op: [
-                torch.empty(shape, **options).normal_(std=0.02) for _ in range(2 if op == "head" else layers)
+                torch.empty(size, **options).normal_(std=1.28 / size[1] ** 0.5)
+                for _ in range(heads if op == "head" else layers)
             ]
-            for op, shape in SHAPES.items()
+            for op, size in shape.products().items()
         }
-        self.norm = torch.empty(HIDDEN, **options).uniform_(0.5, 1.5)
-        blocks = CONTEXT // BLOCK
-        shape = (batch * blocks, HEADS, BLOCK, HEAD_DIM)
-        self.caches = [[torch.empty(shape, **options).normal_() for _ in range(2)] for _ in range(layers)]
+        self.norm = torch.empty(shape.hidden, **options).uniform_(0.5, 1.5)
+        blocks = shape.context // shape.block
+        cache = (batch * blocks, shape.heads, shape.block, shape.head_dim)
+        self.caches = [[torch.empty(cache, **options).normal_() for _ in range(2)] for _ in range(layers)]
         self.tables = torch.randperm(batch * blocks, device=device).int().view(batch, blocks)
-        self.arrivals = torch.zeros(batch * HEADS, dtype=torch.int32, device=device)
-        self.lengths = torch.full((batch,), CONTEXT, dtype=torch.int32, device=device)
-        self.positions = torch.full((batch,), CONTEXT - 1, device=device)
-        self.slots = self.tables[:, -1].long() * BLOCK + BLOCK - 1
-        angles = torch.arange(LONGEST)[:, None] * 10000.0 ** (-torch.arange(64) / 64)
+        self.arrivals = torch.zeros(batch * shape.heads, dtype=torch.int32, device=device)
+        self.lengths = torch.full((batch,), shape.context, dtype=torch.int32, device=device)
+        self.positions = torch.full((batch,), shape.context - 1, device=device)
+        self.slots = self.tables[:, -1].long() * shape.block + shape.block - 1
+        half = shape.head_dim // 2
+        angles = torch.arange(LONGEST)[:, None] * 10000.0 ** (-torch.arange(half) / half)
         self.rotary = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
-        self.x = torch.empty(batch, HIDDEN, **options).normal_()
-        self.inner = torch.empty(batch, INNER, **options).normal_()
-        self.q = torch.empty(batch, HEADS, HEAD_DIM, **options).normal_()
-        self.parts = torch.empty(8, batch, HIDDEN, dtype=torch.float32, device=device).normal_()
+        self.x = torch.empty(batch, shape.hidden, **options).normal_()
+        self.inner = torch.empty(batch, shape.inner, **options).normal_()
+        self.q = torch.empty(batch, shape.heads, shape.head_dim, **options).normal_()
+        self.parts = torch.empty(8, batch, shape.hidden, dtype=torch.float32, device=device).normal_()
         if device == "cuda":
             torch.cuda.synchronize()  # overlapping kernels read weights before they wait
 
     def place(self, rows: int, layer: int) -> tuple[Any, ...]:
         """The arguments of the rotary embedding and the cache write."""
         indices = (self.positions[:rows], self.positions[:rows], self.slots[:rows])
-        return (self.rotary, *indices, *self.caches[layer], HEADS, HEADS, HEAD_DIM)
+        shape = self.shape
+        return (self.rotary, *indices, *self.caches[layer], shape.heads, shape.heads, shape.head_dim)
 
     def attend(self, q: torch.Tensor, layer: int, tiles: Tiles | None) -> torch.Tensor:
         """[rows, heads, head_dim] → the same."""
         rows = len(q)
         tables, lengths = self.tables[:rows], self.lengths[:rows]
-        arguments = (q, *self.caches[layer], tables, lengths, HEAD_DIM**-0.5, LONGEST)
+        arguments = (q, *self.caches[layer], tables, lengths, self.shape.head_dim**-0.5, LONGEST)
         return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals)
 
     def weight(self, op: str, layer: int) -> torch.Tensor:
@@ -140,19 +164,50 @@ class Stack:
 
     def matrix_step(self, rows: int, plan: Plan) -> torch.Tensor:
         """Norms after the split sums: eight launches a layer."""
+        return self.hybrid_step(rows, plan, frozenset(SHAPES))
+
+    def hybrid_step(self, rows: int, plan: Plan, small: frozenset[str]) -> torch.Tensor:
+        """Of the products those in ``small`` by the small kernels, the others by the matrix library.
+
+        The plan also names tiles of ``rms``, ``rope`` and ``silu``, the kernels beside the library's.
+        """
         x, norm = self.x[:rows], (self.norm, EPS)
-        hidden, _ = rms_norm(x, *norm, tiles=NORM)
+        x = x if "o" in small else x.clone()  # the library adds in place
+        hidden, _ = rms_norm(x, *norm, tiles=plan.get("rms"))
         for layer in range(self.layers):
             weights = {op: self.weight(op, layer) for op in SHAPES}
             place = self.place(rows, layer)
-            q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
+            if "qkv" in small:
+                q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
+            else:
+                q = rope_kv_write(F.linear(hidden, weights["qkv"]), *place, tiles=plan.get("rope"))
             attended = self.attend(q, layer, plan.get("attention")).flatten(1)
-            parts = small_linear_parts(attended, weights["o"], plan.get("o"))
-            hidden, x = sum_norm(parts, x, *norm, tiles=plan.get("norm"))
-            inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
-            parts = small_linear_parts(inner, weights["down"], plan.get("down"))
-            hidden, x = sum_norm(parts, x, *norm, tiles=plan.get("norm"))
-        return small_linear(hidden, self.weight("head", 0), tiles=plan.get("head"))
+            hidden, x = self._join(x, attended, weights["o"], "o", plan, small)
+            if "gate_up" in small:
+                inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
+            else:
+                inner = silu_mul(F.linear(hidden, weights["gate_up"]), plan.get("silu"))
+            hidden, x = self._join(x, inner, weights["down"], "down", plan, small)
+        head = self.weight("head", 0)
+        return (
+            small_linear(hidden, head, tiles=plan.get("head")) if "head" in small else F.linear(hidden, head)
+        )
+
+    def _join(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        weight: torch.Tensor,
+        op: str,
+        plan: Plan,
+        small: frozenset[str],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The normalised stream and the stream after a product's result has joined it."""
+        if op in small:
+            return sum_norm(
+                small_linear_parts(y, weight, plan.get(op)), x, self.norm, EPS, tiles=plan.get("norm")
+            )
+        return rms_norm(x.addmm_(y, weight.t()), self.norm, EPS, tiles=plan.get("rms"))
 
     def unfused_step(self, rows: int, plan: Plan) -> torch.Tensor:
         """The same logits through the matrix library, ten launches a layer."""

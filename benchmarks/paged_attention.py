@@ -31,13 +31,14 @@ BLOCK, LONGEST, BUDGET = 64, 4096, 2.2e9
 
 @dataclass(frozen=True)
 class Shape:
-    """Requests of one length; all heads of one layer."""
+    """Requests of one length; all heads of one layer. ``ragged``: of lengths from 1 to 2 * context - 1."""
 
     heads: int
     kv_heads: int
     head_dim: int
     batch: int
     context: int
+    ragged: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -46,24 +47,31 @@ class Shape:
 
 
 SHAPES = [
-    *(Shape(32, 32, 128, batch, 640) for batch in (1, 8)),
+    *(Shape(32, 32, 128, 1, context) for context in (640, 2048, 4096, 8192, 32768)),
+    *(Shape(32, 32, 128, 2, context) for context in (640, 4096)),
+    *(Shape(32, 32, 128, batch, 640) for batch in (4, 8, 16, 32, 64, 128)),
     *(Shape(32, 32, 128, batch, 576) for batch in (32, 64)),
-    Shape(32, 32, 128, 1, 4096),
-    Shape(32, 32, 128, 1, 32768),
-    *(Shape(32, 8, 128, batch, context) for batch, context in ((1, 4096), (8, 640), (32, 2048), (64, 576))),
-    Shape(32, 4, 128, 32, 2048),
+    Shape(32, 32, 128, 8, 2048),
+    Shape(32, 32, 128, 64, 640, ragged=True),
     *(Shape(32, 32, head_dim, 32, 640) for head_dim in (64, 80, 96)),
+    *(Shape(16, 16, 64, batch, 640) for batch in (1, 4)),
+    *(Shape(32, 8, 128, 1, context) for context in (640, 2048, 4096, 8192, 32768)),
+    *(Shape(32, 8, 128, batch, 640) for batch in (2, 4, 8, 32, 64, 128)),
+    *(Shape(32, 8, 128, batch, context) for batch, context in ((8, 8192), (32, 2048), (64, 576))),
+    Shape(32, 8, 128, 64, 640, ragged=True),
+    Shape(32, 4, 128, 32, 2048),
 ]
 
 
 class Layers:
     """Random paged caches of several layers, and the same number of contiguous keys and values."""
 
-    def __init__(self, shape: Shape, device: str = "cuda") -> None:
+    def __init__(self, shape: Shape) -> None:
         torch.manual_seed(0)
+        device = "cuda"
         options: dict[str, Any] = {"dtype": torch.float16, "device": device}
-        self.shape, self.longest = shape, max(LONGEST, shape.context)
-        blocks = -(-shape.context // BLOCK)
+        longest = shape.context * (2 if shape.ragged else 1)
+        self.shape, self.longest, blocks = shape, max(LONGEST, longest), -(-longest // BLOCK)
         self.copies = max(min(int(BUDGET // shape.cache_bytes), 32), 2)
         paged = (shape.batch * blocks, shape.kv_heads, BLOCK, shape.head_dim)
         self.caches = [
@@ -73,6 +81,9 @@ class Layers:
         order = torch.randperm(shape.batch * blocks, device=device).int()
         self.tables[:, :blocks] = order.view(shape.batch, blocks)
         self.lengths = torch.full((shape.batch,), shape.context, dtype=torch.int32, device=device)
+        if shape.ragged:  # the same sum
+            spread = torch.linspace(1 - shape.context, shape.context - 1, shape.batch).round().int()
+            self.lengths += spread[torch.randperm(shape.batch)].to(device)
         self.q = torch.empty(shape.batch, shape.heads, shape.head_dim, **options).normal_()
         self.arrivals = torch.zeros(shape.batch * shape.heads, dtype=torch.int32, device=device)
 
@@ -106,13 +117,14 @@ def figures(layers: Layers, call: Any, repeats: int = 15) -> dict[str, float]:
 
 
 def attention_row(shape: Shape, sweep: bool = False) -> dict[str, Any]:
-    """One shape: our figures, PyTorch's, and with ``sweep`` every candidate's µs."""
+    """One shape: our figures, PyTorch's (of equal lengths), and with ``sweep`` every candidate's µs."""
     layers = Layers(shape)
     row: dict[str, Any] = {**shape.__dict__, "ours": figures(layers, layers.ours)}
-    row["pytorch_contiguous"] = figures(layers, layers.pytorch)
+    if not shape.ragged:
+        row["pytorch_contiguous"] = figures(layers, layers.pytorch)
     if sweep:
         group = shape.heads // shape.kv_heads
-        tried = candidate_tiles(shape.kv_heads, group, shape.head_dim, 2, layers.q.device)
+        tried = candidate_tiles(shape.kv_heads, group, shape.head_dim, 2, layers.q.device, shape.batch)
         row["candidates_us"] = {
             compact(tiles): figures(layers, lambda copy, tiles=tiles: layers.ours(copy, tiles), 5)["us"]
             for tiles in tried
@@ -126,17 +138,16 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time the candidate tiles too")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    rows = []
-    for shape in SHAPES:
-        rows.append(attention_row(shape, arguments.sweep))
-        print(rows[-1], flush=True)
-    results = {
+    results: dict[str, Any] = {
         "command": "python " + " ".join(sys.argv),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "read_ceiling_gb_s": READ_GB_S,
-        "rows": rows,
+        "rows": [],
     }
+    for shape in SHAPES:
+        results["rows"].append(attention_row(shape, arguments.sweep))
+        print(results["rows"][-1], flush=True)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")

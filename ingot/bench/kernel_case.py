@@ -30,6 +30,7 @@ class Effort:
         cached: every call takes the same inputs, which the L2 cache then serves, as it serves a decode step's
             activations.
         compute_bound: its ceiling is the matrix product's, not the memory's.
+        note: what the two sides do not have in common.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Effort:
     flops: float
     cached: bool = False
     compute_bound: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
-from ingot.layers.fused_decode import FUSED_ROWS
+from ingot.layers.fused_decode import small_products
 from ingot.layers.rotary import RotaryTable
 
 NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
 BLOCK = 64  # tokens in a cache block
 _CACHED_CALLS = 200
+_PAGED = "PyTorch's keys are contiguous"
 _MOST_NORMS = 16384  # a few rows are small: so many of them leave the L2 cache
 
 
@@ -78,7 +79,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
             if 4 * rows * s.config.hidden_size * s.inputs.dtype.itemsize <= s.inputs.cache_bytes:
                 yield norm_case(s, rows, add=add, cached=True)
     for rows in s.rows:
-        if s.folded and rows <= FUSED_ROWS:
+        if s.folded:
             yield from product_cases(s, rows)
     for rows in s.rows:
         yield decode_attention_case(s, rows)
@@ -118,13 +119,18 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
 
 
 def product_cases(s: Setting, rows: int) -> Iterator[Case]:
-    """The products of a layer and the head, with what the runtime folds into them for so many rows."""
-    c, hidden = s.config, s.config.hidden_size
-    yield _qkv_case(s, rows)
-    yield _residual_case(s, rows, hidden, c.q_size)
-    yield _gate_up_case(s, rows)
-    yield _residual_case(s, rows, hidden, c.intermediate_size)
-    yield _head_case(s, rows)
+    """The products of a layer and the head that are our kernels for so many rows, with what they fold in."""
+    c, hidden, small = s.config, s.config.hidden_size, small_products(rows) or frozenset()
+    if "qkv" in small:
+        yield _qkv_case(s, rows)
+    if "o" in small:
+        yield _residual_case(s, rows, hidden, c.q_size)
+    if "gate_up" in small:
+        yield _gate_up_case(s, rows)
+    if "down" in small:
+        yield _residual_case(s, rows, hidden, c.intermediate_size)
+    if "head" in small:
+        yield _head_case(s, rows)
 
 
 def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Call, theirs: Call, copies: int) -> Case:
@@ -224,7 +230,10 @@ def _qkv_case(s: Setting, rows: int) -> Case:
 
 
 def decode_attention_case(s: Setting, rows: int) -> Case:
-    """One query a request over ``context`` tokens of a paged cache."""
+    """One query a request over ``context`` tokens of a paged cache.
+
+    PyTorch's side has them contiguous: it looks up no block, and knows the length when it is launched.
+    """
     c, width = s.config, -(-s.context // BLOCK)
     blocks = rows * width
     keys = s.inputs.rotating(blocks, c.num_kv_heads, BLOCK, c.head_dim, std=1.0)
@@ -251,7 +260,7 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     num_bytes = 2 * (rows * seen * c.kv_size + rows * c.q_size) * s.inputs.dtype.itemsize
     flops = 4.0 * rows * seen * c.q_size
     shape = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}, {s.context} tokens"
-    effort = Effort("paged_attention", shape, rows, num_bytes, flops)
+    effort = Effort("paged_attention", shape, rows, num_bytes, flops, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(count))
 
 
@@ -280,7 +289,7 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
     num_bytes = 2 * tokens * (c.q_size + c.kv_size) * s.inputs.dtype.itemsize
     flops = 4.0 * causal_pairs(tokens, c.sliding_window) * c.q_size
     name = f"{c.num_heads}/{c.num_kv_heads}x{c.head_dim}"
-    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True)
+    effort = Effort("prefill_attention", name, tokens, num_bytes, flops, compute_bound=True, note=_PAGED)
     return Case(effort, ours, theirs, calls_for(1))
 
 

@@ -161,6 +161,7 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
         "share_of_ceiling": None if share is None else round(share, 4),
         "torch_us": torch_us,
         "torch_ratio": round(torch_us["p50"] / us["p50"], 3),
+        "note": effort.note,
         "raw_us": [round(t, 3) for t in ours],
         "raw_torch_us": [round(t, 3) for t in theirs],
     }

@@ -154,11 +154,12 @@ def _kernels(record: Record, side: Record) -> Table:
             "-" if r["cached"] else f"{percent(r['share_of_ceiling'])} {r['bound']}",
             _at(r["torch_us"], "p50"),
             f"{r['torch_ratio']:.2f}x",
+            r.get("note", ""),
         )
         for r in side["results"]
     ]
-    columns = ("kernel", "shape", "rows", "us", "p90", "GB/s", "TFLOP/s", "of ceiling", "PyTorch us", "ratio")
-    return Table("kernels in a CUDA graph", columns, tuple(rows))
+    figures = ("us", "p90", "GB/s", "TFLOP/s", "of ceiling", "PyTorch us", "ratio")
+    return Table("kernels in a CUDA graph", ("kernel", "shape", "rows", *figures, "note"), tuple(rows))
 
 
 def _ratios(record: Record) -> Table:

@@ -21,7 +21,8 @@ from ingot.errors import ConfigError
 ROWS = "m"
 _SMALL_BUCKET = 8
 _KEY_PART = re.compile(r"([a-z]+)([1-9][0-9]*)")
-_ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS")  # the others are powers of two
+_MAY_BE_NONE = ("PREFETCH", "PROGRAMS")
+_ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS", *_MAY_BE_NONE)  # the others are powers of two
 _PRODUCT = ("BLOCK_N", "BLOCK_K", "BLOCK_T", "PROGRAMS", "OVERLAP", "PREFETCH", "num_warps", "num_stages")
 _HEADS = ("q", "kv", "d")
 
@@ -33,9 +34,8 @@ class TunableOp:
     Attributes:
         tiles: the names of its tile choices.
         dims: what its keys name, in this order. ``m`` is a bucket of rows (of requests, for decode attention;
-            of the longest prompt's tokens, for prefill attention); an op without it has one choice for any
-            number. The others are sizes: ``n`` and ``k`` of a weight [n, k], ``h`` hidden, ``i`` of the gate,
-            ``q`` and ``kv`` heads of ``d`` channels.
+            of the longest prompt's tokens, for prefill attention). The others are sizes: ``n`` and ``k`` of a
+            weight [n, k], ``h`` hidden, ``i`` of the gate, ``q`` and ``kv`` heads of ``d`` channels.
     """
 
     tiles: tuple[str, ...]
@@ -47,9 +47,9 @@ OPS: dict[str, TunableOp] = {
     "layer_norm": TunableOp(("num_warps", "OVERLAP"), (ROWS, "h")),
     "rope_kv_write": TunableOp(("BLOCK_HEADS", "num_warps", "OVERLAP"), (ROWS, *_HEADS)),
     "silu_mul": TunableOp(("BLOCK_I", "num_warps", "OVERLAP"), (ROWS, "i")),
-    # One choice for any batch: a request's result must not depend on what runs beside it.
-    "paged_attention": TunableOp(
-        ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "num_warps", "num_stages", "OVERLAP"), _HEADS
+    "paged_attention": TunableOp(  # AXIS and MERGE where query heads share keys
+        ("BLOCK_N", "MAX_SPLITS", "MIN_SPLIT", "AXIS", "MERGE", "num_warps", "num_stages", "OVERLAP"),
+        (ROWS, *_HEADS),
     ),
     "prefill_attention": TunableOp(
         ("BLOCK_M", "BLOCK_N", "REGISTERS", "OVERLAP", "num_warps", "num_stages"), (ROWS, *_HEADS)
@@ -66,7 +66,7 @@ def row_bucket(rows: int) -> int:
 
 
 def plan_key(op: str, rows: int, shape: Mapping[str, int]) -> str:
-    """The key of a shape: ``m8_n4096_k11008``; ``rows`` does not matter where the op's keys have none."""
+    """The key of a shape: ``m8_n4096_k11008``."""
     dims = OPS[op].dims
     assert set(shape) == set(dims) - {ROWS}, (op, sorted(shape))
     return "_".join(f"{dim}{row_bucket(rows) if dim == ROWS else shape[dim]}" for dim in dims)
@@ -75,19 +75,15 @@ def plan_key(op: str, rows: int, shape: Mapping[str, int]) -> str:
 class TileTable:
     """The choices of one op and shape by rows; looked up at every launch."""
 
-    __slots__ = ("_any_rows", "_by_bucket")
+    __slots__ = ("_by_bucket",)
 
-    def __init__(
-        self, by_bucket: Mapping[int, Mapping[str, int]], any_rows: Mapping[str, int] | None = None
-    ) -> None:
+    def __init__(self, by_bucket: Mapping[int, Mapping[str, int]]) -> None:
         self._by_bucket = {rows: dict(tiles) for rows, tiles in by_bucket.items()}
-        self._any_rows = None if any_rows is None else dict(any_rows)
 
-    def at(self, rows: int) -> dict[str, int] | None:
-        """Tiles for this many rows, or None where the op's defaults hold."""
-        if self._by_bucket:
-            return self._by_bucket.get(row_bucket(rows))
-        return self._any_rows
+    def at(self, rows: int, over: Mapping[str, int] | None = None) -> dict[str, int] | None:
+        """Tiles for this many rows with ``over`` put over them, or None where the op's defaults hold."""
+        found = self._by_bucket.get(row_bucket(rows))
+        return {**(found or {}), **over} if over else found
 
 
 @dataclass(frozen=True)
@@ -156,8 +152,6 @@ class KernelPlan(JsonConfig):
     def table(self, op: str, **shape: int) -> TileTable:
         """The choices of one op for one shape."""
         choices = self.tiles.get(op, {})
-        if ROWS not in OPS[op].dims:
-            return TileTable({}, choices.get(plan_key(op, 1, shape)))
         suffix = plan_key(op, 1, shape).partition("_")[2]
         found = (key.partition("_") for key in choices)
         return TileTable({int(m[1:]): choices[f"{m}_{rest}"] for m, _, rest in found if rest == suffix})
@@ -206,7 +200,7 @@ def _is_key(op: str, key: str) -> bool:
     found = [(part[1], int(part[2])) for part in parts if part is not None]
     sizes = dict(found)
     whole = len(found) == len(parts) and tuple(name for name, _ in found) == OPS[op].dims
-    return whole and (ROWS not in sizes or row_bucket(sizes[ROWS]) == sizes[ROWS])
+    return whole and row_bucket(sizes[ROWS]) == sizes[ROWS]
 
 
 def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
@@ -222,5 +216,6 @@ def _check_sizes(op: str, key: str, sizes: Mapping[str, object]) -> None:
 
 
 def _is_size(name: str, size: object) -> bool:
-    whole = isinstance(size, int) and not isinstance(size, bool) and size >= 1
+    least = 0 if name in _MAY_BE_NONE else 1
+    whole = isinstance(size, int) and not isinstance(size, bool) and size >= least
     return whole and (name in _ANY_SIZE or size & (size - 1) == 0)  # type: ignore[operator]

@@ -21,7 +21,8 @@ class RuntimeConfig(JsonConfig):
     Attributes:
         memory_fraction: share of a GPU's memory that weights, activations and cache may take together.
         block_size: tokens in a cache block.
-        token_budget: most tokens that one step computes; longer prompts are prefilled in chunks.
+        token_budget: tokens that one step computes at most; longer prompts are prefilled in chunks. Where a
+            sixteenth more ends the last prompt, the step takes it.
         cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a
             CPU holds a full batch up to 1 GiB.
         prefix_reuse: share the blocks of equal prompt beginnings.

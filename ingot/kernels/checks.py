@@ -141,11 +141,14 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
     return True
 
 
+COUNTS = frozenset({"MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})  # tiles of any number
+
+
 def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:
     """The op's default tile choices with the caller's put over them.
 
     Raises:
-        KernelArgumentError: a name the op does not have, or a tile that is not a power of two.
+        KernelArgumentError: a name the op does not have, or a number that the tile cannot be.
     """
     if not tiles:
         return dict(defaults)
@@ -153,8 +156,10 @@ def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) ->
     if unknown:
         raise KernelArgumentError("unknown tile choice", seen=unknown, allowed=sorted(defaults))
     for name, value in tiles.items():
-        whole = isinstance(value, int) and value > 0
-        if not whole or (name != "num_stages" and name != "MAX_SPLITS" and value & (value - 1)):
+        least = 0 if name in ("PROGRAMS", "PREFETCH") else 1
+        if not isinstance(value, int) or value < least:
+            raise KernelArgumentError(f"tile {name} is too small", seen=value, allowed=f"{least} or more")
+        if name not in COUNTS and value & (value - 1):
             raise KernelArgumentError(f"tile {name} must be a power of two", seen=value)
     return {**defaults, **tiles}
 

@@ -21,15 +21,6 @@ from triton.language.extra import cuda
 
 from ingot.kernels.checks import KernelArgumentError
 
-LINE_BYTES = tl.constexpr(128)
-
-
-@triton.jit
-def prefetch_lines(places: tl.tensor) -> None:
-    """Ask for the cache lines at these pointers to come into L2; nobody waits for them."""
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
 
 @triton.jit
 def start_next(OVERLAP: tl.constexpr) -> None:

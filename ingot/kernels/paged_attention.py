@@ -1,15 +1,16 @@
 """Decode attention: one query a request over the paged KV cache, the keys split among programs.
 
-Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys, and how a request's keys are
-split. The split of a request follows from its own length and the number of key-value heads, never from the
-batch: its result is bitwise the same alone and in any batch. Knows no model and no block manager.
+Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys, the choice of kernel, and the tiles
+where every head has keys of its own. How a request's keys are split follows from its own length and the tiles
+alone: with the same tiles its result is bitwise the same alone and in any batch. The default tiles follow the
+number of requests, rounded up to a power of two, as a captured graph pads it. Knows no model and no block
+manager.
 
     out = paged_attention(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -28,71 +29,61 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps
-from ingot.kernels.paged_grouped import paged_attention_grouped_kernel
-from ingot.kernels.paged_merge import paged_attention_merge_kernel
 from ingot.kernels.paged_single import paged_attention_single_kernel
+from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton, stream_tiles
 from ingot.kernels.paged_tile import gather_tokens
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
-EARLY_FETCHERS = 2  # requests: fetching before the wait gains 4 % of a step at 1 and loses 2 to 4 % at 8
+FEW_PAIRS, FEW_PROGRAMS = 64, 512  # requests times heads: one wave of programs of FEW_BYTES
+LONE_PAIRS, LONE_PROGRAMS = 48, 1024  # one request: short splits are worth two waves
+FEW_BYTES = 1 << 14  # of keys, and of values, that the two warps of a program hold
+FEW_MERGED = 1 << 13  # values of all splits, which the same two warps hold at the end
 WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
 LOAD_BYTES = 16  # by one thread at once
-LOG2_E = math.log2(math.e)
-
-
-def default_overlap(group: int, batch: int, device: torch.device) -> int:
-    """``OVERLAP`` by the number of requests: the one tile that may follow it, as it does not change bits."""
-    if not overlaps(device):
-        return 1
-    return 4 if group == 1 and batch <= EARLY_FETCHERS else 2
 
 
 def default_tiles(
     num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> dict[str, int]:
-    """Tile choices for an H200: one warp that holds 4 KiB of keys, two where the matrix unit shares them."""
-    row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    tiles = {"MAX_SPLITS": splits, "OVERLAP": default_overlap(group, batch, device)}
+    """Tile choices for an H200 by the number of requests (up to its power of two) times key-value heads.
+
+    Without groups: one warp that holds 4 KiB of keys; a few pairs have two that hold 16, and more splits.
+    """
+    pairs = next_power_of_two(batch) * num_kv_heads
     if group > 1:
-        block = max(min(2 * WARP_BYTES // row_bytes, 32), 16)
-        return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 128, "num_warps": 2, "num_stages": 5}
+        return stream_tiles(pairs, head_dim, itemsize, device)
+    row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
+    tiles = {"MIN_SPLIT": 64, "OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1}
+    if pairs <= FEW_PAIRS:
+        splits = (LONE_PROGRAMS if pairs <= LONE_PAIRS else FEW_PROGRAMS) // pairs
+        splits = min(splits, MOST_SPLITS, FEW_MERGED // next_power_of_two(head_dim))
+        block = max(min(FEW_BYTES // row_bytes, 64), 16)
+        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 2}
+    splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
     block = max(min(WARP_BYTES // row_bytes, 64), 16)
     warps = max(block * row_bytes // WARP_BYTES, 1)
-    return {**tiles, "BLOCK_N": block, "MIN_SPLIT": 64, "num_warps": warps, "num_stages": 1}
+    return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": warps}
 
 
 def candidate_tiles(
-    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> list[dict[str, int]]:
     """Tiles worth timing, the default first; arguments as in :func:`default_tiles`.
 
-    All but a change of ``OVERLAP`` also change the last bits of the result. A candidate without ``OVERLAP``
-    leaves it to :func:`default_overlap`.
+    All but a change of ``OVERLAP`` also change the last bits of the result.
     """
-    first = default_tiles(num_kv_heads, group, head_dim, itemsize, device)
-    del first["OVERLAP"]
-    block, splits, warps = first["BLOCK_N"], first["MAX_SPLITS"], first["num_warps"]
-    few = {"MAX_SPLITS": max(splits // 2, 1)}
+    first = default_tiles(num_kv_heads, group, head_dim, itemsize, device, batch)
+    block, half = first["BLOCK_N"], {"BLOCK_N": max(first["BLOCK_N"] // 2, 16)}
+    later = [{"OVERLAP": 2}] if overlaps(device) else []
     if group > 1:
-        changes = [
-            {},
-            {"MIN_SPLIT": 256, **few},
-            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 4},
-            {"BLOCK_N": 2 * block, "num_warps": 4, "num_stages": 3, "MIN_SPLIT": 256, **few},
-            {"BLOCK_N": 4 * block, "num_warps": 4, "num_stages": 2, "MIN_SPLIT": 256, **few},
-        ]
-        return [{**first, **change} for change in changes]
-    wide = {"BLOCK_N": 4 * block, "num_warps": 2 * warps}
-    changes = [
-        {},
-        *({"OVERLAP": overlap} for overlap in ((2, 4) if overlaps(device) else ())),
-        wide,
-        {**wide, "MAX_SPLITS": 2 * splits},
-        {"BLOCK_N": 2 * block},
-        {"BLOCK_N": 2 * block, "MIN_SPLIT": 128, **few},
-    ]
+        changes = [{}, *later, {"AXIS": 1, "MERGE": 2}, {"MIN_SPLIT": 256}, half, {**half, "num_stages": 4}]
+    else:
+        row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
+        wide = {"BLOCK_N": max(min(FEW_BYTES // row_bytes, 64), 16), "num_warps": 2, "MAX_SPLITS": 8}
+        fewer = {"MAX_SPLITS": max(first["MAX_SPLITS"] // 2, 1)}
+        longer = {"BLOCK_N": max(block, 32), "MIN_SPLIT": 128, **fewer}
+        changes = [{}, *later, wide, *({**wide, **late} for late in later), fewer, longer]
     found = [{**first, **change} for change in changes]
     return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
 
@@ -110,78 +101,45 @@ def paged_attention_triton(
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Launch the kernels; arguments as in :func:`paged_attention`, unchecked."""
+    """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
-    group = num_heads // num_kv_heads
-    defaults = default_tiles(num_kv_heads, group, head_dim, q.element_size(), q.device, batch)
-    choice = merge_tiles(defaults, tiles)
+    if num_heads != num_kv_heads:
+        arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+        return paged_stream_triton(*arguments, tiles, out, arrivals)
+    choice = merge_tiles(default_tiles(num_heads, 1, head_dim, q.element_size(), q.device, batch), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
     min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
     visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
-    shared = {
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": max(next_power_of_two(head_dim), 16),
-        "MAX_SPLITS": choice["MAX_SPLITS"],
-        "MIN_TOKENS": min_tokens,
-        "HAS_WINDOW": window > 0,
-        "BLOCK_N": choice["BLOCK_N"],
-        "OVERLAP": choice["OVERLAP"],
-    }
     partial = lse = None
     if num_splits > 1:
         shape = (batch, num_heads, num_splits)
         partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-    strides = (q.stride(0), block_tables.stride(0), *key_cache.stride()[:3])
-    inputs = (q, key_cache, value_cache, block_tables, seq_lens)
-    options = {**shared, "BLOCK_SIZE": key_cache.shape[2], **launch_options(choice, q.device)}
-    grid = (num_splits, num_kv_heads, batch)
-    if group == 1:
-        if num_splits > 1 and arrivals is None:
+        if arrivals is None:
             arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
-        row_bytes = shared["BLOCK_D"] * q.element_size()
-        chains = 32 * choice["num_warps"] * LOAD_BYTES // row_bytes
-        paged_attention_single_kernel[grid](
-            *inputs,
-            out,
-            partial,
-            lse,
-            arrivals if num_splits > 1 else None,
-            *strides,
-            scale * LOG2_E,
-            window,
-            CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
-            **options,
-        )
-        return out
-    paged_attention_grouped_kernel[grid](
-        *inputs,
-        out if partial is None else partial,
-        lse,
-        *strides,
+    block_d = max(next_power_of_two(head_dim), 16)
+    chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * q.element_size())
+    paged_attention_single_kernel[(num_splits, num_heads, batch)](
+        *(q, key_cache, value_cache, block_tables, seq_lens, out, partial, lse),
+        arrivals if num_splits > 1 else None,
+        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         scale * LOG2_E,
         window,
-        GROUP=group,
-        BLOCK_G=max(next_power_of_two(group), 16),
-        num_stages=choice["num_stages"],
-        **options,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_SIZE=key_cache.shape[2],
+        MAX_SPLITS=choice["MAX_SPLITS"],
+        MIN_TOKENS=min_tokens,
+        HAS_WINDOW=window > 0,
+        BLOCK_N=choice["BLOCK_N"],
+        CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
+        OVERLAP=choice["OVERLAP"],
+        **launch_options(choice, q.device),
     )
-    if lse is not None:
-        paged_attention_merge_kernel[(num_heads, batch)](
-            partial,
-            lse,
-            seq_lens,
-            out,
-            window,
-            num_splits,
-            BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),  # not num_splits: the order of the sum is fixed
-            **shared,
-            **launch_options({**choice, "num_warps": 4}, q.device),
-        )
     return out
 
 
@@ -236,14 +194,13 @@ def paged_attention(
         max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
         window: see only the last ``window`` keys; 0: all.
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
-            overlap.py; 4, the default of at most two requests without groups: besides, read seq_lens,
-            block_tables and all keys but each request's newest before the wait, allowed if no kernel has
-            written them since the last launch without overlap), ``num_warps``, ``num_stages`` (of the
-            grouped kernel).
+            overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and, without
+            groups, all keys but each request's newest before the wait, allowed if no kernel has written them
+            since the last launch without overlap), ``num_warps``, ``num_stages`` and, with groups, ``AXIS``
+            and ``MERGE`` (as in paged_stream.py).
         out: [B, num_heads, head_dim] contiguous, or None: receives the result.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
-            all calls on a stream. Without it each call that splits makes its own, one more launch. Not used
-            where query heads share keys.
+            all calls on a stream. Without it each call that splits makes its own, one more launch.
 
     Returns:
         [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.

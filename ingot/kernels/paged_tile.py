@@ -11,10 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.overlap import LINE_BYTES, prefetch_lines
-
-FETCHED = tl.constexpr(256)  # tokens: two splits of a short context, or the start of one of a long context
-
 
 @triton.jit
 def tile_rows(
@@ -106,32 +102,6 @@ def split_bounds(
     base = first // BLOCK_N * BLOCK_N
     share = tl.cdiv(seq_len - base, MAX_SPLITS)
     return first, base, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_TOKENS)
-
-
-@triton.jit
-def prefetch_split(
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    block_stride: tl.tensor,
-    token_stride: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> None:
-    """Ask for a split's keys and values, at most FETCHED tokens of them, to come into L2.
-
-    A token whose keys are being written is no danger: L2 is where all programs' writes meet.
-    """
-    step: tl.constexpr = LINE_BYTES * 8 // key_ptr.dtype.element_ty.primitive_bitwidth
-    lines: tl.constexpr = (HEAD_DIM + step - 1) // step
-    cols = tl.minimum(tl.arange(0, triton.next_power_of_2(lines)) * step, HEAD_DIM - 1)
-    for tile in tl.range(start, tl.minimum(end, start + FETCHED), BLOCK_N, num_stages=1):
-        rows = tile_rows(table_ptr, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
-        prefetch_lines(key_ptr + rows[:, None] + cols[None, :])
-        prefetch_lines(value_ptr + rows[:, None] + cols[None, :])
 
 
 def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -88,6 +88,7 @@ def small_qkv_matrix_kernel(
     HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     LOGN: tl.constexpr,
+    SHARE: tl.constexpr,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -95,18 +96,19 @@ def small_qkv_matrix_kernel(
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 channel pairs of one head, of every row."""
+    """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row."""
     if OVERLAP == 2:
         start_next(OVERLAP)
     PAIRS: tl.constexpr = BLOCK_N // 2
-    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + PAIRS - 1) // PAIRS
+    CHUNKS: tl.constexpr = (HEAD_DIM // 2 + SHARE - 1) // SHARE
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     tile = tl.program_id(0)
-    head, start = tile // CHUNKS, tile % CHUNKS * PAIRS
+    head, start = tile // CHUNKS, tile % CHUNKS * SHARE
     lane = tl.arange(0, BLOCK_N)
     firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
     rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, 0, STEPS,
+    live = None if SHARE == PAIRS else lane % PAIRS < SHARE
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, 0, STEPS,
                       K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
@@ -124,7 +126,7 @@ def small_qkv_matrix_kernel(
         b = (b * cos + a * sin) * factor
         a = turned
     a, b = a.to(q_ptr.dtype.element_ty), b.to(q_ptr.dtype.element_ty)
-    inside = (pair < HEAD_DIM // 2)[:, None] & real[None, :]
+    inside = (pair < tl.minimum(start + SHARE, HEAD_DIM // 2))[:, None] & real[None, :]
     if head < HEADS:
         places = q_ptr + (token * (HEADS * HEAD_DIM))[None, :] + head * HEAD_DIM
         tl.store(places + first[:, None], a, mask=inside)

@@ -103,13 +103,15 @@ def tile_tops_kernel(
         ids = tile * TILE + tl.arange(0, TILE)
         inside = ids < VOCAB
         values = tl.load(logits_ptr + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float32)
+        keys = key_of(values)
+        best = tl.max(keys, axis=0)
+        first = tl.min(tl.where(keys == best, ids, INT32_MAX), axis=0)
         # Of equal keys the lowest id has the largest complement.
-        best = tl.max((key_of(values).to(tl.int64) << 32) | (ids ^ INT32_MAX).to(tl.int64), axis=0)
-        tl.store(best_ptr + row * TILES + tile, best)
+        tl.store(best_ptr + row * TILES + tile, (best.to(tl.int64) << 32) | (first ^ INT32_MAX).to(tl.int64))
         if high_ptr is not None:
             scores = score_of(values)
-            high = score_of(value_of((best >> 32).to(tl.int32)))
-            if (best >> 32) == INT32_MAX:
+            high = score_of(value_of(best))
+            if best == INT32_MAX:
                 high = tl.max(scores, axis=0)
             tl.store(high_ptr + row * TILES + tile, high)
             low = tl.min(tl.where(scores > float("-inf"), scores, float("inf")), axis=0)

@@ -23,7 +23,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
-from ingot.kernels.matrix_product import matrix_shape, matrix_tile
+from ingot.kernels.matrix_product import even_share, matrix_shape, matrix_tile
 from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
@@ -99,6 +99,7 @@ def small_gate_up_matrix_kernel(
     x_stride: tl.tensor,
     weight_stride: tl.tensor,
     INNER: tl.constexpr,
+    SHARE: tl.constexpr,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -106,27 +107,31 @@ def small_gate_up_matrix_kernel(
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_N / 2 outputs of every row."""
+    """SHARE outputs of every row, at most BLOCK_N / 2."""
     if OVERLAP == 2:
         start_next(OVERLAP)
     PAIRS: tl.constexpr = BLOCK_N // 2
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = y_ptr.dtype.element_ty
-    tile = tl.program_id(0)
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, _rows(tile, INNER, BLOCK_N),
-                      0, STEPS, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    start = tl.program_id(0) * SHARE
+    lane = tl.arange(0, BLOCK_N) % PAIRS
+    rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
+    live = None if SHARE == PAIRS else lane < SHARE
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, 0, STEPS, K, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     token = tl.arange(0, BLOCK_T)
-    outputs = tile * PAIRS + tl.arange(0, PAIRS)
-    inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
+    outputs = start + tl.arange(0, PAIRS)
+    inside = (outputs < tl.minimum(start + SHARE, INNER))[:, None] & (token < tokens)[None, :]
     tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
 
 def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapping[str, int]) -> None:
-    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], choice["BLOCK_N"] // 2),)](
+    share = even_share(y.shape[1], choice["BLOCK_N"] // 2, choice, x.device)
+    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], share),)](
         x,
         weight,
         y,
@@ -134,6 +139,7 @@ def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapp
         x.stride(0),
         weight.stride(0),
         INNER=y.shape[1],
+        SHARE=share,
         **matrix_shape(choice, x.shape[1]),
         **launch_options(choice, x.device),
     )

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.matrix_product import matrix_shape, matrix_tile, split_tiles
+from ingot.kernels.matrix_product import even_share, matrix_shape, matrix_tile, split_tiles
 from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
@@ -98,6 +98,7 @@ def small_linear_matrix_kernel(
     weight_stride: tl.tensor,
     residual_stride: tl.tensor,
     N: tl.constexpr,
+    SHARE: tl.constexpr,
     K: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -106,21 +107,23 @@ def small_linear_matrix_kernel(
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of every row, or with SPLITS a part of their sums."""
+    """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums."""
     if OVERLAP == 2:
         start_next(OVERLAP)
-    tile, split = tl.program_id(0), tl.program_id(1)
+    start, split = tl.program_id(0) * SHARE, tl.program_id(1)
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    rows = _rows(tile, N, BLOCK_N)
+    lane = tl.arange(0, BLOCK_N)
+    rows = tl.minimum(start + lane, N - 1)
+    live = None if SHARE == BLOCK_N else lane < SHARE
     first = split * STEPS // SPLITS
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, first,
+    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, first,
                       (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
                       OVERLAP)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)
-    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = (outputs < N)[:, None] & (token < tokens)[None, :]
+    outputs = start + lane
+    inside = (outputs < tl.minimum(start + SHARE, N))[:, None] & (token < tokens)[None, :]
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
     if residual_ptr is not None:
@@ -139,7 +142,8 @@ def _matrix(
     choice: Mapping[str, int],
 ) -> None:
     outputs, width = weight.shape
-    small_linear_matrix_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
+    share = even_share(outputs, choice["BLOCK_N"], choice, x.device)
+    small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
         x,
         weight,
         bias,
@@ -150,6 +154,7 @@ def _matrix(
         weight.stride(0),
         0 if residual is None else residual.stride(0),
         N=outputs,
+        SHARE=share,
         SPLITS=choice["SPLITS"],
         **matrix_shape(choice, width),
         **launch_options(choice, x.device),

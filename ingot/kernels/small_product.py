@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, next_power_of_two
-from ingot.kernels.matrix_product import matrix_candidates, matrix_tiles
+from ingot.kernels.matrix_product import matrix_candidates, matrix_tiles, multiprocessors
 from ingot.kernels.overlap import overlaps, wait_for_previous
 
 MAX_ROWS = 64
@@ -168,10 +168,7 @@ def expect_rows(choice: Mapping[str, int], num_tokens: int) -> None:
 
 def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device) -> int:
     """Programs of one row's vector sums: at most PROGRAMS a multiprocessor, which walk the tiles."""
-    processors = 2
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(num_tiles, processors * choice["PROGRAMS"])
+    return min(num_tiles, multiprocessors(device) * choice["PROGRAMS"])
 
 
 def product_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:

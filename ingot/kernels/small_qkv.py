@@ -27,7 +27,7 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
-from ingot.kernels.matrix_product import matrix_shape
+from ingot.kernels.matrix_product import matrix_shape, multiprocessors
 from ingot.kernels.overlap import launch_options, start_next
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
 from ingot.kernels.rms_norm import rms_norm_triton
@@ -174,6 +174,15 @@ def small_qkv_kernel(
                        slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
 
 
+def _pair_share(heads: int, head_dim: int, choice: Mapping[str, int], device: torch.device) -> int:
+    """Channel pairs of a program: heads cut into as many equal parts as PROGRAMS a multiprocessor allow."""
+    pairs, block = head_dim // 2, choice["BLOCK_N"] // 2
+    if choice["PROGRAMS"] == 0:
+        return block
+    parts = max(choice["PROGRAMS"] * multiprocessors(device) // heads, triton.cdiv(pairs, block))
+    return triton.cdiv(pairs, min(parts, pairs))
+
+
 def small_qkv_triton(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -194,69 +203,32 @@ def small_qkv_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_qkv`, unchecked."""
     num_tokens, width = x.shape
-    defaults = small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device)
-    choice = merge_tiles(defaults, tiles)
+    choice = merge_tiles(small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device), tiles)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
-    if num_tokens and choice["BLOCK_T"] > 1:
+    if not num_tokens:
+        return q
+    places = (cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache, num_tokens)
+    strides = (weight.stride(0), 0 if cos_sin is None else cos_sin.stride(0), *key_cache.stride()[:3])
+    inverse_log = 1.0 / math.log(logn_length) if logn_length else 0.0
+    shape = {"HEADS": num_heads, "KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim,
+             "HALF": 0 if cos_sin is None else cos_sin.shape[1] // 2, "BLOCK_SIZE": key_cache.shape[2],
+             "LOGN": logn_length > 0}  # fmt: skip
+    options = launch_options(choice, x.device)
+    if choice["BLOCK_T"] > 1:
         if norm_weight is not None:
             x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
         heads = num_heads + 2 * num_kv_heads
-        small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim, choice["BLOCK_N"]),)](
-            x,
-            weight,
-            bias,
-            cos_sin,
-            rope_rows,
-            positions,
-            slot_mapping,
-            q,
-            key_cache,
-            value_cache,
-            num_tokens,
-            x.stride(0),
-            weight.stride(0),
-            0 if cos_sin is None else cos_sin.stride(0),
-            *key_cache.stride()[:3],
-            1.0 / math.log(logn_length) if logn_length else 0.0,
-            HEADS=num_heads,
-            KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
-            BLOCK_SIZE=key_cache.shape[2],
-            LOGN=logn_length > 0,
-            **matrix_shape(choice, width),
-            **launch_options(choice, x.device),
-        )
-    elif num_tokens:
+        share = _pair_share(heads, head_dim, choice, x.device)
+        grid = (heads * triton.cdiv(head_dim // 2, share),)
+        small_qkv_matrix_kernel[grid](x, weight, bias, *places, x.stride(0), *strides, inverse_log,
+                                      SHARE=share, **shape, **matrix_shape(choice, width),
+                                      **options)  # fmt: skip
+    else:
         tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
-        small_qkv_kernel[(num_programs(choice, tiles_to_do, x.device),)](
-            x,
-            weight,
-            bias,
-            norm_weight,
-            cos_sin,
-            rope_rows,
-            positions,
-            slot_mapping,
-            q,
-            key_cache,
-            value_cache,
-            num_tokens,
-            weight.stride(0),
-            0 if cos_sin is None else cos_sin.stride(0),
-            *key_cache.stride()[:3],
-            norm_eps,
-            1.0 / math.log(logn_length) if logn_length else 0.0,
-            HEADS=num_heads,
-            KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
-            BLOCK_SIZE=key_cache.shape[2],
-            LOGN=logn_length > 0,
-            **product_shape(choice, width),
-            **launch_options(choice, x.device),
-        )
+        grid = (num_programs(choice, tiles_to_do, x.device),)
+        small_qkv_kernel[grid](x, weight, bias, norm_weight, *places, *strides, norm_eps, inverse_log,
+                               **shape, **product_shape(choice, width), **options)  # fmt: skip
     return q
 
 

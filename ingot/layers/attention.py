@@ -8,6 +8,8 @@ no model and no kernel's inside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -58,9 +60,17 @@ class Attention(nn.Module):
         return self.o_proj(self.attend(query, batch, cache).flatten(1))
 
     def place(
-        self, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
+        self,
+        qkv: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: torch.Tensor | None,
+        tiles: Mapping[str, int] | None = None,
     ) -> torch.Tensor:
-        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``."""
+        """[T, q_size + 2 kv_size] → queries [T, num_heads, head_dim]; keys and values go into ``cache``.
+
+        ``tiles`` are put over the plan's.
+        """
         config = self.config
         return rope_kv_write(
             qkv,
@@ -77,7 +87,7 @@ class Attention(nn.Module):
             k_norm_weight=None if self.k_norm is None else self.k_norm.weight,
             norm_eps=config.norm_eps,
             logn_length=config.logn_length,
-            tiles=self.place_tiles.at(qkv.shape[0]),
+            tiles=self.place_tiles.at(qkv.shape[0], tiles),
         )
 
     def attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:

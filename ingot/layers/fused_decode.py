@@ -1,17 +1,19 @@
 """A decoder's step for a few tokens, with the small kernels folded into the products.
 
-Owns the order of launches. One token: QKV with norm, rotary and cache write; attention and its merge;
-output product with the residual sum; gate and up with norm and SiLU; down product with the residual sum. More
-tokens: the same without norms and sums in the products, which ``sum_norm`` computes after output and down
-product. The mathematics are those of ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are
-used. Knows no request.
+Owns the order of launches, and which products are which kernels' up to how many tokens. One token: QKV with
+norm, rotary and cache write; attention and its merge; output product with the residual sum; gate and up with
+norm and SiLU; down product with the residual sum. More tokens: the same without norms and sums in the
+products, which ``sum_norm`` computes after output and down product; products that are left to the matrix
+library have the separate kernels around them, which start early where they can. The mathematics are those of
+``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
-    if fuses(decoder): logits = fused_logits(decoder, hidden, batch, caches)
+    small = small_products(hidden.shape[0])
+    if fuses(decoder, small): logits = fused_logits(decoder, hidden, batch, caches, small)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -22,42 +24,65 @@ from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
+from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.folded import folds
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import Dense
 
-FUSED_ROWS = 8  # above, the matrix library's products were as fast on an H200
+ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
+NONE = frozenset[str]()
+# Up to how many rows (64 at most, unless it is none) which products are the small kernels'; the others are
+# the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
+WAYS: tuple[tuple[int, frozenset[str]], ...] = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
 
 
-def fuses(decoder: Decoder) -> bool:
-    """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, dense
-    weights.
+def small_products(rows: int, ways: Sequence[tuple[int, frozenset[str]]] = WAYS) -> frozenset[str] | None:
+    """Which products of a decode step of ``rows`` tokens the small kernels compute; None where ``ways`` names
+    no way for so many.
+    """
+    return next((small for most, small in ways if rows <= most), None)
+
+
+def fuses(decoder: Decoder, small: frozenset[str] = ALL) -> bool:
+    """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, dense weights;
+    and no bias where the matrix library's product adds into the stream.
     """
     config = decoder.config
     dense = all(isinstance(m.scheme, Dense) for m in decoder.modules() if isinstance(m, Linear))
     plain = not (config.qk_norm or config.mlp_bias)
-    return dense and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
+    shape = dense and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
+    return shape and ({"o", "down"} <= small or folds(decoder))
 
 
 def fused_logits(
-    decoder: Decoder, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+    decoder: Decoder,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    caches: Sequence[LayerCache],
+    small: frozenset[str] = ALL,
 ) -> torch.Tensor:
     """Logits [L, vocab_size] of a step in which every request decodes.
 
     Args:
-        hidden: [T, hidden_size] embedded tokens, T at most ``FUSED_ROWS``.
+        decoder: one that ``fuses`` with ``small``.
+        hidden: [T, hidden_size] embedded tokens, contiguous, T at most 64 unless ``small`` is empty; written
+            over.
         batch: with ``max_query_len`` 1.
         caches: keys and values of every layer, written to.
+        small: the products that the small kernels compute. One token with all of them has kernels of its own.
     """
     norm: torch.Tensor | None = None
-    if hidden.shape[0] == 1:
+    if hidden.shape[0] == 1 and small == ALL:
         hidden, norm = _one_row(decoder, hidden, batch, caches), decoder.norm.weight
     else:
-        hidden = _rows(decoder, hidden, batch, caches)
+        hidden = _rows(decoder, hidden, batch, caches, small)
     if len(batch.logits_indices) != len(hidden):  # else each row in its place: one token a request
         hidden = hidden[batch.logits_indices]
+    if "head" not in small:
+        return decoder.logits(hidden)
     return _product(decoder.lm_head, hidden, None, norm, decoder.config.norm_eps)
 
 
@@ -77,23 +102,46 @@ def _one_row(
 
 
 def _rows(
-    decoder: Decoder, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+    decoder: Decoder,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    caches: Sequence[LayerCache],
+    small: frozenset[str],
 ) -> torch.Tensor:
     """The hidden states after the last layer and the final norm; a norm also ends the product before it."""
     eps = decoder.config.norm_eps
     layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]
-    tiles = {"OVERLAP": 2} if overlaps(hidden.device) else None
-    normed, _ = rms_norm(hidden, layers[0].input_layernorm.weight, eps, tiles=tiles)
+    normed, _ = rms_norm(hidden, layers[0].input_layernorm.weight, eps, tiles=_early(hidden))
     for layer, cache, next_norm in zip(layers, caches, next_norms, strict=True):
-        attended = _attend(decoder, layer, normed, batch, cache, None)
-        weight, bias = _weights(layer.self_attn.o_proj)
-        parts = small_linear_parts(attended, weight)
-        normed, hidden = sum_norm(parts, hidden, layer.post_attention_layernorm.weight, eps, bias)
+        if "qkv" in small:
+            attended = _attend(decoder, layer, normed, batch, cache, None)
+        else:
+            attended = _attend_library(decoder, layer, normed, batch, cache)
+        norm, output = layer.post_attention_layernorm.weight, layer.self_attn.o_proj
+        normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small)
         mlp = _mlp(layer)
-        parts = small_linear_parts(_gate_up(mlp, normed, None, eps), _weights(mlp.down_proj)[0])
-        normed, hidden = sum_norm(parts, hidden, next_norm, eps)
+        if "gate_up" in small:
+            inner = _gate_up(mlp, normed, None, eps)
+        else:
+            inner = mlp.activate(normed, _early(normed))
+        normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small)
     return normed
+
+
+def _join(
+    hidden: torch.Tensor, x: torch.Tensor, linear: Linear, norm: torch.Tensor, eps: float, small: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(norm of the stream, the stream) after a product's result has joined it."""
+    weight, bias = _weights(linear)
+    if small:
+        return sum_norm(small_linear_parts(x, weight), hidden, norm, eps, bias)
+    return rms_norm(hidden.addmm_(x, weight.t()), norm, eps, tiles=_early(hidden))
+
+
+def _early(x: torch.Tensor) -> Mapping[str, int]:
+    """Tiles of a kernel that starts while the one before it ends, where the GPU can."""
+    return {"OVERLAP": 2} if overlaps(x.device) else {}
 
 
 def _attend(
@@ -125,6 +173,24 @@ def _attend(
         logn_length=config.logn_length,
         tiles=attention.small_tiles.at(hidden.shape[0]),
     )
+    return _attended(attention, query, batch, cache)
+
+
+def _attend_library(
+    decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+) -> torch.Tensor:
+    """``_attend`` of what is normalised, with the matrix library's product."""
+    attention = layer.self_attn
+    rope = None if decoder.rotary is None else decoder.rotary.table
+    query = attention.place(attention.qkv_proj(hidden), batch, cache, rope, _early(hidden))
+    return _attended(attention, query, batch, cache)
+
+
+def _attended(
+    attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+) -> torch.Tensor:
+    """Queries [T, num_heads, head_dim] → [T, num_heads * head_dim]."""
+    config = attention.config
     attended = paged_attention(
         query,
         cache.keys,

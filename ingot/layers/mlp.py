@@ -8,6 +8,8 @@ business.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -33,9 +35,12 @@ class GatedMLP(nn.Module):
         """[T, hidden_size] → [T, hidden_size]."""
         return self.down_proj(self.activate(x))
 
-    def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
-        return silu_mul(self.gate_up_proj(x), tiles=self.tiles.at(x.shape[0]))
+    def activate(self, x: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size].
+
+        ``tiles`` are put over the plan's.
+        """
+        return silu_mul(self.gate_up_proj(x), tiles=self.tiles.at(x.shape[0], tiles))
 
 
 class MLP(nn.Module):

@@ -20,6 +20,8 @@ from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP
 from ingot.quant.schemes import Dense
 
+PLAIN_ROWS = 8  # above, the matrix library's products were as fast on an H200
+
 
 def is_plain(decoder: Decoder) -> bool:
     """Whether the decoder's MLPs are plain and all its weights dense."""

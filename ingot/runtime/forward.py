@@ -16,22 +16,24 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
-from ingot.layers.fused_decode import FUSED_ROWS, fused_logits, fuses
-from ingot.layers.plain_decode import is_plain, plain_logits
+from ingot.layers.fused_decode import WAYS, fused_logits, fuses, small_products
+from ingot.layers.plain_decode import PLAIN_ROWS, is_plain, plain_logits
 
 
 class Forward:
     """Computes steps of one model over one cache.
 
-    ``fused`` asks for the folded kernels in steps of up to ``FUSED_ROWS`` tokens that all decode, and for
-    products that add in place in the others. A decoder whose shape they do not know runs module by module.
-    ``by_module`` forces that, so that hooks on modules fire.
+    ``fused`` asks for the folded kernels in steps of tokens that all decode, for the products and up to the
+    numbers of tokens that ``ways`` (fused_decode.py) names, and for products that add in place in the others.
+    A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so that hooks on
+    modules fire.
     """
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.fused = fused and fuses(model)
+        self.ways = tuple((most, small) for most, small in WAYS if fuses(model, small))
+        self.fused = fused
         self.plain = fused and is_plain(model)
         self.folded = fused and folds(model)
         self.by_module = False
@@ -40,10 +42,11 @@ class Forward:
         """Logits [L, vocab_size] of the batch's wanted tokens, in the model's dtype."""
         model = self.model
         hidden = model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
-        few = batch.max_query_len == 1 and hidden.shape[0] <= FUSED_ROWS
-        if self.fused and few and not self.by_module:
-            return fused_logits(model, hidden, batch, self.caches)
-        if self.plain and few and not self.by_module:
+        decodes = batch.max_query_len == 1 and not self.by_module
+        small = small_products(hidden.shape[0], self.ways)
+        if self.fused and decodes and small is not None:
+            return fused_logits(model, hidden, batch, self.caches, small)
+        if self.plain and decodes and hidden.shape[0] <= PLAIN_ROWS:
             return plain_logits(model, hidden, batch, self.caches)
         if self.folded and not self.by_module:
             hidden = folded_hidden(model, hidden, batch, self.caches)

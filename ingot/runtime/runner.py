@@ -21,7 +21,7 @@ from ingot.runtime.graphs import DecodeGraphs, batch_buckets
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.scheduler import ScheduledBatch, most_tokens
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 
@@ -68,7 +68,7 @@ class Runner:
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
         self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], device)  # a graph writes its padding too
-        self._tokens = max(token_budget, max_batch_size)
+        self._tokens = most_tokens(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
         use_graphs = cuda_graphs and device.type == "cuda"

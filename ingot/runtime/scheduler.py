@@ -98,15 +98,16 @@ class Scheduler:
         self._copies = []
         budget = self.token_budget
         ready = [r for r in self.running if not r.held and not r.is_full]
-        for request in sorted(ready, key=lambda r: r.num_uncomputed > 1):
+        ready.sort(key=lambda r: r.num_uncomputed > 1)
+        for request in ready:
             if budget == 0:
                 break
             if request in step.preempted:
                 continue
-            count = _share(request, budget)
+            count = self._share(request, budget, last=not self.waiting and request is ready[-1])
             if self._reserve(request, count, step):
                 step.requests.append(_scheduled(request, count))
-                budget -= count
+                budget = max(budget - count, 0)
         if not step.preempted:
             self._admit(step, budget)
         step.requests.sort(key=lambda item: item.count > 1)
@@ -136,13 +137,25 @@ class Scheduler:
                 if step.requests or not self._take_from_held():
                     return
                 continue
-            count = _share(request, budget)
+            count = self._share(request, budget, last=len(self.waiting) == 1)
             grown = self.cache.grow(request, request.num_computed + count)
             assert grown
             self.waiting.popleft()
             self.running.append(request)
             step.requests.append(_scheduled(request, count))
-            budget -= count
+            budget = max(budget - count, 0)
+
+    def _share(self, request: Request, budget: int, *, last: bool) -> int:
+        """How many of a request's tokens the next step computes.
+
+        The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
+        do not need a step of their own.
+        """
+        if request.all_logits:
+            budget = min(budget, LOGITS_CHUNK)
+        elif last and request.num_uncomputed <= budget + spare_tokens(self.token_budget):
+            return request.num_uncomputed
+        return min(request.num_uncomputed, budget)
 
     def _take_from_held(self) -> bool:
         """Nothing can run until a waiting beam does, and held ones have the blocks: the newest gives up its
@@ -185,6 +198,12 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
     return ScheduledRequest(request, request.num_computed, count, samples)
 
 
-def _share(request: Request, budget: int) -> int:
-    """How many of a request's tokens the next step computes."""
-    return min(request.num_uncomputed, budget, LOGITS_CHUNK if request.all_logits else budget)
+def most_tokens(token_budget: int, max_batch_size: int) -> int:
+    """Tokens of the largest step."""
+    budget = max(token_budget, max_batch_size)
+    return budget + spare_tokens(budget)
+
+
+def spare_tokens(token_budget: int) -> int:
+    """Tokens that a step may compute beyond its budget when nothing of a prompt remains then."""
+    return token_budget // 16

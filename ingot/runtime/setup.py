@@ -20,7 +20,7 @@ from ingot.layers.invariance import make_batch_invariant
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
-from ingot.runtime.scheduler import LOGITS_CHUNK
+from ingot.runtime.scheduler import LOGITS_CHUNK, most_tokens
 
 _CPU_CACHE_BYTES = 1 << 30
 _RESERVE_BYTES = 1 << 30  # graphs, their logits, and the sampler's temporaries
@@ -127,10 +127,10 @@ def _gpu_room(
 def _largest_step(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
 ) -> int:
-    """Run one prefill of a whole token budget over a cache of its own; returns the bytes it took beside
-    that.
+    """Run one prefill of as many tokens as a step may have over a cache of its own; returns the bytes it took
+    beside that.
     """
-    tokens = max(config.token_budget, max_batch_size)
+    tokens = most_tokens(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
     starts = [*range(0, tokens, length), tokens]

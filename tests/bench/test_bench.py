@@ -194,12 +194,12 @@ def test_kernels_are_told_with_their_ceiling() -> None:
     times = {"p50": 2.5, "p90": 2.75, "p99": 3, "least": 2, "most": 3}
     entry = {"op": "rms_norm + residual", "shape": "4096", "rows": 8, "cached": True, "us": times,
              "gb_s": 1234.5, "tflop_s": 0.0, "bound": "read", "share_of_ceiling": None,
-             "torch_us": times, "torch_ratio": 1.0}  # fmt: skip
+             "torch_us": times, "torch_ratio": 1.0, "note": "one"}  # fmt: skip
     record = {"verb": "kernels", "sides": [{"name": "ingot", "results": [entry]}], "ratios": []}
     (table,) = tables(record)
     assert table.rows[0] == (
         "rms_norm + residual (cached)", "4096", "8", "2.50", "2.75", "1,234", "-", "-", "2.50",
-        "1.00x",
+        "1.00x", "one",
     )  # fmt: skip
 
 

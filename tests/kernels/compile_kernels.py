@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,11 @@ def decode(
     longest: int,
     window: int,
     overlap: int = 1,
+    batch: int = 4,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
-    tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
-    q = empty(4, heads, head_dim, dtype=dtype)
+    tables, lengths = empty(batch, 64, dtype=torch.int32), empty(batch, dtype=torch.int32)
+    q = empty(batch, heads, head_dim, dtype=dtype)
     tiles = {"OVERLAP": overlap}
     paged_attention_triton(q, cache, cache, tables, lengths, 0.1, longest, window, tiles)
 
@@ -203,6 +205,18 @@ CASES: dict[str, Callable[[], Any]] = {
     "decode 14/2x64 fp32": lambda: decode(FULL, 14, 2, 64, 64, 100, 0),
     "decode window 32/8x96": lambda: decode(HALF, 32, 8, 96, 64, 4096, 2048),
     "decode window 32x256": lambda: decode(HALF, 32, 32, 256, 64, 100, 50),
+    "decode 32x128 fp16 alone": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 1, 1),
+    "decode 16x64 fp16 alone": lambda: decode(HALF, 16, 16, 64, 64, 4096, 0, 1, 1),
+    "decode 32x80 bf16 alone": lambda: decode(BRAIN, 32, 32, 80, 64, 4096, 0, 1, 1),
+    "decode 16x256 bf16 alone": lambda: decode(BRAIN, 16, 16, 256, 16, 4096, 0, 1, 1),
+    "decode 32/8x128 fp16 of 8": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 8),
+    "decode 32/8x128 fp16 of 64": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 64),
+    "decode 32/8x80 fp16 window of 64": lambda: decode(HALF, 32, 8, 80, 16, 4096, 2048, 1, 64),
+    "decode 16/8x256 bf16 of 8": lambda: decode(BRAIN, 16, 8, 256, 64, 4096, 0, 1, 8),
+    "decode 8/1x256 bf16 alone": lambda: decode(BRAIN, 8, 1, 256, 64, 4096, 0, 1, 1),
+    "decode 32/8x128 fp32 alone": lambda: decode(FULL, 32, 8, 128, 64, 4096, 0, 1, 1),
+    "decode 32/8x128 fp32 of 8": lambda: decode(FULL, 32, 8, 128, 64, 4096, 0, 1, 8),
+    "decode 32/8x64 fp32 of 64": lambda: decode(FULL, 32, 8, 64, 64, 4096, 0, 1, 64),
     "prefill 32x128 fp16": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0),
     "prefill 32/8x128 bf16 short": lambda: prefill(BRAIN, 32, 8, 128, 64, 16, 0),
     "prefill 28/4x128 fp16 mid": lambda: prefill(HALF, 28, 4, 128, 16, 64, 0),
@@ -257,6 +271,16 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "decode 32x128 fp16 overlapping": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 2),
     "decode 32x128 bf16 fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x80 fp16 fetching early": lambda: decode(HALF, 32, 32, 80, 16, 4096, 0, 4),
+    "decode 32x128 fp16 alone fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4, 1),
+    "decode 32x128 bf16 two fetching early": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 4, 2),
+    "decode 16x64 fp16 alone fetching early": lambda: decode(HALF, 16, 16, 64, 64, 4096, 0, 4, 1),
+    "decode 32/8x128 fp16 alone fetching early": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 4, 1),
+    "decode 16x256 bf16 alone fetching early": lambda: decode(BRAIN, 16, 16, 256, 64, 4096, 0, 4, 1),
+    "decode 32x80 fp16 two fetching early": lambda: decode(HALF, 32, 32, 80, 64, 4096, 0, 4, 2),
+    "decode 12x64 fp32 alone fetching early": lambda: decode(FULL, 12, 12, 64, 64, 4096, 0, 4, 1),
+    "decode 28/4x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 28, 4, 128, 64, 4096, 0, 4, 64),
+    "decode 32/8x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0, 4, 64),
+    "decode 32x128 fp16 fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4),
     "decode 32x256 fp32 fetching early": lambda: decode(FULL, 32, 32, 256, 64, 4096, 100, 4),
 }
 
@@ -320,6 +344,12 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": found["REG"], "spill_bytes": found["STACK"] + found["LOCAL"]}
 
 
+def arithmetic(ptx: str) -> dict[str, int]:
+    """How often each fp32 operation stands in a kernel."""
+    found = re.findall(r"\b((?:add|sub|mul|fma|div|max|ex2|lg2|rcp)[\w.]*\.f32)\b", ptx)
+    return dict(sorted(Counter(found).items()))
+
+
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
     for case, call in (CASES | OVERLAPPING).items():
         for kernel, args, kwargs in caught_launches(call):
@@ -331,6 +361,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "kernel": kernel.__name__,
                     "sm": capability,
                     "shared": binary.metadata.shared,
+                    "arithmetic": arithmetic(binary.asm["ptx"]),
                     **resources(binary.asm["cubin"]),
                 }
 

@@ -23,9 +23,9 @@ KERNELS = {
     "layer_norm_kernel",
     "take_tokens_kernel",
     "list_scores_kernel",
-    "paged_attention_grouped_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
+    "paged_stream_kernel",
     "pick_token_kernel",
     "prefill_attention_kernel",
     "rms_norm_kernel",
@@ -75,3 +75,12 @@ def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
     if not measured:
         pytest.skip("this Triton comes without cuobjdump")
     assert [row for row in measured if row["sm"] == 90 and row["spill_bytes"] > 16] == []
+
+
+def test_the_early_fetch_changes_no_arithmetic(rows: list[dict[str, Any]]) -> None:
+    """Decode attention asks for keys before the wait: the same operations as after it."""
+    cases = [f"decode 32x128 fp16{how}" for how in ("", " overlapping", " fetching early")]
+    found = [row["arithmetic"] for case in cases for row in rows if row["case"] == case and row["sm"] == 90]
+    assert len(found) == 3
+    assert sum(found[0].values()) > 100
+    assert found[0] == found[1] == found[2]

@@ -10,7 +10,7 @@ import torch
 
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.layer_norm import layer_norm
-from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.paged_attention import default_tiles, paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write, rope_kv_write_reference
@@ -96,6 +96,7 @@ def test_7b_decode(
     q = normal(batch, heads, 128, dtype=dtype, device="cuda")
     caches = (case.key_cache, case.value_cache)
     out = paged_attention(q, *caches, case.block_tables, case.seq_lens, SCALE, longest, window)
+    tiles = default_tiles(kv_heads, heads // kv_heads, 128, 2, q.device, batch)
     for row, length in enumerate(lengths):
         one = slice(row, row + 1)
         if length == 0:
@@ -105,8 +106,8 @@ def test_7b_decode(
         assert_near(out[one], attention64(q[one], case.keys[row], case.values[row], last, SCALE, window))
         if row < 3:
             tables, lens = case.block_tables[one], case.seq_lens[one]
-            alone = paged_attention(q[one], *caches, tables, lens, SCALE, 8192, window)
-            assert torch.equal(alone, out[one]), "alone is bitwise as in a batch"
+            alone = paged_attention(q[one], *caches, tables, lens, SCALE, 8192, window, tiles)
+            assert torch.equal(alone, out[one]), "with a batch's tiles, alone is bitwise as in the batch"
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)

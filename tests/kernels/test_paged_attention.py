@@ -9,13 +9,14 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels import paged_attention as module
+from ingot.kernels import paged_stream
 from ingot.kernels.paged_attention import (
     candidate_tiles,
-    default_overlap,
     default_tiles,
     paged_attention,
     paged_attention_triton,
 )
+from ingot.runtime.graphs import batch_buckets
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -88,12 +89,14 @@ def test_one_split_two_splits_and_other_tiles(impl: Implementation, heads: int) 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
 def test_alone_is_bitwise_as_in_a_batch(impl: Implementation, heads: int) -> None:
+    """With the same tiles, which follow the number of requests."""
     case = paged_case(
         [290, 3, 600], kv_heads=2, head_dim=32, block_size=64, dtype=torch.float16, device=impl.device
     )
     q = normal(3, heads, 32, dtype=torch.float16, device=impl.device)
     op = impl(paged_attention, paged_attention_triton)
-    together = op(q, *paged_arguments(case), 0.2, 600)
+    tiles = default_tiles(2, heads // 2, 32, 2, q.device, 64)
+    together = op(q, *paged_arguments(case), 0.2, 600, tiles=tiles)
     for row, length in enumerate([290, 3, 600]):
         one = slice(row, row + 1)
         alone = op(
@@ -104,6 +107,7 @@ def test_alone_is_bitwise_as_in_a_batch(impl: Implementation, heads: int) -> Non
             case.seq_lens[one],
             0.2,
             length,
+            tiles=tiles,
         )
         assert torch.equal(alone, together[one])
 
@@ -129,15 +133,17 @@ def test_arrivals_serve_every_call_and_slices_of_larger_tensors_are_taken(impl: 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
-def test_every_candidate_is_right(impl: Implementation, heads: int) -> None:
+@pytest.mark.parametrize("batch", [1, 64, 256])
+def test_every_candidate_is_right(impl: Implementation, heads: int, batch: int) -> None:
+    """Those of a larger batch too, on two requests."""
     case = paged_case(
         [300, 129], kv_heads=2, head_dim=64, block_size=64, dtype=torch.float16, device=impl.device
     )
     q = normal(2, heads, 64, dtype=torch.float16, device=impl.device)
-    arguments = (2, heads // 2, 64, 2, q.device)
+    arguments = (2, heads // 2, 64, 2, q.device, batch)
     candidates = candidate_tiles(*arguments)
-    assert {**default_tiles(*arguments), **candidates[0]} == default_tiles(*arguments)
-    assert len(candidates) <= 8
+    assert candidates[0] == default_tiles(*arguments)
+    assert len(candidates) <= 6
     op = impl(paged_attention, paged_attention_triton)
     for tiles in candidates:
         assert_near(op(q, *paged_arguments(case), 0.2, 300, tiles=tiles), expected64(q, case, 0.2, 0))
@@ -157,29 +163,41 @@ class Catcher:
         return launch
 
 
-@pytest.mark.parametrize(
-    ("heads", "overlaps"), [(2, {1: 4, 2: 4, 3: 2, 8: 2, 64: 2}), (4, {1: 2, 8: 2})], ids=["mha", "gqa"]
-)
-def test_overlap_follows_the_number_of_requests(
-    monkeypatch: pytest.MonkeyPatch, heads: int, overlaps: dict[int, int]
-) -> None:
-    """On a GPU that overlaps; what a caller or a plan says goes before it, and no other tile moves."""
+@pytest.mark.parametrize("heads", [2, 4], ids=["mha", "gqa"])
+def test_keys_are_asked_for_before_the_wait(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
+    """On a GPU that overlaps, by any number of requests; what a caller or a plan says goes before it."""
     cpu = torch.device("cpu")
-    assert default_overlap(heads // 2, 1, cpu) == 1, "no GPU, no overlap"
-    monkeypatch.setattr(module, "overlaps", lambda device: True)
-    for name in ("paged_attention_single_kernel", "paged_attention_grouped_kernel"):
-        monkeypatch.setattr(module, name, Catcher())
-    for batch, expected in overlaps.items():
+    assert default_tiles(2, heads // 2, 16, 2, cpu)["OVERLAP"] == 1, "no GPU, no overlap"
+    for where, kernel in ((module, "paged_attention_single_kernel"), (paged_stream, "paged_stream_kernel")):
+        monkeypatch.setattr(where, "overlaps", lambda device: True)
+        monkeypatch.setattr(where, kernel, Catcher())
+    for batch in (1, 2, 3, 64):
         case = paged_case([9] * batch, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
         q = torch.zeros(batch, heads, 16, dtype=torch.float16)
         for tiles in (None, {"OVERLAP": 1}, {"OVERLAP": 2}, {"num_warps": 2}):
             with pytest.raises(Caught) as caught:
                 paged_attention_triton(q, *paged_arguments(case), 0.2, 9, tiles=tiles)
-            assert caught.value.args == ((tiles or {}).get("OVERLAP", expected),)
-        tiles = default_tiles(2, heads // 2, 16, 2, cpu, batch)
-        assert tiles == {**default_tiles(2, heads // 2, 16, 2, cpu), "OVERLAP": expected}
-        assert all(c.get("OVERLAP") in (None, 2, 4) for c in candidate_tiles(2, heads // 2, 16, 2, cpu))
-        assert len(candidate_tiles(2, heads // 2, 16, 2, cpu)) <= 8
+            assert caught.value.args == ((tiles or {}).get("OVERLAP", 4),)
+        assert len(candidate_tiles(2, heads // 2, 16, 2, cpu, batch)) <= 7
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [(1, (64, 32, 2)), (2, (64, 8, 2)), (3, (16, 8, 1)), (8, (16, 8, 1)), (64, (16, 8, 1))],
+)
+def test_a_few_requests_have_larger_tiles_and_more_splits(batch: int, expected: tuple[int, ...]) -> None:
+    tiles = default_tiles(32, 1, 128, 2, torch.device("cpu"), batch)
+    assert (tiles["BLOCK_N"], tiles["MAX_SPLITS"], tiles["num_warps"]) == expected
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 8, 12, 32, 40])
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_batch_padded_for_a_graph_has_its_tiles(kv_heads: int, group: int) -> None:
+    cpu, buckets = torch.device("cpu"), batch_buckets(64)
+    for batch in range(1, 65):
+        bucket = next(size for size in buckets if size >= batch)
+        tiles = [default_tiles(kv_heads, group, 128, 2, cpu, rows) for rows in (batch, bucket)]
+        assert tiles[0] == tiles[1], batch
 
 
 @pytest.mark.gpu
@@ -188,13 +206,14 @@ def test_overlap_follows_the_number_of_requests(
 def test_overlap_does_not_change_bits(dtype: torch.dtype, head_dim: int) -> None:
     lengths = [640, 1, 65, 0, 4000]
     case = paged_case(lengths, kv_heads=4, head_dim=head_dim, block_size=64, dtype=dtype, device="cuda")
-    q = normal(5, 4, head_dim, dtype=dtype, device="cuda")
-    one, two, four = (
-        paged_attention(q, *paged_arguments(case), 0.1, 4000, tiles={"OVERLAP": overlap})
-        for overlap in (1, 2, 4)
-    )
-    assert torch.equal(one, two)
-    assert torch.equal(one, four)
+    for heads in (4, 16):
+        q = normal(5, heads, head_dim, dtype=dtype, device="cuda")
+        one, two, four = (
+            paged_attention(q, *paged_arguments(case), 0.1, 4000, tiles={"OVERLAP": overlap})
+            for overlap in (1, 2, 4)
+        )
+        assert torch.equal(one, two)
+        assert torch.equal(one, four)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

@@ -10,6 +10,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.matrix_product import even_share
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write
 from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
@@ -25,6 +26,7 @@ from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, asse
 
 EPS = 1e-6
 NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even of a small weight
+EVEN = NARROW | {"PROGRAMS": 3, "PREFETCH": 0}  # tiles that are not full, so that programs have equal shares
 SHAPES = [
     (1, 64, 80),
     (1, 37, 200),
@@ -73,11 +75,14 @@ def test_small_linear(
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "inner", "width"), [(1, 24, 96), (1, 7, 130), (3, 21, 40), (9, 16, 64)])
-def test_small_gate_up(impl: Implementation, dtype: torch.dtype, rows: int, inner: int, width: int) -> None:
+@pytest.mark.parametrize("tiles", [NARROW, EVEN])
+def test_small_gate_up(
+    impl: Implementation, dtype: torch.dtype, rows: int, inner: int, width: int, tiles: dict[str, int]
+) -> None:
     x = normal(rows, width, dtype=dtype, device=impl.device)
     w = weights(2 * inner, width, dtype, impl.device)
     g = normal(width, dtype=dtype, device=impl.device, seed=2)
-    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS, tiles=NARROW)
+    y = impl(small_gate_up, small_gate_up_triton)(x, w, g, EPS, tiles=tiles)
     gate, up = (normed64(x, g) @ w.double().T).chunk(2, dim=1)
     assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
 
@@ -85,14 +90,14 @@ def test_small_gate_up(impl: Implementation, dtype: torch.dtype, rows: int, inne
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(2, 20, 64), (9, 37, 200), (33, 16, 72), (3, 5, 20)])
-@pytest.mark.parametrize("prefetch", [1, 2])
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_small_linear_parts(
     impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, prefetch: int
 ) -> None:
     """Parts of unequal length, and fewer of them where there are not enough columns."""
     x = normal(rows, width, dtype=dtype, device=impl.device)
     w = weights(outputs, width, dtype, impl.device)
-    tiles = NARROW | {"SPLITS": 4, "PREFETCH": prefetch}
+    tiles = NARROW | {"SPLITS": 4, "PREFETCH": prefetch, "PROGRAMS": 6 * prefetch}
     parts = impl(small_linear_parts, small_linear_parts_triton)(x, w, tiles)
     assert parts.dtype == torch.float32
     assert parts.shape[1:] == (rows, outputs)
@@ -136,10 +141,13 @@ def qkv_arguments(case: str, dtype: torch.dtype, device: str, rows: int) -> tupl
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("case", QKV_CASES)
-def test_small_qkv(impl: Implementation, dtype: torch.dtype, rows: int, case: str) -> None:
+@pytest.mark.parametrize("tiles", [NARROW, EVEN | {"PROGRAMS": 9}])
+def test_small_qkv(
+    impl: Implementation, dtype: torch.dtype, rows: int, case: str, tiles: dict[str, int]
+) -> None:
     """The twin of rope_kv_write, itself checked against float64, in float64 from the product on."""
     arguments, options = qkv_arguments(case, dtype, impl.device, rows)
-    q = impl(small_qkv, small_qkv_triton)(*arguments, **options, tiles=NARROW)
+    q = impl(small_qkv, small_qkv_triton)(*arguments, **options, tiles=tiles)
     assert q.is_contiguous()
     x, w, bias, g, _, table, table_rows, positions, slots, *_ = arguments
     qkv = normed64(x, g) @ w.double().T + (0.0 if bias is None else bias.double())
@@ -203,6 +211,16 @@ def test_candidates_begin_with_the_default(rows: int, itemsize: int) -> None:
     assert 3 <= len(found) <= 8
     assert all(tiles.keys() == found[0].keys() for tiles in found)
     assert all(tiles not in found[:place] for place, tiles in enumerate(found))
+
+
+def test_shares_are_even() -> None:
+    """Full blocks by default; else as many waves of programs as blocks hold, each with as much to do."""
+    cpu = torch.device("cpu")  # counts as two multiprocessors
+    assert even_share(100, 32, {"PROGRAMS": 0}, cpu) == 32
+    assert even_share(100, 32, {"PROGRAMS": 2}, cpu) == 25
+    assert even_share(300, 32, {"PROGRAMS": 2}, cpu) == 25  # three waves
+    assert even_share(7, 32, {"PROGRAMS": 8}, cpu) == 1
+    assert even_share(100, 64, {"PROGRAMS": 4, "SPLITS": 4}, cpu) == 50
 
 
 def test_refused() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.layers.fused_decode import fuses
+from ingot.layers.fused_decode import ALL, fuses, small_products
 from ingot.runtime import forward
 from tests.tiny_models import save_model, tiny_config
 
@@ -59,6 +59,36 @@ def test_folded_is_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
 
 
+HYBRIDS = [frozenset(), frozenset({"o", "down"}), frozenset({"qkv", "gate_up"}), ALL - {"head", "down"}]
+
+
+@pytest.mark.parametrize("small", HYBRIDS, ids=lambda small: "+".join(sorted(small)) or "none")
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_hybrids_are_plain(
+    name: str, small: frozenset[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix library's products beside the small kernels', whatever is left to which."""
+    save_model(tiny_config(name), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu")
+    assert fuses(llm.engine.model, small)
+    llm.executor.runner.forward.ways = ((1, ALL), (2, small), (4, small))
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+
+
+def test_the_table_of_rows() -> None:
+    ways = ((1, ALL), (8, ALL - {"head"}), (256, frozenset()))
+    found = [small_products(rows, ways) for rows in (1, 2, 8, 9, 256, 257)]
+    assert found == [ALL, ALL - {"head"}, ALL - {"head"}, frozenset(), frozenset(), None]
+    assert [small_products(rows) for rows in (1, 32, 33, 65)] == [ALL, ALL, ALL - {"qkv"}, frozenset()]
+
+
+def test_a_bias_keeps_the_products_that_add_it(tmp_path: Path) -> None:
+    save_model(tiny_config("llama", attention_bias=True), tmp_path, seed=3)
+    model = LLM(tmp_path, device="cpu").engine.model
+    assert fuses(model, frozenset({"o", "down"}))
+    assert not fuses(model, frozenset({"qkv"}))
+
+
 def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(golden / "qwen_v1_1_safetensors" / "hf", device="cpu")
     compare(llm, [list(range(3, 103)), list(range(60)), [1, 2, 3]], monkeypatch)
@@ -88,8 +118,13 @@ def test_a_tap_sees_the_modules(golden: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
-def test_folded_is_plain_on_a_gpu(golden: Path, dtype: str, graphs: bool) -> None:
+@pytest.mark.parametrize("small", [ALL, *HYBRIDS], ids=lambda small: "+".join(sorted(small)) or "none")
+def test_folded_is_plain_on_a_gpu(
+    golden: Path, dtype: str, graphs: bool, small: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With early launches around the products that are left to the matrix library."""
     folder = golden / "llama_aidreams260K" / "hf"
+    monkeypatch.setattr(forward, "WAYS", ((8, small),))
     runs = []
     for fused in (True, False):
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)

@@ -75,7 +75,7 @@ def test_the_plan_knows_the_kernels_tiles_and_its_own_keys(op: str) -> None:
         ({"rms_norm": {"m1_h064": {"num_warps": 4}}}, "no such keys"),
         ({"rms_norm": {"m1_h64_": {"num_warps": 4}}}, "no such keys"),
         ({"rms_norm": {"m3_h64": {"num_warps": 4}}}, "no such keys"),  # 3 rows are in the bucket of 8
-        ({"paged_attention": {"m8_q32_kv8_d128": {"BLOCK_N": 4}}}, "no such keys"),
+        ({"paged_attention": {"q32_kv8_d128": {"BLOCK_N": 4}}}, "no such keys"),
     ],
 )
 def test_odd_plans_are_refused(tiles: dict[str, Any], message: str) -> None:
@@ -96,10 +96,10 @@ def test_times_are_times(us: Any) -> None:
 
 
 def test_a_plan_goes_through_json() -> None:
-    tiles = {"paged_attention": {"q32_kv8_d128": {"MAX_SPLITS": 33}}}
-    measured = {"paged_attention": {"q32_kv8_d128": {"default_us": 3.5, "best_us": 3.0}}}
+    tiles = {"paged_attention": {"m1_q32_kv8_d128": {"MAX_SPLITS": 33}}}
+    measured = {"paged_attention": {"m1_q32_kv8_d128": {"default_us": 3.5, "best_us": 3.0}}}
     plan = plan_of(tiles, measured=measured)
-    assert plan.measured["paged_attention"]["q32_kv8_d128"] == Measured(3.5, 3.0)
+    assert plan.measured["paged_attention"]["m1_q32_kv8_d128"] == Measured(3.5, 3.0)
     assert KernelPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
@@ -120,13 +120,6 @@ def test_a_lookup_finds_bucket_and_shape() -> None:
     assert [table.at(rows) for rows in (1, 2, 8, 9)] == [one, eight, eight, None]
     assert plan_of({"small_linear": tiles}).table("small_linear", n=64, k=64).at(1) is None
     assert plan_of({"small_linear": tiles}).table("small_qkv", n=64, k=128).at(1) is None
-
-
-def test_an_op_without_rows_has_one_choice() -> None:
-    table = plan_of({"paged_attention": {"q4_kv4_d64": {"num_warps": 8}}}).table(
-        "paged_attention", q=4, kv=4, d=64
-    )
-    assert table.at(1) == table.at(100) == {"num_warps": 8}
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case
     arrivals = inputs.index(torch.zeros(rows * config.num_kv_heads), torch.int32)
     group, device = config.num_heads // config.num_kv_heads, inputs.device
     candidates = paged_attention.candidate_tiles(
-        config.num_kv_heads, group, config.head_dim, inputs.dtype.itemsize, device
+        config.num_kv_heads, group, config.head_dim, inputs.dtype.itemsize, device, rows
     )
 
     def launch(copy: int, tiles: Tiles) -> Written:

@@ -15,7 +15,7 @@ from ingot.config.build import BuildConfig
 from ingot.config.plan import OPS, ROWS, plan_key, row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import FUSED_ROWS, fuses
+from ingot.layers.fused_decode import NONE, fuses, small_products
 from ingot.layers.mlp import GatedMLP
 
 PROMPTS = (512, 2048)  # tokens of the prefill steps that are measured
@@ -60,7 +60,8 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
     others = {row_bucket(rows): rows for rows in sorted({*batches, *prompts} - {*few})}
     heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
     tasks = [_task(op, rows, n=n, k=k) for rows in few for op, n, k in _products(model, rows)]
-    tasks.append(_task("paged_attention", *_buckets(min(batches[-1], MOST_CONTEXTS)), **heads))
+    tasks += [_task("paged_attention", rows, **heads) for rows in batches if rows <= MOST_CONTEXTS]
+    tasks += [_task("rope_kv_write", rows, **heads) for rows in few if "qkv" not in _small(rows)]
     for rows in others.values():
         tasks.append(_task(config.norm, rows, h=config.hidden_size))
         tasks.append(_task("rope_kv_write", rows, **heads))
@@ -72,7 +73,11 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
 def folded_rows(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[int]:
     """The numbers of rows, one a bucket, whose decode steps run the folded kernels."""
     folded = fuses(model) and dtype.itemsize == 2
-    return [rows for rows in _buckets(limits.max_batch_size) if folded and rows <= FUSED_ROWS]
+    return [rows for rows in _buckets(limits.max_batch_size) if folded and _small(rows)]
+
+
+def _small(rows: int) -> frozenset[str]:
+    return small_products(rows) or NONE
 
 
 def _task(op: str, *rows: int, **sizes: int) -> Task:
@@ -91,11 +96,13 @@ def _products(model: Decoder, rows: int) -> list[tuple[str, int, int]]:
     """
     config = model.config
     hidden, inner = config.hidden_size, config.intermediate_size
-    products = [
-        ("small_qkv", config.q_size + 2 * config.kv_size, hidden),
-        ("small_gate_up", 2 * inner, hidden),
-        ("small_linear", config.vocab_size, hidden),
-    ]
+    small = _small(rows)
+    weights = {
+        "qkv": ("small_qkv", config.q_size + 2 * config.kv_size, hidden),
+        "gate_up": ("small_gate_up", 2 * inner, hidden),
+        "head": ("small_linear", config.vocab_size, hidden),
+    }
+    products = [product for name, product in weights.items() if name in small]
     if rows == 1:
         products += [("small_linear", hidden, config.q_size), ("small_linear", hidden, inner)]
     return list(dict.fromkeys(products))

@@ -1,0 +1,127 @@
+"""Decode attention of shared keys against float64, and its bits against its own in other company."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.paged_stream import paged_stream_triton, pair_programs, stream_tiles
+from tests.kernels.numerics import DTYPES, assert_near, normal
+from tests.kernels.paged_case import PagedCase, attention64, paged_case
+
+DEVICES = [
+    pytest.param(
+        "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
+    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+LENGTHS = [5, 0, 290, 64, 1]
+CASES = {
+    # heads, kv_heads, head_dim, block_size, window
+    "group of 2": (4, 2, 128, 64, 0),
+    "small blocks": (4, 2, 64, 4, 0),
+    "group of 2, window": (4, 2, 80, 32, 7),
+    "group of 4": (4, 1, 128, 64, 0),
+    "group of 7": (7, 1, 64, 16, 0),
+    "group of 8, window": (8, 1, 96, 64, 100),
+    "group of 20": (20, 1, 48, 128, 0),
+    "wide head": (2, 1, 256, 64, 0),
+    "tiny head": (2, 1, 8, 8, 200),
+}
+SHORT = {"MIN_SPLIT": 32, "BLOCK_N": 32, "OVERLAP": 1}
+VARIANTS: dict[str, tuple[dict[str, int], int | None]] = {  # tiles, programs a pair
+    "few pairs": ({}, None),
+    "medium": ({"AXIS": 1, "MERGE": 2, "MIN_SPLIT": 256, "num_warps": 2}, None),
+    "many pairs": ({"AXIS": 1, "MERGE": 2, "BLOCK_N": 32, "num_warps": 2}, 1),
+    "merged by a launch": ({**SHORT, "AXIS": 1, "MERGE": 1}, 2),
+    "few splits": ({"BLOCK_N": 16, "MIN_SPLIT": 16, "MAX_SPLITS": 3, "MERGE": 2}, 2),
+    "more than a run": ({"BLOCK_N": 16, "MIN_SPLIT": 16, "AXIS": 1, "MERGE": 2, "OVERLAP": 1}, 1),
+    "tiles over blocks": ({"BLOCK_N": 64, "MIN_SPLIT": 64, "MERGE": 2}, 1),
+}
+
+
+def expected64(q: torch.Tensor, case: PagedCase, scale: float, window: int) -> torch.Tensor:
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    for row, keys in enumerate(case.keys):
+        if len(keys):
+            last = torch.tensor([len(keys) - 1], device=q.device)
+            out[row] = attention64(q[row : row + 1], keys, case.values[row], last, scale, window)[0]
+    return out
+
+
+def where(case: PagedCase, rows: slice = slice(None)) -> tuple[Any, ...]:
+    return case.key_cache, case.value_cache, case.block_tables[rows], case.seq_lens[rows]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_paged_stream(device: str, name: str, variant: str) -> None:
+    heads, kv_heads, head_dim, block_size, window = CASES[name]
+    dtype = DTYPES[(list(CASES).index(name) + list(VARIANTS).index(variant)) % 3]
+    case = paged_case(
+        LENGTHS, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, dtype=dtype, device=device
+    )
+    q = normal(len(LENGTHS), heads, head_dim, dtype=dtype, device=device)
+    scale = head_dim**-0.5
+    arrivals = torch.zeros(len(LENGTHS) * kv_heads, dtype=torch.int32, device=device)
+    out = torch.full_like(q, math.nan)
+    tiles, programs = VARIANTS[variant]
+    bound = 3 * max(LENGTHS)
+    paged_stream_triton(q, *where(case), scale, bound, window, tiles, out, arrivals, programs)
+    assert_near(out, expected64(q, case, scale, window))
+    assert (out[1] == 0).all(), "a padding row is zeros"
+    assert not arrivals.any(), "the last to arrive leaves the counts at zero"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("heads", [4, 6])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("merge", [1, 2])
+def test_bits_follow_the_length_alone(device: str, heads: int, axis: int, merge: int) -> None:
+    """Neither the batch, nor max_seq_len, nor how many spans a program walks."""
+    lengths = [290, 3, 600]
+    case = paged_case(lengths, kv_heads=2, head_dim=32, block_size=64, dtype=torch.float16, device=device)
+    q = normal(3, heads, 32, dtype=torch.float16, device=device)
+    tiles = {"BLOCK_N": 32, "MIN_SPLIT": 64, "MAX_SPLITS": 7, "AXIS": axis, "MERGE": merge, "num_warps": 4}
+    together = paged_stream_triton(q, *where(case), 0.2, 600, tiles=tiles)
+    for programs in (1, 2, 5):
+        again = paged_stream_triton(q, *where(case), 0.2, 600, tiles=tiles, programs=programs)
+        assert torch.equal(again, together)
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1)
+        for bound in (length, 5000):
+            alone = paged_stream_triton(q[one], *where(case, one), 0.2, bound, tiles=tiles, programs=3)
+            assert torch.equal(alone, together[one])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_slices_of_larger_tensors_and_an_empty_batch(device: str) -> None:
+    case = paged_case([200, 150], kv_heads=2, head_dim=32, block_size=16, dtype=torch.float16, device=device)
+    q = normal(9, 6, 32, dtype=torch.float16, device=device)[:, :2]
+    out = paged_stream_triton(q[4:6], *where(case), 0.2, 200)
+    assert_near(out, expected64(q[4:6], case, 0.2, 0))
+    assert paged_stream_triton(q[:0], *where(case, slice(0, 0)), 0.2, 0).shape == (0, 2, 32)
+
+
+def test_tiles_and_programs_follow_the_pairs() -> None:
+    def found(pairs: int) -> tuple[int, ...]:
+        tiles = stream_tiles(pairs, 128, 2, torch.device("cpu"))
+        return (*(tiles[name] for name in ("BLOCK_N", "MIN_SPLIT", "AXIS", "MERGE")), pair_programs(pairs))
+
+    assert found(8) == (64, 128, 2, 1, 16)
+    assert found(32) == (64, 128, 2, 1, 4)
+    assert found(64) == (64, 256, 1, 2, 4)
+    assert found(256) == (64, 256, 1, 2, 1)
+    assert found(512) == (32, 128, 1, 2, 1)
+
+
+@pytest.mark.parametrize("tiles", [{"AXIS": 4}, {"MERGE": 4}, {"OVERLAP": 8}, {"PROGRAMS": 1}])
+def test_refused(tiles: dict[str, int]) -> None:
+    case = paged_case([3], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float16)
+    with pytest.raises(IngotError, match="tile"):
+        paged_stream_triton(torch.zeros(1, 1, 16).half(), *where(case), 1.0, 3, tiles=tiles)
