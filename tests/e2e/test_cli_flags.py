@@ -10,7 +10,7 @@ import pytest
 from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.builder import build
-from tests.e2e.test_cli import ingot, run_json
+from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import write_tiny
 
 

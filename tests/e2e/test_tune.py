@@ -27,8 +27,7 @@ from ingot.engine.plan_file import read_own_plan, usable_plan, write_plan
 from ingot.engine.tuner import tuning
 from ingot.engine.tuner.inputs import Inputs
 from ingot.errors import BuildError, DeviceError, EngineError
-from tests.e2e.test_cli import FOREIGN_PLAN
-from tests.e2e.tiny import write_tiny
+from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config
 
 FOREIGN = KernelPlan.from_json(FOREIGN_PLAN)
