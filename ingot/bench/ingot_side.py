@@ -34,9 +34,8 @@ _WARM_UP_SEED = -1  # other prompts than the measurement's
 class IngotSide:
     """An ``LLM`` whose requests are streamed."""
 
-    name = "ingot"
-
     def __init__(self, spec: SideSpec) -> None:
+        self.name = spec.title
         start = time.perf_counter()
         self._llm = _open(spec)
         self.device, self.dtype = self._llm.engine.device, self._llm.engine.dtype

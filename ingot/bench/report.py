@@ -168,8 +168,6 @@ def _ratios(record: Record) -> Table:
         (str(entry.get("batch", "all")), *(_times(entry[name]) for name in names))
         for entry in record["ratios"]
     ]
-    if first == second:
-        first, second = (side["spec"]["path"] or side["spec"]["random_weights"] for side in record["sides"])
     columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
     return Table(f"{first} is so many times faster than {second}", columns, tuple(rows))
 

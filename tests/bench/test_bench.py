@@ -16,7 +16,7 @@ from ingot.bench.latency import Latency
 from ingot.bench.load import fixed
 from ingot.bench.report import Table, headline, number, percent, plain, tables
 from ingot.bench.session import Throughput, bench_latency, bench_throughput
-from ingot.bench.side import SideSpec
+from ingot.bench.side import SideSpec, told_apart
 from ingot.cli.main import app
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
@@ -144,10 +144,25 @@ def test_hugging_face_and_ingot_need_the_same_bytes(checkpoint: Path) -> None:
 
 def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Path, checkpoint: Path) -> None:
     record = bench_json("throughput", engine, "--fixed", 3, "--against", checkpoint, *SMALL)
+    assert [side["name"] for side in record["sides"]] == ["tiny", checkpoint.name]
+    titles = [table.title for table in tables(record)]
+    assert [title.split(": ")[0] for title in titles[:2]] == ["tiny", checkpoint.name]
+    assert titles[2] == f"tiny is so many times faster than {checkpoint.name}"
     assert [side["spec"]["path"] for side in record["sides"]] == [str(engine), str(checkpoint)]
     assert set(record["ratios"][0]) == {"output_tokens_per_s", "ttft", "tpot"}
     record = bench_json("latency", engine, "--batch", 1, "--against", f"hf:{checkpoint}", *SMALL)
     assert record["sides"][1]["name"] == "huggingface"
+
+
+def test_two_engines_are_told_apart() -> None:
+    def names(a: str, b: str, **other: Any) -> tuple[str, ...]:
+        sides = told_apart(SideSpec(path=a), SideSpec(path=b, **other))
+        return tuple(side.title for side in sides)
+
+    assert names("engines/new/", "org/old") == ("new", "old")
+    assert names("a/engine", "b/engine") == ("a/engine", "b/engine")
+    assert names("a/engine", "a/engine") == ("a/engine, first", "a/engine, second")
+    assert names("engine", "checkpoint", kind="hf") == ("ingot", "hf")
 
 
 def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
