@@ -95,7 +95,9 @@ class IngotSide:
 
 
 def _open(spec: SideSpec) -> LLM:
-    runtime = RuntimeConfig() if spec.token_budget is None else RuntimeConfig(token_budget=spec.token_budget)
+    runtime = RuntimeConfig(batch_invariant=spec.batch_invariant)
+    if spec.token_budget is not None:
+        runtime = runtime.replace(token_budget=spec.token_budget)
     if spec.random_weights is not None:
         return LLM.from_config(
             spec.random_weights,

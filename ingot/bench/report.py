@@ -88,6 +88,11 @@ def _at(told: Spread, name: str) -> str:
     return number(None if told is None else told[name])
 
 
+def _who(side: Record) -> str:
+    """A side's name, and the mode that it runs in."""
+    return f"{side['name']}, batch invariant" if side["spec"].get("batch_invariant") else str(side["name"])
+
+
 def _latency(record: Record, side: Record) -> Table:
     wanted = record["wanted"]
     rows = [
@@ -109,7 +114,7 @@ def _latency(record: Record, side: Record) -> Table:
         for r in side["results"]
     ]
     title = (
-        f"{side['name']}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
+        f"{_who(side)}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
         f"{wanted['repeats']} repeats"
     )
     columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "TTFT seen", "TPOT seen", "p90")
@@ -133,7 +138,7 @@ def _throughput(record: Record, side: Record) -> Table:
         for r in side["results"]
     ]
     title = (
-        f"{side['name']}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
+        f"{_who(side)}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
         f"{load['new_tokens']:,} new, {record['wanted']['repeats']} repeats"
     )
     rates = ("load", "req/s", "output tok/s", "prompt tok/s", "seconds")

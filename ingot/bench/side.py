@@ -38,6 +38,7 @@ class SideSpec(JsonConfig):
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch.
         max_seq_len: None: the model's own limit, at most 8192.
         token_budget: tokens of one step; None: the library's default.
+        batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
         name: what the record calls it; None: its kind.
     """
 
@@ -49,6 +50,7 @@ class SideSpec(JsonConfig):
     max_batch_size: int = 64
     max_seq_len: int | None = None
     token_budget: int | None = None
+    batch_invariant: bool = False
     name: str | None = None
 
     @property

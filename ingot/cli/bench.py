@@ -129,7 +129,12 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 def _side(flags: SideFlags, most: int) -> SideSpec:
     """The side that is measured, with room for the batch asked for, or for the largest that is measured."""
     size = _batch_room(flags.engine, flags.max_batch_size, most)
-    return _spec(flags, max_batch_size=size, token_budget=flags.token_budget)
+    return _spec(
+        flags,
+        max_batch_size=size,
+        token_budget=flags.token_budget,
+        batch_invariant=flags.batch_invariant,
+    )
 
 
 def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
@@ -167,9 +172,8 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
     if kind != "hf":
         return spec.replace(path=against, random_weights=None)
     size = hf_batch or spec.max_batch_size
-    if path:
-        return spec.replace(kind="hf", path=path, random_weights=None, max_batch_size=size)
-    return spec.replace(kind="hf", max_batch_size=size)
+    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False)
+    return spec.replace(path=path, random_weights=None) if path else spec
 
 
 def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Threads, flags_for
+from ingot.cli.flags import BatchInvariant, Device, Threads, flags_for
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
@@ -102,6 +102,7 @@ class SideFlags(ModelFlags):
         int | None, typer.Option(help="Most tokens of one step.", show_default="2048", min=1)
     ] = None
     threads: Threads = None
+    batch_invariant: BatchInvariant = False
 
 
 def bench_flags(verb: Callable[..., None]) -> Callable[..., None]:

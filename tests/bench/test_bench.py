@@ -205,6 +205,18 @@ def test_a_throughput_beside_another_side_is_three_tables(config: Path) -> None:
     assert "ingot is so many times faster than huggingface" in result.stdout
 
 
+def test_the_batch_invariant_mode_is_told(config: Path) -> None:
+    words = ("--random-weights", config, "--against", "hf", "--batch-invariant", *SMALL)
+    record = bench_json("latency", "--batch", 2, *words)
+    ours, theirs = record["sides"]
+    assert (ours["spec"]["batch_invariant"], theirs["spec"]["batch_invariant"]) == (True, False)
+    assert ours["facts"]["runtime"]["batch_invariant"] is True
+    titles = [table.title.split(":")[0] for table in tables(record)]
+    assert titles[:2] == ["ingot, batch invariant", "huggingface"]
+    shown = bench("throughput", "--fixed", 2, *words).stdout
+    assert "ingot, batch invariant: throughput, 2 requests" in shown
+
+
 def test_kernels_are_told_with_their_ceiling() -> None:
     times = {"p50": 2.5, "p90": 2.75, "p99": 3, "least": 2, "most": 3}
     entry = {"op": "rms_norm + residual", "shape": "4096", "rows": 8, "cached": True, "us": times,
