@@ -128,13 +128,20 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
 
 def _side(flags: SideFlags, most: int) -> SideSpec:
     """The side that is measured, with room for the batch asked for, or for the largest that is measured."""
+    from ingot.device import resolve_device
+
     size = _batch_room(flags.engine, flags.max_batch_size, most)
-    return _spec(
+    spec = _spec(
         flags,
         max_batch_size=size,
         token_budget=flags.token_budget,
         batch_invariant=flags.batch_invariant,
     )
+    if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
+        stderr().print(
+            "note: fp16 on a CPU is several times slower than fp32, which --dtype auto takes there"
+        )
+    return spec
 
 
 def _spec(flags: ModelFlags, **values: Any) -> SideSpec:

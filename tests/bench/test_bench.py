@@ -240,6 +240,12 @@ def test_numbers_are_short() -> None:
     )
 
 
+def test_fp16_on_a_cpu_is_said_to_be_slow(config: Path) -> None:
+    words = ("throughput", "--random-weights", config, "--fixed", 0, *SMALL, "--dtype")  # ends at once
+    notes = {dtype: "note: fp16 on a CPU" in bench(*words, dtype).stderr for dtype in ("fp16", "fp32")}
+    assert notes == {"fp16": True, "fp32": False}
+
+
 # --- what is refused -------------------------------------------------------------------------------------
 
 
