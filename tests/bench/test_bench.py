@@ -311,8 +311,8 @@ def test_conversations_beyond_an_engines_limit_are_left_out(tmp_path: Path) -> N
     path = tmp_path / "talks.json"
     path.write_text(json.dumps([{"conversations": [turn, answer]} for turn in (long, short)]))
     engine = build(POCKET, tmp_path / "engine", max_batch_size=2, max_seq_len=48, device="cpu")
-    record = bench_json("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
-    assert len(record["wanted"]["load"]["lengths"]) == 1
+    result = bench("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
+    assert "talks.json: 1 taken, left out: 1 over 48 tokens together" in result.stdout
 
 
 def test_a_missing_transformers_is_said_before_anything_is_measured(
