@@ -72,11 +72,6 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "tensor gone": (lambda e: swap_weights(e, lambda t: t.pop("norm.weight")), "norm.weight"),
     "tensor more": (lambda e: swap_weights(e, lambda t: t.update(extra=torch.ones(1))), "extra"),
-    "plan no json": (lambda e: (e / "plan.json").write_text("{"), "plan.json"),
-    "plan unknown kernel": (
-        lambda e: (e / "plan.json").write_text('{"tiles": {"teleport": {"x": 1}}}'),
-        "teleport",
-    ),
 }
 
 
