@@ -208,6 +208,10 @@ class LLM:
         outputs = self._run(entries, self._params_for(params, len(entries)))
         return outputs[0] if single else outputs
 
+    def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
+        """Token ids that a prompt, or a conversation, becomes."""
+        return self._entry(prompt)[0]
+
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
         if self.tokenizer is None or self.chat_format is None:

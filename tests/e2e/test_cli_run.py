@@ -137,6 +137,21 @@ def test_the_prompt_that_does_not_fit_is_named(engine: Path) -> None:
     assert result.stderr.startswith("error: prompt 2: the prompt is too long\n  seen: 128 tokens")
 
 
+def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -> None:
+    words = ("--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
+    result = ingot("run", engine, "x" * 120, *words)
+    notes = result.stderr.splitlines()
+    assert notes[0] == "note: the prompt's 120 tokens leave room for 8 new ones, not 50: the engine takes 128"
+    assert notes[1] == "(the answer was cut off; the engine's --max-seq-len sets the limit)"
+    (line,) = run_json(engine, "x" * 120, *words[:-2])
+    assert (len(line["answers"][0]["token_ids"]), line["answers"][0]["finish_reason"]) == (8, "length")
+    several = ingot("run", engine, "fine", "x" * 120, "x" * 100, *words).stderr.splitlines()
+    assert several[0].startswith("note: 2 of 3 prompts leave room for fewer than 50 new tokens, the longest ")
+    assert several[1] == "(3 answers were cut off; --max-new-tokens sets the limit)"
+    fits = ingot("run", engine, "x" * 120, "--max-new-tokens", 8, "--ignore-eos", "--device", "cpu").stderr
+    assert "note: " not in fits
+
+
 def test_files_that_are_not_there_or_empty(engine: Path, tmp_path: Path) -> None:
     missing = ingot("run", engine, "--file", tmp_path / "none.txt")
     assert (missing.exit_code, "cannot be read" in missing.stderr) == (1, True)
