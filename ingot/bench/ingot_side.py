@@ -50,10 +50,10 @@ class IngotSide:
         self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
 
     def warm_up(self, most: int) -> None:
-        """Graphs of every bucket up to ``most`` requests, prompts of many lengths, and one generation."""
+        """Greedy graphs of all buckets up to ``most`` requests, prompts of many lengths, one generation."""
         start = time.perf_counter()
         buckets = (min(size, self.max_batch_size) for size in batch_buckets(most))
-        self._llm.warm_up(sorted(set(buckets)))
+        self._llm.warm_up(sorted(set(buckets)), kinds=["greedy"])
         asks = [Ask(1, min(_WARM_UP_TOKENS, self.max_seq_len - 1))] * min(most, self.max_batch_size)
         self.answer(asks, PromptSource(self.vocab_size, _WARM_UP_SEED).prompts(asks))
         self._warm_up_s += time.perf_counter() - start
