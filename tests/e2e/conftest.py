@@ -25,11 +25,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LLaMA of two layers, in shards, without a tokenizer."""
