@@ -121,6 +121,6 @@ def _open(spec: SideSpec) -> LLM:
         raise ConfigError(
             "max_seq_len is fixed when an engine is built",
             seen=spec.max_seq_len,
-            fix="leave --max-seq-len out, or give the checkpoint",
+            fix="--max-seq-len, leave it out, or give the checkpoint",
         )
     return LLM(spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime)

@@ -111,7 +111,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         raise ConfigError(
             "the lengths of texts need a tokenizer",
             seen=spec.path or spec.random_weights,
-            fix="an engine with a tokenizer, or --mixed or --fixed instead of --requests",
+            fix="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
         )
     return tokenizer
 

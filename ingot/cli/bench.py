@@ -166,7 +166,9 @@ def _batch_room(engine: str | None, asked: int | None, most: int) -> int:
 
     if asked is not None and engine is not None and is_engine(Path(engine)):
         raise ConfigError(
-            "max_batch_size is fixed when an engine is built", seen=asked, fix="leave --max-batch-size out"
+            "max_batch_size is fixed when an engine is built",
+            seen=asked,
+            fix="--max-batch-size, leave it out",
         )
     return asked or most
 

@@ -49,6 +49,11 @@ def flag_name(field: str) -> str:
     return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
+def names_flag(fix: str | None) -> bool:
+    """Whether what an error says to change begins with a flag, or is a sampling value, which has one."""
+    return fix is not None and (fix.startswith("-") or fix in _HELP)
+
+
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
     dict, checked.

@@ -19,7 +19,7 @@ import triton
 
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
-from ingot.errors import BuildError, EngineError, IngotError
+from ingot.errors import BuildError, ConfigError, EngineError, IngotError
 
 _log = logging.getLogger(__name__)
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, IngotError)
@@ -29,13 +29,13 @@ def read_plan(path: Path) -> KernelPlan:
     """The kernel plan in a file.
 
     Raises:
-        BuildError: there is no such file, or it is no plan.
+        ConfigError: there is no such file, or it is no plan.
     """
     try:
         return _read(path)
     except _UNREADABLE as error:
         seen = f"{path}: {_reason(error)}"
-        raise BuildError("the kernel plan cannot be read", seen=seen, fix="--plan") from None
+        raise ConfigError("the kernel plan cannot be read", seen=seen, fix="--plan") from None
 
 
 def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:

@@ -292,7 +292,7 @@ def test_bad_input_is_an_error_with_a_fix(
     if "--prompt-tokens" not in filled and "latency" in filled:
         defaults += ["--prompt-tokens", "4"]
     result = bench(*filled, *defaults, "--device", "cpu")
-    assert result.exit_code == 1, result.stdout
+    assert result.exit_code == 2, result.stdout
     assert message in result.stderr
     assert result.stdout == ""
 

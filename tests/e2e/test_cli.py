@@ -19,6 +19,11 @@ from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 MAX_SEQ_LEN = 128
 
 
+@pytest.fixture(autouse=True)
+def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INGOT_DEBUG", raising=False)
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny")
@@ -60,9 +65,41 @@ def test_misuse_exits_with_2(words: list[str]) -> None:
     assert ingot(*words).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("run", "{nowhere}", "Hi"), 2),
+        (("chat", "{nowhere}"), 2),
+        (("tune", "{nowhere}"), 2),
+        (("inspect", "{nowhere}"), 2),
+        (("diff", "{engine}", "{nowhere}"), 2),
+        (("diff", "{engine}", "{checkpoint}"), 2),  # 1 says that two engines differ
+        (("build", "{nowhere}", "-o", "{new}"), 2),
+        (("build", "{checkpoint}", "-o", "{new}", "--plan", "{nowhere}"), 2),
+        (("build", "{checkpoint}", "-o", "{new}", "--dtype", "int3"), 2),
+        (("build", "{checkpoint}", "-o", "{engine}"), 1),
+        (("run", "{engine}", "Hi", "--file", "{nowhere}"), 2),
+        (("run", "{engine}", "--file", "{nowhere}"), 2),
+        (("run", "{engine}", "Hi", "--num-beams", "5"), 2),  # more than the engine's batch
+        (("run", "{engine}", "Hi", "--device", "tpu"), 2),
+        (("run", "{engine}", "x" * 128), 1),
+        (("bench", "latency", "{nowhere}"), 2),
+        (("bench", "latency", "--random-weights", "{nowhere}"), 2),
+        (("bench", "throughput", "{engine}", "--requests", "{nowhere}"), 2),
+    ],
+)
+def test_misuse_exits_with_2_and_failure_with_1(
+    words: tuple[str, ...], code: int, engine: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    places = {"nowhere": tmp_path / "nowhere", "new": tmp_path / "new"}
+    result = ingot(*(w.format(engine=engine, checkpoint=checkpoint, **places) for w in words), stdin="")
+    assert result.exit_code == code, result.stderr
+    assert "error: " in result.stderr or "Invalid value" in result.stderr or "not both" in result.stderr
+
+
 def test_an_error_is_a_message_of_lines_and_no_traceback(engine: Path) -> None:
     result = ingot("run", engine, "hello", "--top-p", "4", "--device", "cpu")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert lines[0] == "error: top_p is out of range"
@@ -74,7 +111,7 @@ def test_debug_shows_the_traceback(engine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("INGOT_DEBUG", "1")
     result = ingot("diff", engine, "nowhere")
     assert "Traceback" in result.stderr
-    assert result.exit_code == 1
+    assert result.exit_code == 2
 
 
 # --- build -----------------------------------------------------------------------------------------------
@@ -120,7 +157,7 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     result = ingot("build", checkpoint, "-o", tmp_path / "new" / "out", "--layers", "0:9", "--device", "cpu")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "fix: --layers" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -156,7 +193,7 @@ def test_inspect_json_and_tensors(engine: Path) -> None:
     assert "tensors" not in json.loads(ingot("inspect", engine, "--json").stdout)
     assert manifest.tensors["norm.weight"].sha256 in ingot("inspect", engine, "--tensors").stdout
     nowhere = ingot("inspect", engine / "nowhere")
-    assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (1, True)
+    assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (2, True)
 
 
 def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -174,4 +211,4 @@ def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     assert {"name": "build.max_batch_size", "left": 4, "right": 64} in value["config"]
     assert all(change["relative"] > 0.5 for change in value["tensors"])
     failed = ingot("diff", engine, checkpoint)
-    assert (failed.exit_code, "not an engine" in failed.stderr) == (1, True)
+    assert (failed.exit_code, "not an engine" in failed.stderr) == (2, True)

@@ -38,7 +38,7 @@ def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
 def test_a_value_out_of_range_is_told_before_loading() -> None:
     start = time.monotonic()
     result = ingot("run", "no/such/engine", "Hi", "--top-p", 2)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "top_p is out of range" in result.stderr
     assert "--top-p" in result.stderr
     assert time.monotonic() - start < 30

@@ -18,6 +18,11 @@ from tests.e2e.tiny import END_OF_TEXT, write_tiny
 MAX_SEQ_LEN = 128
 
 
+@pytest.fixture(autouse=True)
+def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("INGOT_DEBUG", raising=False)
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
@@ -96,7 +101,7 @@ def test_token_ids_and_chat(engine: Path, llm: LLM) -> None:
 @pytest.mark.parametrize("words", ["one 2", "1.5", "-"])
 def test_ids_that_are_none(engine: Path, words: str) -> None:
     result = ingot("run", engine, "--ids", "--", words)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--ids takes token ids" in result.stderr
 
 
@@ -127,7 +132,7 @@ def test_a_bad_line_is_named(engine: Path, tmp_path: Path, line: str) -> None:
     rows = tmp_path / "prompts.jsonl"
     rows.write_text('{"prompt": "a"}\n\n' + line + "\n")
     result = ingot("run", engine, "--file", rows)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"{rows}, line 3 is no prompt" in result.stderr
 
 
@@ -154,7 +159,7 @@ def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -
 
 def test_files_that_are_not_there_or_empty(engine: Path, tmp_path: Path) -> None:
     missing = ingot("run", engine, "--file", tmp_path / "none.txt")
-    assert (missing.exit_code, "cannot be read" in missing.stderr) == (1, True)
+    assert (missing.exit_code, "cannot be read" in missing.stderr) == (2, True)
     (tmp_path / "empty.txt").write_text("\n\n")
     assert "no prompts" in ingot("run", engine, "--file", tmp_path / "empty.txt").stderr
     assert ingot("run", engine, "a", "--file", "x").exit_code == 2

@@ -60,7 +60,7 @@ def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
 
 def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
     result = run("tune", tmp_path / "nowhere")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nowhere" in result.stderr
 
 
@@ -132,7 +132,7 @@ class TestOnAPretendedGpu:
 
     def test_unknown_ops_are_named(self, engine: Path) -> None:
         result = run("tune", engine, "--ops", "rms_nrm")
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "seen: rms_nrm" in result.stderr
         assert "fix: --ops" in result.stderr
 
