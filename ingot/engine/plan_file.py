@@ -51,7 +51,7 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
         return _read(path) if path.is_file() else KernelPlan()
     except _UNREADABLE as error:
         if device is not None and device.type == "cpu":
-            _log.warning("%s is not used: %s", PLAN_FILE, _reason(error))
+            _log.warning("%s cannot be read, and a CPU needs none: %s", PLAN_FILE, _reason(error))
             return KernelPlan()
         raise EngineError(
             "the engine's kernel plan is damaged, or of another version of Ingot",

@@ -207,7 +207,7 @@ def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
     (engine / "plan.json").write_text(text)
     assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
     (record,) = caplog.records
-    assert record.getMessage().startswith("plan.json is not used: ")
+    assert record.getMessage().startswith("plan.json cannot be read, and a CPU needs none: ")
     assert UNREADABLE_PLANS[text] in record.getMessage()
 
 
