@@ -66,6 +66,10 @@ class EngineError(IngotError):
     """An engine folder cannot be loaded: missing, damaged or of another format version."""
 
 
+class NoSuchPathError(CheckpointError, EngineError):
+    """A path or an id that the user gave leads nowhere."""
+
+
 class RequestError(IngotError, ValueError):
     """A prompt or a sampling value cannot be served."""
 

@@ -34,9 +34,8 @@ _WARM_UP_SEED = -1  # other prompts than the measurement's
 class IngotSide:
     """An ``LLM`` whose requests are streamed."""
 
-    name = "ingot"
-
     def __init__(self, spec: SideSpec) -> None:
+        self.name = spec.title
         start = time.perf_counter()
         self._llm = _open(spec)
         self.device, self.dtype = self._llm.engine.device, self._llm.engine.dtype
@@ -51,10 +50,10 @@ class IngotSide:
         self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
 
     def warm_up(self, most: int) -> None:
-        """Graphs of every bucket up to ``most`` requests, prompts of many lengths, and one generation."""
+        """Greedy graphs of all buckets up to ``most`` requests, prompts of many lengths, one generation."""
         start = time.perf_counter()
         buckets = (min(size, self.max_batch_size) for size in batch_buckets(most))
-        self._llm.warm_up(sorted(set(buckets)))
+        self._llm.warm_up(sorted(set(buckets)), kinds=["greedy"])
         asks = [Ask(1, min(_WARM_UP_TOKENS, self.max_seq_len - 1))] * min(most, self.max_batch_size)
         self.answer(asks, PromptSource(self.vocab_size, _WARM_UP_SEED).prompts(asks))
         self._warm_up_s += time.perf_counter() - start
@@ -96,7 +95,9 @@ class IngotSide:
 
 
 def _open(spec: SideSpec) -> LLM:
-    runtime = RuntimeConfig() if spec.token_budget is None else RuntimeConfig(token_budget=spec.token_budget)
+    runtime = RuntimeConfig(batch_invariant=spec.batch_invariant)
+    if spec.token_budget is not None:
+        runtime = runtime.replace(token_budget=spec.token_budget)
     if spec.random_weights is not None:
         return LLM.from_config(
             spec.random_weights,
@@ -120,6 +121,6 @@ def _open(spec: SideSpec) -> LLM:
         raise ConfigError(
             "max_seq_len is fixed when an engine is built",
             seen=spec.max_seq_len,
-            fix="leave --max-seq-len out, or give the checkpoint",
+            fix="--max-seq-len, leave it out, or give the checkpoint",
         )
     return LLM(spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime)

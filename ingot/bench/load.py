@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ingot.errors import ConfigError
@@ -32,10 +32,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that arrive all at once; ``name`` says how their lengths came about."""
+    """Requests that arrive all at once; ``name`` says how their lengths came about, ``left_out`` how many of
+    those read were not taken, by reason.
+    """
 
     name: str
     asks: tuple[Ask, ...]
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def prompt_tokens(self) -> int:
@@ -53,12 +56,13 @@ class Load:
         return max(a.prompt_tokens + a.new_tokens for a in self.asks)
 
     def to_json(self) -> dict[str, Any]:
-        """Name, totals and the lengths one by one."""
+        """Name, totals, what was left out, and the lengths one by one."""
         return {
             "name": self.name,
             "requests": len(self.asks),
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
+            "left_out": self.left_out,
             "lengths": [[a.prompt_tokens, a.new_tokens] for a in self.asks],
         }
 

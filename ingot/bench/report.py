@@ -41,6 +41,10 @@ def headline(record: Record) -> list[str]:
         if "load_s" in facts:
             started = f"loaded in {number(facts['load_s'])} s, warmed up in {number(facts['warm_up_s'])} s"
             lines.append(f"{side['name']}: {facts['dtype']}, {started}")
+    load = record["wanted"].get("load", {})
+    if load.get("left_out"):
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in load["left_out"].items())
+        lines.append(f"{load['name']}: {load['requests']:,} taken, left out: {reasons}")
     return [*lines, f"method: {record['method']}"]
 
 
@@ -88,6 +92,11 @@ def _at(told: Spread, name: str) -> str:
     return number(None if told is None else told[name])
 
 
+def _who(side: Record) -> str:
+    """A side's name, and the mode that it runs in."""
+    return f"{side['name']}, batch invariant" if side["spec"].get("batch_invariant") else str(side["name"])
+
+
 def _latency(record: Record, side: Record) -> Table:
     wanted = record["wanted"]
     rows = [
@@ -109,7 +118,7 @@ def _latency(record: Record, side: Record) -> Table:
         for r in side["results"]
     ]
     title = (
-        f"{side['name']}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
+        f"{_who(side)}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
         f"{wanted['repeats']} repeats"
     )
     columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "TTFT seen", "TPOT seen", "p90")
@@ -133,7 +142,7 @@ def _throughput(record: Record, side: Record) -> Table:
         for r in side["results"]
     ]
     title = (
-        f"{side['name']}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
+        f"{_who(side)}: throughput, {load['requests']} requests, {load['prompt_tokens']:,} prompt tokens, "
         f"{load['new_tokens']:,} new, {record['wanted']['repeats']} repeats"
     )
     rates = ("load", "req/s", "output tok/s", "prompt tok/s", "seconds")
@@ -169,8 +178,6 @@ def _ratios(record: Record) -> Table:
         (str(entry.get("batch", "all")), *(_times(entry[name]) for name in names))
         for entry in record["ratios"]
     ]
-    if first == second:
-        first, second = (side["spec"]["path"] or side["spec"]["random_weights"] for side in record["sides"])
     columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
     return Table(f"{first} is so many times faster than {second}", columns, tuple(rows))
 

@@ -24,7 +24,7 @@ from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.load import Load
 from ingot.bench.machine import machine
-from ingot.bench.side import Side, SideSpec, open_side
+from ingot.bench.side import Side, SideSpec, open_side, told_apart
 from ingot.bench.throughput import measure_throughput
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
@@ -144,7 +144,7 @@ def measure_side(
         return _measure_side(spec, wanted, ceiling, say or _silent)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            f"{spec.kind} does not fit the GPU's memory",
+            f"{spec.title} does not fit the GPU's memory",
             seen=str(error).split(". ")[0],
             fix="a smaller --batch or --hf-batch, or a larger GPU",
         ) from None
@@ -153,7 +153,7 @@ def measure_side(
 def _measure_side(
     spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
 ) -> tuple[Record, Ceiling]:
-    say(f"loading {spec.kind}")
+    say(f"loading {spec.title}")
     side = open_side(spec)
     most, longest = _most(side, wanted)
     check_fits(side, most, longest)
@@ -183,6 +183,8 @@ def _bench(
     verb: str, spec: SideSpec, wanted: Latency | Throughput, against: SideSpec | None, command: str, say: Say
 ) -> Record:
     device = resolve_device(spec.device)
+    if against is not None:
+        spec, against = told_apart(spec, against)
     for side in (spec, against):
         if side is not None and side.kind == "hf":
             check_huggingface(side)
@@ -202,7 +204,7 @@ def _measure_apart(
     spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
 ) -> tuple[Record, Ceiling]:
     """``measure_side`` in a process of its own."""
-    say(f"{spec.kind} in a process of its own")
+    say(f"{spec.title} in a process of its own")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure_side, spec, wanted, ceiling).result()
 

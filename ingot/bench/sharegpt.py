@@ -9,7 +9,8 @@ The first human turn is a prompt; the answer after it says how many tokens are g
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +31,43 @@ def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest:
 
     Left out are conversations that do not begin with a human's turn and an answer; prompts and answers of
     less than 4 tokens; prompts of more than 1024 tokens; and those of more than 2048 together (or more than
-    ``longest``, an engine's own limit).
+    ``longest``, an engine's own limit). The load tells how many of those read, by reason.
 
     Raises:
         ConfigError: the file cannot be read, has another shape, or nothing of it passes.
     """
-    turns = list(_first_turns(_read(path)))
+    most = _MOST_TOTAL if longest is None else min(_MOST_TOTAL, longest)
     asks: list[Ask] = []
-    for question, answer in turns:
+    left_out: Counter[str] = Counter()
+    for item in _read(path):
         if count is not None and len(asks) == count:
             break
-        ask = Ask(len(encode(question)), len(encode(answer)))
-        if _passes(ask, _MOST_TOTAL if longest is None else min(_MOST_TOTAL, longest)):
-            asks.append(ask)
+        found = _ask_or_reason(item, encode, most)
+        if isinstance(found, Ask):
+            asks.append(found)
+        else:
+            left_out[found] += 1
     if not asks:
         raise ConfigError(
             "no conversation of the file can be used",
-            seen=f"{path}: {len(turns)} begin with a human's turn and an answer",
-            allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {_MOST_TOTAL} with the answer",
+            seen=", ".join([str(path), *(f"{n} {reason}" for reason, n in left_out.items())]),
+            allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {most} with the answer",
             fix="--requests",
         )
-    return Load(path.name, tuple(asks))
+    return Load(path.name, tuple(asks), dict(left_out))
 
 
-def _passes(ask: Ask, most_total: int) -> bool:
-    prompt, new = ask.prompt_tokens, ask.new_tokens
-    return min(prompt, new) >= _LEAST_TOKENS and prompt <= _MOST_PROMPT and prompt + new <= most_total
+def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:
+    """A conversation's lengths, or why it is left out."""
+    turns = _first_turns(item)
+    if turns is None:
+        return "without a human's turn and an answer first"
+    ask = Ask(*(len(encode(text)) for text in turns))
+    if min(ask.prompt_tokens, ask.new_tokens) < _LEAST_TOKENS:
+        return f"with a turn under {_LEAST_TOKENS} tokens"
+    if ask.prompt_tokens > _MOST_PROMPT:
+        return f"with a prompt over {_MOST_PROMPT} tokens"
+    return ask if ask.prompt_tokens + ask.new_tokens <= most else f"over {most} tokens together"
 
 
 def _read(path: Path) -> list[Any]:
@@ -73,15 +85,13 @@ def _read(path: Path) -> list[Any]:
     return data
 
 
-def _first_turns(data: list[Any]) -> Iterator[tuple[str, str]]:
-    """Question and answer of each conversation that begins with them."""
-    for item in data:
-        turns = item.get("conversations") if isinstance(item, dict) else None
-        if not isinstance(turns, list) or len(turns) < 2:
-            continue
-        first, second = turns[:2]
-        if not (isinstance(first, dict) and isinstance(second, dict)) or first.get("from") not in _HUMANS:
-            continue
-        question, answer = first.get("value"), second.get("value")
-        if isinstance(question, str) and isinstance(answer, str):
-            yield question, answer
+def _first_turns(item: object) -> tuple[str, str] | None:
+    """Question and answer of a conversation that begins with them."""
+    turns = item.get("conversations") if isinstance(item, dict) else None
+    if not isinstance(turns, list) or len(turns) < 2:
+        return None
+    first, second = turns[:2]
+    if not (isinstance(first, dict) and isinstance(second, dict)) or first.get("from") not in _HUMANS:
+        return None
+    question, answer = first.get("value"), second.get("value")
+    return (question, answer) if isinstance(question, str) and isinstance(answer, str) else None

@@ -8,8 +8,10 @@ opened, in this process or another. Knows no measurement.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +38,8 @@ class SideSpec(JsonConfig):
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch.
         max_seq_len: None: the model's own limit, at most 8192.
         token_budget: tokens of one step; None: the library's default.
+        batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
+        name: what the record calls it; None: its kind.
     """
 
     kind: str = "ingot"
@@ -46,6 +50,13 @@ class SideSpec(JsonConfig):
     max_batch_size: int = 64
     max_seq_len: int | None = None
     token_budget: int | None = None
+    batch_invariant: bool = False
+    name: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What it is called while it is measured."""
+        return self.name or self.kind
 
 
 class Side(Protocol):
@@ -72,6 +83,19 @@ class Side(Protocol):
         ...
 
 
+def told_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
+    """Two sides of one kind, named by the last parts of their paths; by their paths where those are the same,
+    and counted where the paths are, too.
+    """
+    if one.kind != other.kind:
+        return one, other
+    paths = [spec.path or spec.random_weights or "" for spec in (one, other)]
+    counted = [f"{path}, {which}" for path, which in zip(paths, ("first", "second"), strict=True)]
+    lasts = [Path(os.path.abspath(path)).name for path in paths]
+    a, b = next(names for names in (lasts, paths, counted) if names[0] != names[1])
+    return one.replace(name=a), other.replace(name=b)
+
+
 def read_tokenizer(spec: SideSpec) -> Tokenizer:
     """The tokenizer of what the spec names, without its weights.
 
@@ -87,7 +111,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         raise ConfigError(
             "the lengths of texts need a tokenizer",
             seen=spec.path or spec.random_weights,
-            fix="an engine with a tokenizer, or --mixed or --fixed instead of --requests",
+            fix="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
         )
     return tokenizer
 

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import validate_repo_id
 
 from ingot.checkpoint.layout import CONFIG, find_layout, list_files
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, NoSuchPathError
 
 _SMALL_SUFFIXES = (".json", ".jinja", ".tiktoken", ".model", ".bpe")
 _SMALL_NAMES = ("merges.txt", "vocab.txt")
@@ -66,7 +66,7 @@ def resolve_checkpoint(
         return path
     if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
         near = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
-        raise CheckpointError("no such folder", seen=path, allowed=near or None, fix="correct the path")
+        raise NoSuchPathError("no such folder", seen=path, allowed=near or None, fix="correct the path")
     repo = _repo_id(name_or_path)
     cached = _cached(repo, revision, cache_dir)
     complete = cached if cached is not None and _incomplete(cached) is None else None
@@ -102,7 +102,7 @@ def _repo_id(name: str | Path) -> str:
 
 
 def _no_such(text: str) -> CheckpointError:
-    return CheckpointError(
+    return NoSuchPathError(
         "neither a folder that exists nor a Hugging Face id",
         seen=text,
         allowed="the path of a checkpoint folder, or org/name",

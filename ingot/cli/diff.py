@@ -21,7 +21,7 @@ def diff(
     right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
     as_json: AsJson = False,
 ) -> None:
-    """Explain how two engines differ. Exit code 0: equal, 1: different."""
+    """Explain how two engines differ. Exit code 0: equal, 1: different, 2: not to be compared."""
     from ingot.engine.compare import compare_engines
 
     console = stderr()

@@ -8,6 +8,10 @@ given is not passed on.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -42,6 +46,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 def given(**values: Any) -> dict[str, Any]:
     """The values that are not None, for a call whose defaults should hold otherwise."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def flags_for(
+    verb: Callable[..., None],
+    name: str,
+    flags: Sequence[inspect.Parameter],
+    pack: Callable[[dict[str, Any]], Any],
+) -> Callable[..., None]:
+    """The verb with these flags in place of its parameter ``name``, which gets what ``pack`` makes of their
+    values.
+    """
+    hints = typing.get_type_hints(verb, include_extras=True)
+    own = [p for p in inspect.signature(verb).parameters.values() if p.name != name]
+
+    @functools.wraps(verb)
+    def with_flags(**values: Any) -> None:
+        packed = pack({flag.name: values.pop(flag.name) for flag in flags})
+        verb(**values, **{name: packed})
+
+    parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
+    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_flags
 
 
 def open_llm(

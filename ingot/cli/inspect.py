@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import AsJson, EnginePath
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
     from ingot.config.sampling import SamplingParams
@@ -44,7 +44,7 @@ def _folder(name: str) -> Path:
     try:
         return resolve_checkpoint(name, offline=True)
     except CheckpointError:
-        raise CheckpointError(
+        raise NoSuchPathError(
             "neither a folder nor a Hugging Face id in the local cache",
             seen=name,
             fix="correct the path, or `ingot build` the id first",

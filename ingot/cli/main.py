@@ -1,7 +1,7 @@
 """``ingot``: the verbs together.
 
-Owns the list of verbs, ``--version``, ``--debug`` and the exit codes: 0 done, 1 failed, 2 misused, 130
-interrupted, 141 the reader of stdout went away. Knows nothing of what verbs do.
+Owns the list of verbs, ``--version``, ``--debug`` and the exit codes (docs/architecture.md lists them). Knows
+nothing of what verbs do.
 
     ingot build models/pocket-chat -o engines/pocket-chat
 """
@@ -24,10 +24,12 @@ from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.inspect import inspect
 from ingot.cli.run import run
+from ingot.cli.sampling import names_flag
 from ingot.cli.tune import tune
-from ingot.errors import IngotError
+from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
 
+_FAILED, _MISUSED = 1, 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
@@ -56,7 +58,15 @@ class Verbs(TyperGroup):
                 _forget_stdout()
                 error = IngotError(error.strerror or str(error), seen=error.filename)
             print_error(error)
-            raise typer.Exit(1) from None
+            raise typer.Exit(_exit_code(error, ctx.invoked_subcommand)) from None
+
+
+def _exit_code(error: IngotError, verb: str | None) -> int:
+    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different"."""
+    if verb == "diff" or isinstance(error, NoSuchPathError):
+        return _MISUSED
+    failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
+    return _FAILED if failed else _MISUSED
 
 
 app = typer.Typer(

@@ -99,7 +99,10 @@ def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
         return PromptGiven(prompt_token_ids=[int(word) for word in text.split()])
     except ValueError:
         raise RequestError(
-            "--ids takes token ids", seen=text[:80], allowed="integers with spaces between", fix="the prompt"
+            "--ids takes token ids",
+            seen=text[:80],
+            allowed="integers with spaces between",
+            fix="--ids, or the prompt",
         ) from None
 
 

@@ -55,10 +55,13 @@ def run(
     llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
     params = with_given(llm.default_params, sampling)
     inputs = [_input(one) for one in given]
+    lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
+    _note_room(lengths, params.max_new_tokens, limit)
     loaded = time.perf_counter()
     streams = sys.stdout.isatty() and not as_json and len(given) == params.n == params.num_beams == 1
     if streams and llm.tokenizer is not None:
-        num_tokens = _stream(llm, inputs[0], params)
+        num_tokens, is_cut = _stream(llm, inputs[0], params)
+        _note_cut([lengths[0] + num_tokens] if is_cut else [], limit)
         outputs = []
     else:
         outputs = llm.generate(inputs, params)
@@ -68,7 +71,7 @@ def run(
         timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
         _print_json(given, outputs, timing, llm.tokenizer)
     else:
-        _print_text(given, outputs)
+        _print_text(given, outputs, limit)
     stderr().print(speed_text(num_tokens, seconds), style="dim")
 
 
@@ -78,8 +81,21 @@ def _input(given: PromptGiven) -> PromptLike | Messages:
     return given.prompt if given.prompt is not None else list(given.prompt_token_ids or [])
 
 
-def _stream(llm: LLM, prompt: PromptLike | Messages, params: SamplingParams) -> int:
-    """Write an answer as it comes; returns its number of tokens."""
+def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:
+    """Say once on stderr that prompts leave less room than for the new tokens that are wanted."""
+    tight = [n for n in lengths if wanted is not None and limit - wanted < n < limit]
+    if not tight:
+        return
+    longest, room = max(tight), limit - max(tight)
+    text = f"the prompt's {longest} tokens leave room for {room} new ones, not {wanted}"
+    if len(lengths) > 1:
+        some = f"{len(tight)} of {len(lengths)} prompts leave room for fewer than {wanted} new tokens"
+        text = f"{some}, the longest ({longest} tokens) for {room}"
+    stderr().print(f"note: {text}: the engine takes {limit}", style="dim")
+
+
+def _stream(llm: LLM, prompt: PromptLike | Messages, params: SamplingParams) -> tuple[int, bool]:
+    """Write an answer as it comes; returns its number of tokens, and whether it was cut off."""
     count = 0
     reason = None
     for piece in llm.stream(prompt, params):
@@ -87,11 +103,10 @@ def _stream(llm: LLM, prompt: PromptLike | Messages, params: SamplingParams) -> 
         count += len(piece.token_ids)
         reason = piece.finish_reason
     write("\n")
-    _note_cut(int(reason == "length"))
-    return count
+    return count, reason == "length"
 
 
-def _print_text(given: list[PromptGiven], outputs: list[Output]) -> None:
+def _print_text(given: list[PromptGiven], outputs: list[Output], limit: int) -> None:
     """The answers; a line that begins with === goes before each when there are several."""
     for i, (one, output) in enumerate(zip(given, outputs, strict=False), start=1):
         for j, answer in enumerate(output.answers, start=1):
@@ -99,14 +114,18 @@ def _print_text(given: list[PromptGiven], outputs: list[Output]) -> None:
             if len(given) > 1 or which:
                 write(f"=== {i}/{len(given)}{which}: {one.title}\n")
             write(_text(answer) + "\n")
-    _note_cut(sum(a.finish_reason == "length" for output in outputs for a in output.answers))
+    cut = [(o, a) for o in outputs for a in o.answers if a.finish_reason == "length"]
+    _note_cut([len(o.prompt_token_ids) + len(a.token_ids) for o, a in cut], limit)
 
 
-def _note_cut(count: int) -> None:
-    """Say on stderr that answers ended at their limit and not by themselves."""
-    if count:
-        which = "the answer was" if count == 1 else f"{count} answers were"
-        stderr().print(f"({which} cut off; {flag_name('max_new_tokens')} sets the limit)", style="dim")
+def _note_cut(totals: list[int], limit: int) -> None:
+    """Say on stderr that answers ended at their limit and not by themselves; ``totals`` are the tokens of
+    their prompts and theirs, ``limit`` the engine's own.
+    """
+    if totals:
+        which = "the answer was" if len(totals) == 1 else f"{len(totals)} answers were"
+        flag = "the engine's --max-seq-len" if min(totals) >= limit else flag_name("max_new_tokens")
+        stderr().print(f"({which} cut off; {flag} sets the limit)", style="dim")
 
 
 def _text(answer: Answer) -> str:

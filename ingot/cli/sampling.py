@@ -9,7 +9,6 @@ flag that is not given is not passed on.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.cli.flags import flags_for
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 
@@ -49,6 +49,11 @@ def flag_name(field: str) -> str:
     return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
+def names_flag(fix: str | None) -> bool:
+    """Whether what an error says to change begins with a flag, or is a sampling value, which has one."""
+    return fix is not None and (fix.startswith("-") or fix in _HELP)
+
+
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
     dict, checked.
@@ -56,25 +61,14 @@ def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..
     Args:
         without: fields that the verb has no use for, and so no flag.
     """
+    flags = [_flag(name, hint) for name, hint in _types().items() if name not in without]
 
-    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        hints = typing.get_type_hints(verb, include_extras=True)
-        own = [p for p in inspect.signature(verb).parameters.values() if p.name != "sampling"]
-        flags = [_flag(name, hint) for name, hint in _types().items() if name not in without]
+    def pack(values: dict[str, Any]) -> dict[str, Any]:
+        sampling = {k: v for k, v in values.items() if _was_given(v)}
+        _check_alone(sampling)
+        return sampling
 
-        @functools.wraps(verb)
-        def with_flags(**values: Any) -> None:
-            given = {flag.name: values.pop(flag.name) for flag in flags}
-            sampling = {k: v for k, v in given.items() if _was_given(v)}
-            _check_alone(sampling)
-            verb(**values, sampling=sampling)
-
-        parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
-        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
-        return with_flags
-
-    return decorate
+    return lambda verb: flags_for(verb, "sampling", flags, pack)
 
 
 def _check_alone(given: Mapping[str, Any]) -> None:

@@ -49,8 +49,8 @@ class Description(JsonConfig):
         kv_bytes_per_token: bytes of KV cache that one token takes in the build's dtype.
         tokenizer: kind of tokenizer, None where there is none.
         chat_format: name of the chat format, None where there is none.
-        plan_unused: why this machine's first GPU would not use the plan; None where it would, and without
-            one.
+        plan_unused: why this machine's first GPU, or its CPU where there is none, does not use the plan; None
+            where it does, and without one.
         generation: the checkpoint's generation_config.json.
     """
 
@@ -92,7 +92,7 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
-    plan = read_own_plan(folder)
+    plan = read_own_plan(folder, resolve_device("auto"))
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )
@@ -128,7 +128,7 @@ def _describe(
         kind=kind,
         manifest=manifest,
         plan=plan,
-        plan_unused=usable_plan(plan, resolve_device("auto"), parse_dtype(manifest.build.dtype))[1],
+        plan_unused=_why_unused(plan, parse_dtype(manifest.build.dtype)),
         num_parameters=_count(model),
         bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, parse_dtype(manifest.build.dtype)),
@@ -137,6 +137,12 @@ def _describe(
         chat_format=text.chat.name if text.chat else None,
         tensors=tensors,
     )
+
+
+def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:
+    device = resolve_device("auto")
+    why_not = usable_plan(plan, device, dtype)[1]
+    return "a CPU runs no kernels" if why_not is None and plan.gpu and device.type == "cpu" else why_not
 
 
 def _count(model: Decoder) -> int:

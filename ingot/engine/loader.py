@@ -63,15 +63,16 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
 def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engine:
     """Load an engine folder.
 
-    A kernel plan that was measured on another machine is not used, and a warning is logged.
+    A kernel plan that was measured on another machine is not used, and a warning is logged. A CPU uses none.
 
     Raises:
-        EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash).
+        EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash),
+            or a GPU's kernel plan cannot be read.
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = Manifest.read(folder)
     compute = compute_dtype(manifest, device, dtype)
-    plan, why_not = usable_plan(read_own_plan(folder), device, compute)
+    plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
     if why_not is not None:
         _log.warning("default tiles instead of the kernel plan: %s (`ingot tune` measures here)", why_not)
     check_files(folder, manifest)

@@ -17,7 +17,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
-from ingot.errors import ConfigError, EngineError
+from ingot.errors import ConfigError, EngineError, NoSuchPathError
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -69,6 +69,8 @@ class Manifest(JsonConfig):
             EngineError: there is none, it is damaged, or another format version wrote it.
         """
         path = folder / MANIFEST_FILE
+        if not folder.exists():
+            raise NoSuchPathError("no such folder", seen=folder, fix="correct the path")
         if not path.is_file():
             raise EngineError(
                 "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"

@@ -9,6 +9,7 @@ Owns the file of a kernel plan. Knows nothing of how a plan was measured.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -18,34 +19,57 @@ import triton
 
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
-from ingot.errors import BuildError, EngineError, IngotError
+from ingot.errors import BuildError, ConfigError, EngineError, IngotError
+
+_log = logging.getLogger(__name__)
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, IngotError)
 
 
 def read_plan(path: Path) -> KernelPlan:
     """The kernel plan in a file.
 
     Raises:
-        BuildError: there is no such file, or it is no plan.
+        ConfigError: there is no such file, or it is no plan.
     """
     try:
-        return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError, IngotError) as error:
-        raise BuildError("the kernel plan cannot be read", seen=f"{path}: {error}", fix="--plan") from None
+        return _read(path)
+    except _UNREADABLE as error:
+        seen = f"{path}: {_reason(error)}"
+        raise ConfigError("the kernel plan cannot be read", seen=seen, fix="--plan") from None
 
 
-def read_own_plan(folder: Path) -> KernelPlan:
+def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:
     """The plan of an engine; defaults where it has none.
 
+    A CPU runs no kernels: there a plan that cannot be read is only told of, as a warning that is logged.
+
     Raises:
-        EngineError: its plan.json is damaged.
+        EngineError: its plan.json is damaged, or another version's.
     """
     path = folder / PLAN_FILE
     try:
-        return read_plan(path) if path.is_file() else KernelPlan()
-    except IngotError as error:
+        return _read(path) if path.is_file() else KernelPlan()
+    except _UNREADABLE as error:
+        if device is not None and device.type == "cpu":
+            _log.warning("%s cannot be read, and a CPU needs none: %s", PLAN_FILE, _reason(error))
+            return KernelPlan()
         raise EngineError(
-            f"{PLAN_FILE} is damaged", seen=error, fix="`ingot tune`, or build the engine again"
+            "the engine's kernel plan is damaged, or of another version of Ingot",
+            seen=f"{path}: {_reason(error)}",
+            fix=f"`ingot tune {folder}`, or delete {PLAN_FILE} to run with the defaults",
         ) from None
+
+
+def _read(path: Path) -> KernelPlan:
+    return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _reason(error: Exception) -> str:
+    """An error's own words in one line, without what it says of flags."""
+    if not isinstance(error, IngotError):
+        return str(error)
+    seen = error.seen if isinstance(error.seen, (list, tuple)) else [error.seen]
+    return error.what if error.seen is None else f"{error.what}: {', '.join(map(str, seen))}"
 
 
 def plan_text(plan: KernelPlan) -> str:

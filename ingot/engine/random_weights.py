@@ -24,7 +24,7 @@ from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes
 from ingot.engine.loader import Engine, compute_dtype, fill
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
-from ingot.errors import CheckpointError
+from ingot.errors import NoSuchPathError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named, find_architecture
 from ingot.version import VERSION
@@ -66,7 +66,7 @@ def config_manifest(config: Path, dtype: str, max_batch_size: int, max_seq_len: 
     """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
     file = config / CONFIG if config.is_dir() else config
     if not file.is_file():
-        raise CheckpointError("there is no such config", seen=file, fix="a config.json, or a folder with one")
+        raise NoSuchPathError("there is no such config", seen=file, fix="a config.json, or a folder with one")
     hf = read_json(file)
     model = find_architecture(hf.get("architectures") or ()).read_config(hf)
     longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len

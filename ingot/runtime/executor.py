@@ -28,6 +28,7 @@ from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
+from ingot.runtime.graphs import KINDS
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
@@ -159,22 +160,25 @@ class Executor:
         self._groups.pop(request_id, None)
         self._prompt_logits.pop(request_id, None)
 
-    def warm_up(self, batch_sizes: Iterable[int] | None) -> None:
-        """Capture decode graphs for these batch sizes (None: all) ahead of the steps that need them and, when
-        nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
+    def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
+        """Capture decode graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps
+        that need them and, when nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
-            RequestError: a size that is not 1 to ``max_batch_size``.
+            RequestError: a size that is not 1 to ``max_batch_size``, or a kind that is not of ``KINDS``.
         """
         sizes = list(range(1, self.max_batch_size + 1) if batch_sizes is None else batch_sizes)
         if any(not 1 <= size <= self.max_batch_size for size in sizes):
             raise RequestError(
                 "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
             )
+        kinds = list(kinds)
+        if not set(kinds) <= set(KINDS):
+            raise RequestError("no such kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):
-            self.runner.warm_up(sizes)
+            self.runner.warm_up(sizes, kinds)
         if not self.has_work:
             rehearse(self)
 

@@ -10,7 +10,7 @@ time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ from ingot.runtime.token_feed import TokenFeed
 GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
+KINDS = {"greedy": GREEDY, "unfiltered": UNFILTERED, "filtered": FILTERED}
 
 
 def batch_buckets(max_batch_size: int) -> list[int]:
@@ -89,9 +90,10 @@ class DecodeGraphs:
         """Start a step that leaves its requests' tokens in the first rows of the feed's table."""
         self._replay(step, draws, sampling_kind(draws))
 
-    def warm_up(self, num_requests: int) -> None:
-        """Capture the greedy step of the bucket for this many requests."""
-        self._capture(self.bucket_of(num_requests), GREEDY)
+    def warm_up(self, num_requests: int, kinds: Iterable[str]) -> None:
+        """Capture the steps of the bucket for this many requests that sample in these ways (of ``KINDS``)."""
+        for kind in kinds:
+            self._capture(self.bucket_of(num_requests), KINDS[kind])
 
     def _replay(
         self, step: ScheduledBatch, draws: Sequence[RowSampling], kind: tuple[RowSampling, ...] | None

@@ -120,11 +120,13 @@ class Runner:
             sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed.table)
         return self.feed.send(len(draws))
 
-    def warm_up(self, batch_sizes: Iterable[int]) -> None:
-        """Capture the greedy decode graphs for batches of these sizes now; nothing without graphs."""
+    def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
+        """Capture the decode graphs for batches of these sizes and kinds of sampling now; nothing without
+        graphs.
+        """
         for size in batch_sizes:
             if self.graphs is not None and self.graphs.fits(size):
-                self.graphs.warm_up(size)
+                self.graphs.warm_up(size, kinds)
 
     def _has_graph(self, step: ScheduledBatch) -> bool:
         graphs = self.graphs

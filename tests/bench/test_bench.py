@@ -16,7 +16,7 @@ from ingot.bench.latency import Latency
 from ingot.bench.load import fixed
 from ingot.bench.report import Table, headline, number, percent, plain, tables
 from ingot.bench.session import Throughput, bench_latency, bench_throughput
-from ingot.bench.side import SideSpec
+from ingot.bench.side import SideSpec, told_apart
 from ingot.cli.main import app
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
@@ -144,10 +144,25 @@ def test_hugging_face_and_ingot_need_the_same_bytes(checkpoint: Path) -> None:
 
 def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Path, checkpoint: Path) -> None:
     record = bench_json("throughput", engine, "--fixed", 3, "--against", checkpoint, *SMALL)
+    assert [side["name"] for side in record["sides"]] == ["tiny", checkpoint.name]
+    titles = [table.title for table in tables(record)]
+    assert [title.split(": ")[0] for title in titles[:2]] == ["tiny", checkpoint.name]
+    assert titles[2] == f"tiny is so many times faster than {checkpoint.name}"
     assert [side["spec"]["path"] for side in record["sides"]] == [str(engine), str(checkpoint)]
     assert set(record["ratios"][0]) == {"output_tokens_per_s", "ttft", "tpot"}
     record = bench_json("latency", engine, "--batch", 1, "--against", f"hf:{checkpoint}", *SMALL)
     assert record["sides"][1]["name"] == "huggingface"
+
+
+def test_two_engines_are_told_apart() -> None:
+    def names(a: str, b: str, **other: Any) -> tuple[str, ...]:
+        sides = told_apart(SideSpec(path=a), SideSpec(path=b, **other))
+        return tuple(side.title for side in sides)
+
+    assert names("engines/new/", "org/old") == ("new", "old")
+    assert names("a/engine", "b/engine") == ("a/engine", "b/engine")
+    assert names("a/engine", "a/engine") == ("a/engine, first", "a/engine, second")
+    assert names("engine", "checkpoint", kind="hf") == ("ingot", "hf")
 
 
 def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
@@ -190,6 +205,18 @@ def test_a_throughput_beside_another_side_is_three_tables(config: Path) -> None:
     assert "ingot is so many times faster than huggingface" in result.stdout
 
 
+def test_the_batch_invariant_mode_is_told(config: Path) -> None:
+    words = ("--random-weights", config, "--against", "hf", "--batch-invariant", *SMALL)
+    record = bench_json("latency", "--batch", 2, *words)
+    ours, theirs = record["sides"]
+    assert (ours["spec"]["batch_invariant"], theirs["spec"]["batch_invariant"]) == (True, False)
+    assert ours["facts"]["runtime"]["batch_invariant"] is True
+    titles = [table.title.split(":")[0] for table in tables(record)]
+    assert titles[:2] == ["ingot, batch invariant", "huggingface"]
+    shown = bench("throughput", "--fixed", 2, *words).stdout
+    assert "ingot, batch invariant: throughput, 2 requests" in shown
+
+
 def test_kernels_are_told_with_their_ceiling() -> None:
     times = {"p50": 2.5, "p90": 2.75, "p99": 3, "least": 2, "most": 3}
     entry = {"op": "rms_norm + residual", "shape": "4096", "rows": 8, "cached": True, "us": times,
@@ -211,6 +238,12 @@ def test_numbers_are_short() -> None:
     assert plain(Table("t", ("a", "b"), (("long name", "1"), ("x", "22")))) == (
         "t\na           b\nlong name   1\nx          22"
     )
+
+
+def test_fp16_on_a_cpu_is_said_to_be_slow(config: Path) -> None:
+    words = ("throughput", "--random-weights", config, "--fixed", 0, *SMALL, "--dtype")  # ends at once
+    notes = {dtype: "note: fp16 on a CPU" in bench(*words, dtype).stderr for dtype in ("fp16", "fp32")}
+    assert notes == {"fp16": True, "fp32": False}
 
 
 # --- what is refused -------------------------------------------------------------------------------------
@@ -259,7 +292,7 @@ def test_bad_input_is_an_error_with_a_fix(
     if "--prompt-tokens" not in filled and "latency" in filled:
         defaults += ["--prompt-tokens", "4"]
     result = bench(*filled, *defaults, "--device", "cpu")
-    assert result.exit_code == 1, result.stdout
+    assert result.exit_code == 2, result.stdout
     assert message in result.stderr
     assert result.stdout == ""
 
@@ -278,8 +311,8 @@ def test_conversations_beyond_an_engines_limit_are_left_out(tmp_path: Path) -> N
     path = tmp_path / "talks.json"
     path.write_text(json.dumps([{"conversations": [turn, answer]} for turn in (long, short)]))
     engine = build(POCKET, tmp_path / "engine", max_batch_size=2, max_seq_len=48, device="cpu")
-    record = bench_json("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
-    assert len(record["wanted"]["load"]["lengths"]) == 1
+    result = bench("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
+    assert "talks.json: 1 taken, left out: 1 over 48 tokens together" in result.stdout
 
 
 def test_a_missing_transformers_is_said_before_anything_is_measured(

@@ -1,4 +1,4 @@
-"""The verbs of ``ingot`` on a tiny engine: what they print where, and their exit codes."""
+"""``ingot`` on a tiny engine: the frame, ``build``, ``inspect`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -6,41 +6,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from typer.testing import CliRunner
 
-from ingot import LLM, SamplingParams
-from ingot.cli.main import app
-from ingot.cli.sampling import _HELP
 from ingot.config.plan import KernelPlan
 from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
-from ingot.llm.conversation import Conversation
 from ingot.version import VERSION
-from tests.e2e.tiny import END_OF_TEXT, write_tiny
+from tests.e2e.terminal import ingot
+from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 
 MAX_SEQ_LEN = 128
-FOREIGN_PLAN = {
-    "gpu": "Some GPU",
-    "capability": "9.0",
-    "value_bytes": 2,
-    "torch": "2.11.0",
-    "triton": "3.6.0",
-    "tiles": {"rms_norm": {"m8_h32": {"num_warps": 8}}},
-    "measured": {"rms_norm": {"m8_h32": {"default_us": 3.0, "best_us": 2.0}}},
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    """Tiny products only get slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -57,25 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("engine") / "tiny"
     return build(checkpoint, target, max_seq_len=MAX_SEQ_LEN, max_batch_size=4, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def llm(engine: Path) -> LLM:
-    return LLM(engine, device="cpu")
-
-
-def ingot(*words: object, stdin: str | bytes | None = None) -> Any:
-    """Run a verb; what it lets through other than an exit fails the test."""
-    result = CliRunner().invoke(app, [str(w) for w in words], input=stdin)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def run_json(*words: object, stdin: str | None = None) -> list[dict[str, Any]]:
-    result = ingot("run", *words, "--device", "cpu", "--json", stdin=stdin)
-    assert result.exit_code == 0, result.stderr
-    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 # --- the frame -------------------------------------------------------------------------------------------
@@ -108,9 +65,41 @@ def test_misuse_exits_with_2(words: list[str]) -> None:
     assert ingot(*words).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("run", "{nowhere}", "Hi"), 2),
+        (("chat", "{nowhere}"), 2),
+        (("tune", "{nowhere}"), 2),
+        (("inspect", "{nowhere}"), 2),
+        (("diff", "{engine}", "{nowhere}"), 2),
+        (("diff", "{engine}", "{checkpoint}"), 2),  # 1 says that two engines differ
+        (("build", "{nowhere}", "-o", "{new}"), 2),
+        (("build", "{checkpoint}", "-o", "{new}", "--plan", "{nowhere}"), 2),
+        (("build", "{checkpoint}", "-o", "{new}", "--dtype", "int3"), 2),
+        (("build", "{checkpoint}", "-o", "{engine}"), 1),
+        (("run", "{engine}", "Hi", "--file", "{nowhere}"), 2),
+        (("run", "{engine}", "--file", "{nowhere}"), 2),
+        (("run", "{engine}", "Hi", "--num-beams", "5"), 2),  # more than the engine's batch
+        (("run", "{engine}", "Hi", "--device", "tpu"), 2),
+        (("run", "{engine}", "x" * 128), 1),
+        (("bench", "latency", "{nowhere}"), 2),
+        (("bench", "latency", "--random-weights", "{nowhere}"), 2),
+        (("bench", "throughput", "{engine}", "--requests", "{nowhere}"), 2),
+    ],
+)
+def test_misuse_exits_with_2_and_failure_with_1(
+    words: tuple[str, ...], code: int, engine: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    places = {"nowhere": tmp_path / "nowhere", "new": tmp_path / "new"}
+    result = ingot(*(w.format(engine=engine, checkpoint=checkpoint, **places) for w in words), stdin="")
+    assert result.exit_code == code, result.stderr
+    assert "error: " in result.stderr or "Invalid value" in result.stderr or "not both" in result.stderr
+
+
 def test_an_error_is_a_message_of_lines_and_no_traceback(engine: Path) -> None:
     result = ingot("run", engine, "hello", "--top-p", "4", "--device", "cpu")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert lines[0] == "error: top_p is out of range"
@@ -122,7 +111,7 @@ def test_debug_shows_the_traceback(engine: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("INGOT_DEBUG", "1")
     result = ingot("diff", engine, "nowhere")
     assert "Traceback" in result.stderr
-    assert result.exit_code == 1
+    assert result.exit_code == 2
 
 
 # --- build -----------------------------------------------------------------------------------------------
@@ -168,198 +157,9 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     result = ingot("build", checkpoint, "-o", tmp_path / "new" / "out", "--layers", "0:9", "--device", "cpu")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "fix: --layers" in result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-# --- run -------------------------------------------------------------------------------------------------
-
-
-def test_run_prints_the_librarys_answer(engine: Path, llm: LLM) -> None:
-    result = ingot("run", engine, "hello", "--device", "cpu")
-    assert result.stdout == f"{llm.generate('hello')[0].text}\n"
-    assert "8 tokens in " in result.stderr
-    assert "tokens/s" in result.stderr
-
-
-def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
-    params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=3, n=2)
-    words = ("--max-new-tokens", 4, "--temperature", 1, "--seed", 3, "-n", 2)
-    result = ingot("run", engine, "one", "two\nlines", *words, "--device", "cpu")
-    outputs = llm.generate(["one", "two\nlines"], params)
-    expected = "".join(
-        f"=== {i}/2 answer {j}/2: {title}\n{answer.text}\n"
-        for i, (title, output) in enumerate(zip(("one", "two lines"), outputs, strict=True), start=1)
-        for j, answer in enumerate(output.answers, start=1)
-    )
-    assert result.stdout == expected
-
-
-def test_json_holds_everything(engine: Path, llm: LLM) -> None:
-    lines = run_json(engine, "a", "bc", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
-    outputs = llm.generate(["a", "bc"], SamplingParams(max_new_tokens=3, logprobs=2, ignore_eos=True))
-    for line, prompt, output in zip(lines, ("a", "bc"), outputs, strict=True):
-        assert list(line) == ["prompt", "prompt_token_ids", "answers", "timing"]
-        assert (line["prompt"], line["prompt_token_ids"]) == (prompt, output.prompt_token_ids)
-        (answer,) = line["answers"]
-        assert (answer["text"], answer["token_ids"]) == (output.text, output.token_ids)
-        assert (answer["finish_reason"], answer["stopped_by"]) == ("length", None)
-        assert [step["token_id"] for step in answer["logprobs"]] == output.token_ids
-        assert all(len(step["top"]) == 2 for step in answer["logprobs"])
-        assert line["timing"]["output_tokens"] == 6
-
-
-def test_stop_flags_may_be_repeated(engine: Path, llm: LLM) -> None:
-    ids = llm.generate("hello", SamplingParams(max_new_tokens=8, ignore_eos=True))[0].token_ids
-    words = ("--stop-token-id", 300, "--stop-token-id", ids[3], "--stop", "never", "--stop", "neither")
-    (line,) = run_json(engine, "hello", *words)
-    assert line["answers"][0]["token_ids"] == ids[: ids.index(ids[3])]
-    assert line["answers"][0]["stopped_by"] == ids[3]
-
-
-def test_beams(engine: Path, llm: LLM) -> None:
-    (line,) = run_json(engine, "hello", "--num-beams", 3, "-n", 2, "--length-penalty", 0.5)
-    params = llm.default_params.replace(num_beams=3, n=2, length_penalty=0.5)
-    assert [a["token_ids"] for a in line["answers"]] == [
-        a.token_ids for a in llm.generate("hello", params)[0].answers
-    ]
-
-
-def test_token_ids_and_chat(engine: Path, llm: LLM) -> None:
-    (ids,) = run_json(engine, "--ids", "104  105")
-    assert (ids["prompt"], ids["prompt_token_ids"]) == (None, [104, 105])
-    (chat,) = run_json(engine, "--chat", "hi")
-    messages = [{"role": "user", "content": "hi"}]
-    assert chat["messages"] == messages
-    assert chat["prompt_token_ids"] == llm.chat_ids(messages)
-    assert ingot("run", engine, "--chat", "--ids", "1").exit_code == 2
-
-
-@pytest.mark.parametrize("words", ["one 2", "1.5", "-"])
-def test_ids_that_are_none(engine: Path, words: str) -> None:
-    result = ingot("run", engine, "--ids", "--", words)
-    assert result.exit_code == 1
-    assert "--ids takes token ids" in result.stderr
-
-
-def test_stdin_is_one_prompt(engine: Path) -> None:
-    (line,) = run_json(engine, stdin="two\nlines é")
-    assert line["prompt"] == "two\nlines é"
-    assert "stdin is not UTF-8" in ingot("run", engine, stdin=b"\xff").stderr
-
-
-def test_files_hold_a_prompt_a_line(engine: Path, llm: LLM, tmp_path: Path) -> None:
-    text = tmp_path / "prompts.txt"
-    text.write_bytes("\ufefffirst\r\n\n  second \n".encode())
-    assert [line["prompt"] for line in run_json(engine, "--file", text)] == ["first", "  second "]
-    piped = run_json(engine, "--file", "-", stdin="a\nb\n")
-    assert [line["prompt"] for line in piped] == ["a", "b"]
-    rows = tmp_path / "prompts.jsonl"
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
-    values = [{"prompt": "x", "id": 7}, {"messages": messages}, {"prompt_token_ids": [9, 8]}]
-    rows.write_text("".join(json.dumps(value) + "\n" for value in values))
-    found = [line["prompt_token_ids"] for line in run_json(engine, "--file", rows)]
-    assert found == [[120], llm.chat_ids(messages), [9, 8]]
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "7", "{}", '{"prompt": 1}', '{"prompt": "a", "messages": []}', '{"messages": "a"}']
-)
-def test_a_bad_line_is_named(engine: Path, tmp_path: Path, line: str) -> None:
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text('{"prompt": "a"}\n\n' + line + "\n")
-    result = ingot("run", engine, "--file", rows)
-    assert result.exit_code == 1
-    assert f"{rows}, line 3 is no prompt" in result.stderr
-
-
-def test_the_prompt_that_does_not_fit_is_named(engine: Path) -> None:
-    result = ingot("run", engine, "fine", "x" * MAX_SEQ_LEN, "--device", "cpu")
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: prompt 2: the prompt is too long\n  seen: 128 tokens")
-
-
-def test_files_that_are_not_there_or_empty(engine: Path, tmp_path: Path) -> None:
-    missing = ingot("run", engine, "--file", tmp_path / "none.txt")
-    assert (missing.exit_code, "cannot be read" in missing.stderr) == (1, True)
-    (tmp_path / "empty.txt").write_text("\n\n")
-    assert "no prompts" in ingot("run", engine, "--file", tmp_path / "empty.txt").stderr
-    assert ingot("run", engine, "a", "--file", "x").exit_code == 2
-
-
-def test_flags_override_generation_config_and_only_when_given(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "sampling")
-    generation = {"eos_token_id": END_OF_TEXT, "do_sample": True, "temperature": 5.0, "max_new_tokens": 12}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    direct = LLM(folder, device="cpu")
-    greedy = direct.generate("hello", SamplingParams(max_new_tokens=12))[0].token_ids
-    (line,) = run_json(folder, "hello", "--temperature", "0")
-    assert line["answers"][0]["token_ids"] == greedy
-    sampled = run_json(folder, "hello", "--seed", 1, "-n", 3)[0]["answers"]
-    assert any(answer["token_ids"] != greedy for answer in sampled)
-
-
-def test_every_sampling_value_has_a_flag_with_help() -> None:
-    assert list(_HELP) == list(SamplingParams().to_json())
-
-
-# --- chat ------------------------------------------------------------------------------------------------
-
-
-def chat(engine: Path, *lines: str, words: tuple[object, ...] = ()) -> Any:
-    return ingot("chat", engine, "--device", "cpu", *words, stdin="".join(f"{x}\n" for x in lines))
-
-
-def test_chat_remembers(engine: Path, llm: LLM) -> None:
-    talk = Conversation(llm, "Be nice.")
-    answers = ["".join(p.text for p in talk.ask(text)) for text in ("hi", "two\nlines")]
-    result = chat(engine, "hi", '"""two', 'lines"""', "", "/exit", "never", words=("--system", "Be nice."))
-    assert result.exit_code == 0
-    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
-    assert "cut off; --max-new-tokens" in result.stderr
-
-
-def test_what_is_quoted_is_no_command_and_odd_bytes_are_no_end(engine: Path, llm: LLM) -> None:
-    stdin = b'"""/clear\n"""\n"""one"""\n\xff\n'
-    result = ingot("chat", engine, "--device", "cpu", "--max-new-tokens", 2, stdin=stdin)
-    talk = Conversation(llm, params=SamplingParams(max_new_tokens=2))
-    answers = ["".join(p.text for p in talk.ask(text)) for text in ("/clear\n", "one", "\ufffd")]
-    assert result.exit_code == 0
-    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
-
-
-def test_chat_commands(engine: Path, llm: LLM) -> None:
-    lines = ("hi", "/clear", "/system New.", "/system", "/wrong", "/help", "again")
-    result = chat(engine, *lines, words=("--system", "Old."))
-    talk = Conversation(llm, "New.")
-    assert result.stdout.splitlines()[-1] == "".join(p.text for p in talk.ask("again")).splitlines()[-1]
-    assert result.stderr.count("system: New.") == 2
-    assert "no such command: /wrong" in result.stderr
-    assert "/clear        forget" in result.stderr
-
-
-def test_an_error_ends_neither_chat_nor_memory(engine: Path, llm: LLM) -> None:
-    result = chat(engine, "hi", "x" * 300, "and", words=("--max-new-tokens", "2"))
-    talk = Conversation(llm, params=SamplingParams(max_new_tokens=2))
-    answers = ["".join(p.text for p in talk.ask(text)) for text in ("hi", "and")]
-    assert result.exit_code == 1  # a script should know
-    assert result.stdout == "".join(f"{answer}\n" for answer in answers)
-    assert "error: the prompt is too long" in result.stderr
-
-
-def test_dropped_turns_are_told_of_once(engine: Path) -> None:
-    result = chat(engine, "a" * 20, "b" * 20, "c" * 20, "d" * 20)
-    assert result.exit_code == 0
-    assert result.stderr.count("the oldest turns no longer fit") == 1
-
-
-def test_an_engine_that_cannot_chat_says_so(tmp_path: Path) -> None:
-    folder = write_tiny(tmp_path / "plain")
-    (folder / "generation_config.json").write_text("{}")
-    result = chat(folder, "hi")
-    assert result.exit_code == 1
-    assert "no chat template" in result.stderr
 
 
 # --- inspect and diff ------------------------------------------------------------------------------------
@@ -393,7 +193,7 @@ def test_inspect_json_and_tensors(engine: Path) -> None:
     assert "tensors" not in json.loads(ingot("inspect", engine, "--json").stdout)
     assert manifest.tensors["norm.weight"].sha256 in ingot("inspect", engine, "--tensors").stdout
     nowhere = ingot("inspect", engine / "nowhere")
-    assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (1, True)
+    assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (2, True)
 
 
 def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -411,4 +211,4 @@ def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:
     assert {"name": "build.max_batch_size", "left": 4, "right": 64} in value["config"]
     assert all(change["relative"] > 0.5 for change in value["tensors"])
     failed = ingot("diff", engine, checkpoint)
-    assert (failed.exit_code, "not an engine" in failed.stderr) == (1, True)
+    assert (failed.exit_code, "not an engine" in failed.stderr) == (2, True)

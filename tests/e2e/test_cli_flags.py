@@ -10,7 +10,7 @@ import pytest
 from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.builder import build
-from tests.e2e.test_cli import ingot, run_json
+from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import write_tiny
 
 
@@ -38,7 +38,7 @@ def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
 def test_a_value_out_of_range_is_told_before_loading() -> None:
     start = time.monotonic()
     result = ingot("run", "no/such/engine", "Hi", "--top-p", 2)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "top_p is out of range" in result.stderr
     assert "--top-p" in result.stderr
     assert time.monotonic() - start < 30

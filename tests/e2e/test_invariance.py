@@ -6,81 +6,18 @@ Every test proves that the mechanism it is about did happen.
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.llm import Output
+from tests.e2e.mixed import GREEDY, PENALISED, PROMPTS, SAMPLED, Make, alone, ids_of, mixed_params
 from tests.e2e.watch import check_idle, watch
-from tests.tiny_models import random_ids, save_model, tiny_config
+from tests.tiny_models import random_ids
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
-SAMPLED = GREEDY.replace(temperature=1.0, top_p=0.95, seed=11)
-PENALISED = SAMPLED.replace(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, top_k=40)
-PROMPTS = [random_ids(length, seed=length) for length in (1, 5, 9, 16, 17, 33, 40, 23)]
-MIXED = [GREEDY, SAMPLED, PENALISED, GREEDY.replace(max_new_tokens=3), SAMPLED.replace(n=3)]
-Make = Callable[..., LLM]
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Tiny random checkpoints by kind."""
-    root = tmp_path_factory.mktemp("models")
-    for kind in ("gpt2", "llama", "qwen3"):
-        save_model(tiny_config(kind), root / kind, seed=1)
-    save_model(tiny_config("mistral", sliding_window=11), root / "window", seed=1)
-    return {path.name: path for path in root.iterdir()}
-
-
-@pytest.fixture(scope="session")
-def make(folders: dict[str, Path]) -> Make:
-    """make(kind, device, token_budget=...): an LLM, made once for the same arguments."""
-
-    @functools.cache
-    def made(
-        kind: str | Path, device: str = "cpu", batch: int = 8, dtype: str = "fp32", **runtime: Any
-    ) -> LLM:
-        values = {"block_size": 16, "cache_tokens": 2048} | runtime
-        folder = folders[kind] if isinstance(kind, str) else kind
-        return LLM(
-            folder,
-            device,
-            compute_dtype=dtype,
-            max_batch_size=batch,
-            max_seq_len=128,
-            runtime=RuntimeConfig(**values),
-        )
-
-    return made
-
-
-def golden_100(golden: Path) -> tuple[list[int], Path]:
-    """A first token and the hundred that follow it, and the checkpoint that they are of."""
-    folder = golden / "llama_aidreams260K"
-    found = json.loads((folder / "golden100.json").read_text())
-    return [found["bos"], *found["ids"]], folder / "hf"
-
-
-def ids_of(outputs: Sequence[Output]) -> list[list[list[int]]]:
-    return [[answer.token_ids for answer in output.answers] for output in outputs]
-
-
-def alone(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[list[int]]]:
-    """Each prompt by itself."""
-    return [ids_of(llm.generate(p, v))[0] for p, v in zip(prompts, params, strict=True)]
-
-
-def mixed_params(count: int) -> list[SamplingParams]:
-    return [MIXED[i % len(MIXED)] for i in range(count)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -316,133 +253,3 @@ def test_block_size_changes_nothing(make: Make, block_size: int, device: str) ->
     llm, params = make("llama", device, block_size=block_size), mixed_params(len(PROMPTS))
     assert llm.executor.runner.caches[0].keys.shape[2] == block_size
     assert ids_of(llm.generate(PROMPTS, params)) == alone(make("llama", device), PROMPTS, params)
-
-
-class TestText:
-    """With the trained LLaMA and its tokenizer."""
-
-    PROMPTS = ("I dream of", "", "A whisper", "The light in my circuits")
-
-    @pytest.fixture
-    def llm(self, golden: Path, make: Make) -> LLM:
-        return make(golden / "llama_aidreams260K" / "hf")
-
-    @pytest.mark.parametrize("stop", [(), ("refine",), ("zzz", ", a")])
-    def test_stream_joined_is_generate(self, llm: LLM, stop: tuple[str, ...]) -> None:
-        params = GREEDY.replace(max_new_tokens=50, stop=stop, logprobs=2)
-        for prompt in self.PROMPTS:
-            output = llm.generate(prompt, params)[0]
-            pieces = list(llm.stream(prompt, params))
-            assert "".join(piece.text for piece in pieces) == output.text
-            assert [t for piece in pieces for t in piece.token_ids] == output.token_ids
-            assert [p for piece in pieces for p in piece.logprobs] == output.logprobs
-            assert [p.finish_reason for p in pieces if p.finish_reason] == [output.finish_reason]
-            assert pieces[-1].finish_reason is not None
-            assert len(pieces) > 5
-            assert not any(s in (output.text or "") for s in stop)
-            check_idle(llm)
-
-    def test_a_stop_string_ends_the_answer_where_it_begins(self, llm: LLM) -> None:
-        whole = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50))[0]
-        answer = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50, stop=("refine",)))[0].answers[0]
-        assert whole.text is not None
-        assert answer.text == whole.text[: whole.text.index("refine")]
-        assert (answer.finish_reason, answer.stopped_by) == ("stop", "refine")
-
-    def test_text_held_back_for_a_stop_string_comes_at_the_end(self, llm: LLM) -> None:
-        whole = llm.generate("I dream of", GREEDY)[0].text
-        assert whole is not None
-        params = GREEDY.replace(stop=(whole[-4:] + "never",))
-        assert llm.generate("I dream of", params)[0].text == whole
-        assert "".join(piece.text for piece in llm.stream("I dream of", params)) == whole
-
-    def test_streams_and_calls_side_by_side(self, llm: LLM) -> None:
-        params = GREEDY.replace(max_new_tokens=30)
-        expected = [llm.generate(p, params)[0].text for p in self.PROMPTS]
-        streams = [llm.stream(p, params) for p in self.PROMPTS[:2]]
-        texts = [next(s).text for s in streams]
-        assert [o.text for o in llm.generate(list(self.PROMPTS[2:]), params)] == expected[2:]
-        before = llm.logits([5, 6, 7])
-        assert before.shape[0] == 3
-        for pieces in zip(*streams, strict=True):
-            texts = [text + piece.text for text, piece in zip(texts, pieces, strict=True)]
-        assert texts == expected[:2]
-        check_idle(llm)
-
-    def test_a_closed_or_unread_stream_leaves_nothing(self, llm: LLM) -> None:
-        stream = llm.stream("I dream of", GREEDY)
-        stream.close()  # type: ignore[attr-defined]
-        check_idle(llm)
-        stream = llm.stream("I dream of", GREEDY.replace(n=3, temperature=1.0))
-        next(stream)
-        assert llm.executor.has_work
-        stream.close()  # type: ignore[attr-defined]
-        check_idle(llm)
-
-
-@pytest.mark.gpu
-class TestCuda:
-    """What only a GPU has: graphs, fp16, another device to agree with."""
-
-    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
-    def test_logits_are_the_cpus(self, make: Make, kind: str) -> None:
-        for prompt in PROMPTS[4:]:
-            ours, cpu = make(kind, "cuda").logits(prompt), make(kind).logits(prompt)
-            assert float((ours - cpu).abs().max() / cpu.abs().max()) < 1e-4
-
-    @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
-    def test_graphs_are_eager(self, make: Make, kind: str) -> None:
-        graphs, eager = make(kind, "cuda"), make(kind, "cuda", cuda_graphs=False)
-        params = mixed_params(len(PROMPTS))
-        assert ids_of(graphs.generate(PROMPTS, params)) == ids_of(eager.generate(PROMPTS, params))
-        assert graphs.executor.runner.graphs is not None
-        assert len(graphs.executor.runner.graphs._captured) > 2
-        assert eager.executor.runner.graphs is None
-
-    def test_ids_are_the_cpus(self, make: Make) -> None:
-        params = mixed_params(len(PROMPTS))
-        assert ids_of(make("llama", "cuda").generate(PROMPTS, params)) == ids_of(
-            make("llama").generate(PROMPTS, params)
-        )
-
-    @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-    def test_trained_model_graphs_are_eager_and_batched_is_single(
-        self, golden: Path, make: Make, dtype: str
-    ) -> None:
-        folder = golden / "llama_aidreams260K" / "hf"
-        graphs = make(folder, "cuda", dtype=dtype)
-        eager = make(folder, "cuda", dtype=dtype, cuda_graphs=False)
-        params = GREEDY.replace(max_new_tokens=60)
-        texts = [o.text for o in graphs.generate(list(TestText.PROMPTS), params)]
-        assert texts == [o.text for o in eager.generate(list(TestText.PROMPTS), params)]
-
-    def test_golden_100(self, golden: Path, make: Make) -> None:
-        expected, folder = golden_100(golden)
-        params = SamplingParams(max_new_tokens=100, ignore_eos=True)
-        assert make(folder, "cuda").generate([expected[0]], params)[0].token_ids == expected[1:]
-
-    def test_golden_100_in_fp16(self, golden: Path, make: Make) -> None:
-        """One of the hundred choices is closer (0.004) than fp16's rounding of the logits (0.013, also on a
-        CPU): there either token is right. The others must be the golden ones, and so must every token
-        generated before it.
-        """
-        expected, folder = golden_100(golden)
-        best, second = make(folder, "cpu").logits(expected[:-1]).topk(2, dim=-1).values.unbind(-1)
-        close = (best - second < 0.013).nonzero().flatten().tolist()
-        assert len(close) == 1
-        llm = make(folder, "cuda", dtype="fp16")
-        chosen = llm.logits(expected[:-1]).argmax(-1)
-        assert {i for i, (a, b) in enumerate(zip(chosen, expected[1:], strict=True)) if a != b} <= set(close)
-        params = SamplingParams(max_new_tokens=close[0], ignore_eos=True)
-        assert llm.generate([expected[0]], params)[0].token_ids == expected[1 : 1 + close[0]]
-
-    @pytest.mark.parametrize("name", ["qwen_v1_1_safetensors", "qwen_v1_1_bin"])
-    def test_qwen_golden(self, golden: Path, name: str) -> None:
-        llm = LLM(golden / name / "hf", "cuda", compute_dtype="fp32", max_batch_size=8, max_seq_len=256)
-        with np.load(golden / name / "long.npz") as long:
-            logits = llm.logits(long["long0_ids"].tolist())
-            assert float((logits - torch.from_numpy(long["long0_on_logits"])).abs().max()) < 1e-3
-        with np.load(golden / name / "greedy.npz") as greedy:
-            for prompt in ("short", "cross", "beyond"):
-                output = llm.generate(greedy[f"{prompt}_prompt_ids"].tolist(), GREEDY)[0]
-                assert output.token_ids == greedy[f"{prompt}_new_ids"].tolist()

@@ -27,8 +27,7 @@ from ingot.engine.plan_file import read_own_plan, usable_plan, write_plan
 from ingot.engine.tuner import tuning
 from ingot.engine.tuner.inputs import Inputs
 from ingot.errors import BuildError, DeviceError, EngineError
-from tests.e2e.test_cli import FOREIGN_PLAN
-from tests.e2e.tiny import write_tiny
+from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config
 
 FOREIGN = KernelPlan.from_json(FOREIGN_PLAN)
@@ -61,7 +60,7 @@ def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
 
 def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
     result = run("tune", tmp_path / "nowhere")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nowhere" in result.stderr
 
 
@@ -133,7 +132,7 @@ class TestOnAPretendedGpu:
 
     def test_unknown_ops_are_named(self, engine: Path) -> None:
         result = run("tune", engine, "--ops", "rms_nrm")
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert "seen: rms_nrm" in result.stderr
         assert "fix: --ops" in result.stderr
 
@@ -180,10 +179,46 @@ def test_a_plan_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_damaged_plan_can_be_measured_again(engine: Path) -> None:
-    (engine / "plan.json").write_text('{"tiles": {"rms_norm": {"num_warps": 8}}}')
-    with pytest.raises(EngineError, match=r"plan.json is damaged.*ingot tune"):
-        LLM(engine, device="cpu")
+UNREADABLE_PLANS = {
+    "{": "Expecting property name",
+    "[]": "",
+    '{"tiles": {"teleport": {"x": 1}}}': "the plan names unknown kernels: teleport",
+    '{"tiles": {"rms_norm": {"num_warps": 8}}}': "rms_norm has no such keys: num_warps",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE_PLANS)
+def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Path, text: str) -> None:
+    (engine / "plan.json").write_text(text)
+    with pytest.raises(EngineError) as caught:
+        loader.load_engine(engine, torch.device("cuda"))
+    error = caught.value
+    assert error.what == "the engine's kernel plan is damaged, or of another version of Ingot"
+    assert str(error.seen).startswith(f"{engine / 'plan.json'}: {UNREADABLE_PLANS[text]}")
+    assert error.fix == f"`ingot tune {engine}`, or delete plan.json to run with the defaults"
+    assert str(error).count("fix") == 1
+
+
+@pytest.mark.parametrize("text", UNREADABLE_PLANS)
+def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
+    engine: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4))
+    (engine / "plan.json").write_text(text)
+    assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
+    (record,) = caplog.records
+    assert record.getMessage().startswith("plan.json cannot be read, and a CPU needs none: ")
+    assert UNREADABLE_PLANS[text] in record.getMessage()
+
+
+@no_gpu
+def test_inspect_on_a_cpu_tells_that_a_plan_is_not_used(engine: Path) -> None:
+    assert "kernel plan   defaults, nothing measured\n" in run("inspect", engine).stdout
+    write_plan(engine / "plan.json", FOREIGN)
+    assert "with Triton 3.6.0; not used here: a CPU runs no kernels\n" in run("inspect", engine).stdout
+    assert json.loads(run("inspect", engine, "--json").stdout)["plan_unused"] == "a CPU runs no kernels"
+    (engine / "plan.json").write_text("{")
+    assert run("inspect", engine).exit_code == 0
 
 
 @pytest.mark.gpu

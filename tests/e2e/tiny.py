@@ -19,6 +19,15 @@ NUM_BYTES = 256
 NUM_SPECIAL = 208  # endoftext, im_start, im_end and 205 extras
 END_OF_TEXT = NUM_BYTES
 HIDDEN, LAYERS, HEADS, INNER = 32, 2, 2, 48
+FOREIGN_PLAN = {  # of a machine that is not this one
+    "gpu": "Some GPU",
+    "capability": "9.0",
+    "value_bytes": 2,
+    "torch": "2.11.0",
+    "triton": "3.6.0",
+    "tiles": {"rms_norm": {"m8_h32": {"num_warps": 8}}},
+    "measured": {"rms_norm": {"m8_h32": {"default_us": 3.0, "best_us": 2.0}}},
+}
 
 
 def write_tiny(folder: Path, seed: int = 0, seq_length: int = 256, **changes: Any) -> Path:

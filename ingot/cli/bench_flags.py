@@ -1,0 +1,116 @@
+"""The flags that the verbs of ``ingot bench`` share.
+
+Owns their names, help and defaults. Knows no measurement.
+
+    @bench_flags
+    def kernels(flags: ModelFlags) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.cli.flags import BatchInvariant, Device, Threads, flags_for
+from ingot.config.build import DEFAULT_MAX_SEQ_LEN
+
+BATCHES = "1,8,32,64"
+
+Batch = Annotated[str, typer.Option(help="Batch sizes, with commas between.")]
+
+
+def _json_target(value: str | None) -> str | None:
+    """A place that can be written, made sure of before anything is measured."""
+    if value is None or value == "-":
+        return value
+    path = Path(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}", param_hint="--json") from None
+    return value
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """What is measured, on what, at which lengths."""
+
+    engine: Annotated[
+        str | None,
+        typer.Argument(
+            help="An engine folder, a checkpoint folder or a Hugging Face id.",
+            metavar="ENGINE_OR_CHECKPOINT",
+            show_default=False,
+        ),
+    ] = None
+    random_weights: Annotated[
+        str | None,
+        typer.Option(help="A config.json (or its folder) to fill with random weights, instead of an engine."),
+    ] = None
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated for each.")] = 128
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            help="Write every raw figure to a file as JSON; '-': to stdout.",
+            metavar="FILE",
+            callback=_json_target,
+        ),
+    ] = None
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of one request; an engine has its own.",
+            show_default=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
+            min=1,
+        ),
+    ] = None
+    dtype: Annotated[
+        str, typer.Option(help="Dtype of arithmetic: fp16, bf16, fp32; auto: the model's, fp32 on a CPU.")
+    ] = "auto"
+    device: Device = None
+
+
+@dataclass(frozen=True)
+class SideFlags(ModelFlags):
+    """And how it runs, beside what."""
+
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="The side to compare with: hf (Hugging Face's class on the same weights), hf:CHECKPOINT, or "
+            "another engine or checkpoint.",
+            metavar="hf|CHECKPOINT",
+        ),
+    ] = None
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests in one step; an engine has its own.", min=1, show_default="as needed"
+        ),
+    ] = None
+    token_budget: Annotated[
+        int | None, typer.Option(help="Most tokens of one step.", show_default="2048", min=1)
+    ] = None
+    threads: Threads = None
+    batch_invariant: BatchInvariant = False
+
+
+def bench_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
+    kind = typing.get_type_hints(verb)["flags"]
+    types = typing.get_type_hints(kind, include_extras=True)
+    flags = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
+        for f in fields(kind)
+    ]
+    return flags_for(verb, "flags", flags, lambda values: kind(**values))
