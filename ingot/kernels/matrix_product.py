@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import overlaps, wait_for_previous
+from ingot.kernels.overlap import LINE_BYTES, overlaps, prefetch_lines, wait_for_previous
 
 
 @triton.jit
@@ -57,8 +57,10 @@ def matrix_tile(
 
     With PREFETCH 1 and 2 only the weight's loads are pipelined: the compiler starts them ahead of the loop,
     before the wait for the previous kernel. The rows of x come from L2, with 2 a step ahead in registers.
-    With PREFETCH 0 both are pipelined, after the wait.
+    With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the rows are asked
+    into L2 before it.
     """
+    LINE: tl.constexpr = LINE_BYTES // (x_ptr.dtype.element_ty.primitive_bitwidth // 8)
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
@@ -67,7 +69,13 @@ def matrix_tile(
     places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     x = tl.zeros([BLOCK_T, BLOCK_K], dtype=x_ptr.dtype.element_ty)
-    if PREFETCH == 0:
+    if PREFETCH == 0 or PREFETCH > 2:
+        if PREFETCH > 2 and OVERLAP > 1:
+            ahead = first * BLOCK_K + tl.arange(0, PREFETCH // LINE) * LINE
+            wanted = (ahead < K)[None, :] & (rows >= 0)[:, None]
+            if live is not None:
+                wanted = wanted & live[:, None]
+            prefetch_lines(weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + ahead[None, :], wanted)
         wait_for_previous(OVERLAP)
     for step in tl.range(0, steps):
         here = (first + step) * BLOCK_K
@@ -78,7 +86,7 @@ def matrix_tile(
         w = _weights(places + here, here + cols, live, K, MASKED)
         # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
         # before the wait, and it keeps the layout that it is loaded in.
-        if PREFETCH > 1:
+        if PREFETCH == 2:
             if step == 0:
                 wait_for_previous(OVERLAP)
                 x = tl.load(columns + here, mask=now, other=0.0)
@@ -124,16 +132,16 @@ def multiprocessors(device: torch.device) -> int:
 # that early weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
 WIDE = {
     8: [(16383, 32, 256, 2, 4, 0, 1), (65535, 64, 256, 4, 3, 0, 1), (0, 64, 256, 4, 3, 0, 1)],
-    16: [(16383, 64, 128, 4, 4, 2, 0), (65535, 128, 128, 4, 3, 2, 0), (0, 128, 128, 4, 3, 2, 0)],
-    32: [(16383, 64, 64, 4, 5, 2, 0), (65535, 64, 128, 4, 3, 3, 0), (0, 128, 128, 8, 4, 1, 0)],
+    16: [(16383, 64, 128, 4, 4, 2, 256), (65535, 64, 128, 4, 3, 3, 128), (0, 128, 128, 4, 3, 2, 0)],
+    32: [(16383, 64, 128, 4, 4, 2, 128), (65535, 64, 128, 4, 3, 3, 0), (0, 128, 128, 8, 4, 1, 128)],
     64: [(16383, 128, 64, 8, 5, 1, 0), (65535, 64, 64, 4, 4, 3, 0), (0, 128, 64, 4, 4, 2, 0)],
 }
 # The same of split sums, by inputs instead of outputs, with SPLITS.
 SPLIT = {
     8: [(8192, 64, 256, 4, 3, 0, 1, 4), (0, 128, 128, 4, 3, 0, 2, 8)],
     16: [(8192, 64, 128, 4, 4, 2, 0, 4), (0, 64, 256, 4, 3, 2, 1, 4)],
-    32: [(0, 128, 128, 8, 3, 0, 1, 8)],
-    64: [(0, 128, 64, 8, 5, 1, 0, 4)],
+    32: [(8192, 64, 128, 4, 3, 2, 128, 4), (0, 128, 128, 8, 4, 1, 128, 4)],
+    64: [(0, 128, 64, 8, 5, 1, 128, 4)],
 }
 WHOLE = (0, 16, 64, 2, 3, 0, 1, 1)  # fp32
 

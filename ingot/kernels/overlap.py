@@ -21,6 +21,19 @@ from triton.language.extra import cuda
 
 from ingot.kernels.checks import KernelArgumentError
 
+LINE_BYTES = tl.constexpr(128)
+
+
+@triton.jit
+def prefetch_lines(places: tl.tensor, wanted: tl.tensor) -> None:
+    """Ask for the wanted ones of the cache lines at these pointers to come into L2; nobody waits for them."""
+    asm: tl.constexpr = (
+        "{ .reg .pred %p; setp.ne.s32 %p, $2, 0; @%p prefetch.global.L2 [$1]; mov.b32 $0, 0; }"
+    )
+    tl.inline_asm_elementwise(
+        asm, "=r,l,r", [places.to(tl.int64), wanted.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
 
 @triton.jit
 def start_next(OVERLAP: tl.constexpr) -> None:

@@ -256,10 +256,13 @@ def small_linear(
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
         tiles: ``BLOCK_N``, ``BLOCK_K``, ``BLOCK_T`` (1: vector sums, one row only; 8 to 64: matrix products,
-            after a kernel for the norm if there is one), ``PROGRAMS`` (of vector sums, a multiprocessor, at
-            most), ``OVERLAP`` (1: off; 2: start while the kernel before still runs, and let the next one
-            start at once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a
-            matrix product, 2: x is loaded a step ahead), ``num_warps``, ``num_stages``.
+            after a kernel for the norm if there is one), ``PROGRAMS`` (a multiprocessor; of vector sums at
+            most so many walk the tiles, of matrix products so many share the outputs evenly, 0: whole tiles),
+            ``OVERLAP`` (1: off; 2: start while the kernel before still runs, and let the next one start at
+            once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a matrix
+            product; 0: weights and x are pipelined; 1: the weights alone, from before the wait on; 2: and x
+            a step ahead in registers; 64 and more: as 0, and so many columns are asked into L2 before the
+            wait), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

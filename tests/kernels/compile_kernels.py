@@ -153,9 +153,9 @@ def split_sums(dtype: torch.dtype, rows: int, width: int, overlap: int = 1) -> N
     sum_norm_triton(parts, residual, norm, 1e-6, norm, {"OVERLAP": overlap})
 
 
-def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1) -> None:
+def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int = 1, **tiles: int) -> None:
     w, norm = empty(2 * inner, width, dtype=dtype), empty(width, dtype=dtype)
-    small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap})
+    small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap, **tiles})
 
 
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
@@ -257,6 +257,7 @@ CASES: dict[str, Callable[[], Any]] = {
 OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "small_linear 1 fp16 overlapping": lambda: linear(HALF, 1, 4096, 4096, 2),
     "small_gate_up 8 fp16 overlapping": lambda: gate_up(HALF, 8, 11008, 4096, 2),
+    "small_gate_up 64 fp16 overlapping, asked ahead": lambda: gate_up(HALF, 64, 11008, 4096, 2, PREFETCH=512),
     "small_qkv 64 fp16 overlapping": lambda: qkv(HALF, 64, 32, 128, 128, 2),
     "split sums 8 fp16 overlapping": lambda: split_sums(HALF, 8, 11008, 2),
     "split sums 32 fp16 overlapping": lambda: split_sums(HALF, 32, 4096, 2),

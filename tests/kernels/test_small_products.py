@@ -90,7 +90,7 @@ def test_small_gate_up(
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(2, 20, 64), (9, 37, 200), (33, 16, 72), (3, 5, 20)])
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 64])
 def test_small_linear_parts(
     impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, prefetch: int
 ) -> None:
