@@ -8,13 +8,16 @@ model.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import torch
 
 from ingot.errors import ConfigError, DeviceError
 
 DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 
@@ -44,6 +47,16 @@ def resolve_device(name: str | torch.device) -> torch.device:
             fix="--device",
         )
     return torch.device("cuda", number)
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its control group's limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = int(_CGROUP_LIMIT.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no control group, or "max"
+        return total
+    return min(total, limit)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

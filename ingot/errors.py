@@ -8,6 +8,9 @@ what to change. Knows nothing of the code that raises them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class IngotError(Exception):
     """Base of every error meant for users.
@@ -79,4 +82,31 @@ class DeviceError(IngotError):
 
 
 class OutOfMemoryError(DeviceError):
-    """The device has too little memory for what was asked."""
+    """The device has too little memory for what was asked.
+
+    Args:
+        ledger: the bill, the memory that there is and every fix, as JSON types (docs/memory.md); None where
+            nothing could be counted.
+        lines: the same for people.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        seen: object = None,
+        allowed: object = None,
+        fix: str | None = None,
+        ledger: Mapping[str, Any] | None = None,
+        lines: tuple[str, ...] = (),
+    ) -> None:
+        self.ledger = ledger
+        self.lines = lines
+        super().__init__(what, seen=seen, allowed=allowed, fix=fix)
+
+    def __str__(self) -> str:
+        return "\n  ".join([super().__str__(), *self.lines])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {"ledger": self.ledger, "lines": self.lines}
+        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix), state

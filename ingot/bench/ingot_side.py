@@ -21,11 +21,11 @@ from ingot.bench.side import SideSpec
 from ingot.bench.work import Work, read_bytes
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
+from ingot.config.step_sizes import batch_buckets
 from ingot.device import dtype_name
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
 from ingot.llm import LLM
-from ingot.runtime.graphs import batch_buckets
 
 _WARM_UP_TOKENS = 3  # a prefill and two decode steps
 _WARM_UP_SEED = -1  # other prompts than the measurement's

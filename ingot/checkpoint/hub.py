@@ -83,6 +83,33 @@ def resolve_checkpoint(
         raise
 
 
+def resolve_config(
+    name_or_path: str | Path, revision: str | None = None, cache_dir: Path | None = None
+) -> Path:
+    """A folder with the checkpoint's config.json: a local one, or of a Hugging Face id its snapshot, of which
+    nothing else is downloaded.
+
+    Raises:
+        CheckpointError: as ``resolve_checkpoint``.
+    """
+    path = Path(name_or_path).expanduser()
+    if name_or_path != "" and path.exists():
+        list_files(path)
+        return path
+    if path.parent != Path() and not path.is_absolute() and path.parent.is_dir():
+        return resolve_checkpoint(name_or_path)  # which names the folders that are near
+    repo = _repo_id(name_or_path)
+    cached = _cached(repo, revision, cache_dir)
+    if cached is not None and CONFIG in list_files(cached):
+        return cached
+    if constants.HF_HUB_OFFLINE:
+        return _refuse_offline(repo, revision, None)
+    try:
+        return _fetch(repo, revision, cache_dir, [CONFIG])
+    except _NETWORK_ERRORS as error:
+        raise _explain(repo, revision, error) from error
+
+
 def small_files(names: Iterable[str]) -> list[str]:
     """Of a repository's files, the configs and tokenizer files at its top; never code, never weights."""
     return [

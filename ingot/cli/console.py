@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ingot.errors import IngotError
+from ingot.errors import IngotError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,15 +53,8 @@ def print_error(error: IngotError) -> None:
     for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", error.fix)):
         if value is not None:
             console.print(f"  {name}: {_listed(value)}", markup=False)
-
-
-def size_text(num_bytes: float) -> str:
-    """Bytes for people: ``13.5 MB`` (powers of 1000)."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "bytes" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.2f} TB"
+    for line in error.lines if isinstance(error, OutOfMemoryError) else ():
+        console.print(f"  {line}", markup=False)
 
 
 def speed_text(num_tokens: int, seconds: float) -> str:

@@ -23,6 +23,7 @@ from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.inspect import inspect
+from ingot.cli.plan import plan
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
 from ingot.cli.tune import tune
@@ -98,7 +99,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff, plan):
     app.command()(verb)
 app.add_typer(bench)
 

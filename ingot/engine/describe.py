@@ -17,13 +17,13 @@ import torch
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.memory_sizes import kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.layers.decoder import Decoder
@@ -83,11 +83,6 @@ def describe(folder: Path) -> Description:
         EngineError, CheckpointError: the folder is neither, or damaged.
     """
     return _engine(folder) if is_engine(folder) else _checkpoint(folder)
-
-
-def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value."""
-    return 2 * config.num_layers * config.kv_size * dtype.itemsize
 
 
 def _engine(folder: Path) -> Description:

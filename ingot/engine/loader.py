@@ -21,17 +21,20 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.device import parse_dtype
+from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.integrity import TensorHashes, check_files
+from ingot.engine.ledger import Setting
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.memory_error import explained
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
-from ingot.errors import EngineError, OutOfMemoryError
+from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
+NO_ROOM = "the weights do not fit the device"
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +63,20 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
     return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)
 
 
+def setting_of(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> Setting:
+    """What an engine asks of a device, for its memory ledger; the runtime's values are the defaults."""
+    build = manifest.build
+    return Setting(
+        manifest.model,
+        dtype_name(dtype),
+        build.max_batch_size,
+        build.max_seq_len,
+        stored_dtype=build.dtype,
+        device="cuda" if device.type == "cuda" else "cpu",
+        quant=manifest.quant,
+    )
+
+
 def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engine:
     """Load an engine folder.
 
@@ -86,7 +103,8 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
             _check_tensors(path, file, manifest, model)
             with TensorHashes(manifest) as hashes:
                 stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
-                fill(model, stored, device, compute)
+                with explained(NO_ROOM, setting_of(manifest, compute, device), device):
+                    fill(model, stored, device, compute)
     except (SafetensorError, OSError) as error:
         raise EngineError(
             f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
@@ -116,7 +134,8 @@ def engine_in_memory(
         text = read_text_parts(source, chat_template)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
-        fill(assembly.model, assembly.tensors(source), device, compute)
+        with explained(NO_ROOM, setting_of(manifest, compute, device), device):
+            fill(assembly.model, assembly.tensors(source), device, compute)
     return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
 
 
@@ -124,24 +143,16 @@ def fill(
     model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
 ) -> None:
     """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``."""
-    tied = model.config.tie_word_embeddings
-    try:
-        for name, tensor in tensors:
-            path, _, leaf = name.rpartition(".")
-            wanted = dtype if tensor.is_floating_point() else tensor.dtype
-            module = model.get_submodule(path)
-            own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
-            setattr(module, leaf, nn.Parameter(own, requires_grad=False))
-        if tied:
-            model.lm_head.weight = model.embed_tokens.weight
-        if model.rotary is not None:
-            model.rotary.to(device)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            "the weights do not fit the device",
-            seen=str(error).split(".")[0],
-            fix="--dtype fp16, --layers, or a larger GPU",
-        ) from None
+    for name, tensor in tensors:
+        path, _, leaf = name.rpartition(".")
+        wanted = dtype if tensor.is_floating_point() else tensor.dtype
+        module = model.get_submodule(path)
+        own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
+        setattr(module, leaf, nn.Parameter(own, requires_grad=False))
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+    if model.rotary is not None:
+        model.rotary.to(device)
     model.eval()
 
 

@@ -21,8 +21,9 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes, packed_tensors
-from ingot.engine.loader import Engine, compute_dtype, fill
+from ingot.engine.loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
 from ingot.engine.manifest import Manifest
+from ingot.engine.memory_error import explained
 from ingot.engine.text import TextParts
 from ingot.errors import NoSuchPathError
 from ingot.layers.decoder import Decoder
@@ -62,7 +63,12 @@ def engine_from_config(
     return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
 
 
-def config_manifest(config: Path, dtype: str, max_batch_size: int, max_seq_len: int | None) -> Manifest:
+def config_manifest(
+    config: Path,
+    dtype: str,
+    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_seq_len: int | None = None,
+) -> Manifest:
     """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
     file = config / CONFIG if config.is_dir() else config
     if not file.is_file():
@@ -89,7 +95,8 @@ def random_decoder(
         OutOfMemoryError: the device cannot hold them.
     """
     model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
-    with on_device(device):
+    setting = setting_of(Manifest(VERSION, config, build, QuantConfig()), dtype, device)
+    with on_device(device), explained(NO_ROOM, setting, device):
         fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
     return model
 

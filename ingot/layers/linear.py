@@ -11,8 +11,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ingot.config.quant import QuantConfig
 from ingot.layers.context import BuildContext
 from ingot.quant.schemes import Dense
+
+
+def quant_of(model: nn.Module) -> QuantConfig:
+    """The scheme of a model's linear layers, those apart that are kept out of quantization."""
+    schemes = {m.scheme.name for m in model.modules() if isinstance(m, Linear)} - {Dense.name}
+    return QuantConfig(scheme=min(schemes, default=Dense.name))
 
 
 class Linear(nn.Module):

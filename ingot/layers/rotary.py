@@ -33,18 +33,25 @@ class RotaryTable(nn.Module):
         sections = [rotary_rows(config, max_positions, alpha) for alpha in self._alphas()]
         self.register_buffer("table", torch.cat(sections), persistent=False)
 
+    @staticmethod
+    def table_bytes(config: RopeConfig, max_positions: int) -> int:
+        """Size of ``table``: sections · max_positions · dim · 4."""
+        return (_section(config, max_positions) + 1) * max_positions * config.dim * 4
+
     def offset(self, prompt_len: int) -> int:
         """First row of the section that a request with this many prompt tokens uses, for its whole life."""
-        return self._section(prompt_len) * self.max_positions
-
-    def _section(self, prompt_len: int) -> int:
-        if self.config.scaling != "qwen_ntk" or prompt_len <= self.config.original_max:
-            return 0
-        return math.ceil(math.log2(prompt_len / self.config.original_max))
+        return _section(self.config, prompt_len) * self.max_positions
 
     def _alphas(self) -> list[float]:
         """1, 3, 7, 15 … : 2^(section + 1) - 1, the bases of Qwen v1's dynamic NTK; 1 alone elsewhere."""
-        return [float(2 ** (s + 1) - 1) for s in range(self._section(self.max_positions) + 1)]
+        return [float(2 ** (s + 1) - 1) for s in range(_section(self.config, self.max_positions) + 1)]
+
+
+def _section(config: RopeConfig, prompt_len: int) -> int:
+    """Which base a request with this many prompt tokens has."""
+    if config.scaling != "qwen_ntk" or prompt_len <= config.original_max:
+        return 0
+    return math.ceil(math.log2(prompt_len / config.original_max))
 
 
 def rotary_rows(config: RopeConfig, num_positions: int, alpha: float = 1.0) -> torch.Tensor:

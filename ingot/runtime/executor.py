@@ -23,7 +23,9 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
-from ingot.errors import OutOfMemoryError, RequestError
+from ingot.engine.ledger import Setting
+from ingot.engine.memory_error import first_sentence, out_of_memory
+from ingot.errors import RequestError
 from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
@@ -78,6 +80,7 @@ class Executor:
         max_seq_len: int,
         token_budget: int,
         run_ahead: bool = False,
+        setting: Setting | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -90,6 +93,7 @@ class Executor:
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size))
         self.selector = TokenSelector(stop_ids, vocab_size, runner.device)
         self.num_preemptions = 0
+        self._setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
         self._prompt_logits: dict[str, list[torch.Tensor]] = {}
@@ -196,12 +200,9 @@ class Executor:
                 self._end(request)
             self._groups.clear()
             self._prompt_logits.clear()
-            if isinstance(error, torch.OutOfMemoryError):
-                raise OutOfMemoryError(
-                    "a step does not fit the GPU's memory",
-                    seen=str(error).split(". ")[0],
-                    fix="a smaller memory_fraction or token_budget",
-                ) from None
+            if isinstance(error, torch.OutOfMemoryError) and self._setting is not None:
+                what, seen = "a step does not fit the device's memory", first_sentence(error)
+                raise out_of_memory(what, self._setting, self.runner.device, seen=seen) from None
             raise
 
     def _step(self) -> list[Update]:

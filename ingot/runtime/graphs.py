@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.config.step_sizes import batch_buckets
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import record
 from ingot.runtime.sampled_step import sampled_step
@@ -27,14 +28,6 @@ GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 KINDS = {"greedy": GREEDY, "unfiltered": UNFILTERED, "filtered": FILTERED}
-
-
-def batch_buckets(max_batch_size: int) -> list[int]:
-    """1, 2, 4, then multiples of 8 up to the first that holds the largest batch."""
-    buckets = [1, 2, 4]
-    while buckets[-1] < max_batch_size:
-        buckets.append(8 if buckets[-1] == 4 else buckets[-1] + 8)
-    return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:

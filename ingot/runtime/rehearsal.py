@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from ingot.config.sampling import SamplingParams
+from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.prompt_graphs import TOKEN_BUCKETS
 from ingot.runtime.scheduler import Scheduler
 
 _NEW_TOKENS = 4

@@ -14,14 +14,15 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs, batch_buckets
+from ingot.runtime.graphs import DecodeGraphs
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
-from ingot.runtime.scheduler import ScheduledBatch, most_tokens
+from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 

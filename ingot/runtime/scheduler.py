@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 
@@ -49,9 +50,6 @@ class ScheduledBatch:
     def num_single(self) -> int:
         """Requests, from the first on, with one token."""
         return next((i for i, r in enumerate(self.requests) if r.count > 1), len(self.requests))
-
-
-LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
 
 
 class Scheduler:
@@ -196,14 +194,3 @@ class Scheduler:
 def _scheduled(request: Request, count: int) -> ScheduledRequest:
     samples = request.num_computed + count == request.num_tokens
     return ScheduledRequest(request, request.num_computed, count, samples)
-
-
-def most_tokens(token_budget: int, max_batch_size: int) -> int:
-    """Tokens of the largest step."""
-    budget = max(token_budget, max_batch_size)
-    return budget + spare_tokens(budget)
-
-
-def spare_tokens(token_budget: int) -> int:
-    """Tokens that a step may compute beyond its budget when nothing of a prompt remains then."""
-    return token_budget // 16

@@ -12,18 +12,17 @@ import itertools
 import torch
 
 from ingot.config.runtime import RuntimeConfig
-from ingot.device import on_device
-from ingot.errors import OutOfMemoryError
-from ingot.layers.batch import ForwardBatch
+from ingot.config.step_sizes import most_logits, most_tokens
+from ingot.device import dtype_name, on_device, parse_dtype
+from ingot.engine.ledger import RESERVE_BYTES, Setting, blocks_in
+from ingot.engine.memory_error import explained, out_of_memory
+from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.invariance import make_batch_invariant
+from ingot.layers.linear import quant_of
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
-from ingot.runtime.scheduler import LOGITS_CHUNK, most_tokens
-
-_CPU_CACHE_BYTES = 1 << 30
-_RESERVE_BYTES = 1 << 30  # graphs, their logits, and the sampler's temporaries
 
 
 def make_executor(
@@ -43,17 +42,11 @@ def make_executor(
     """
     if config.batch_invariant:
         make_batch_invariant(model)
-    block_bytes = _block_bytes(model, config.block_size, dtype)
-    try:
-        with on_device(device):
-            num_blocks = _num_blocks(model, device, dtype, block_bytes, max_batch_size, max_seq_len, config)
-            caches = make_caches(model, num_blocks, config.block_size, device, dtype)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            "the weights leave too little of the GPU's memory to run",
-            seen=str(error).split(". ")[0],
-            fix="a smaller token_budget or --max-seq-len, --dtype fp16, or a larger GPU",
-        ) from None
+    setting = _setting(model, device, dtype, max_batch_size, max_seq_len, config)
+    what = "the weights leave too little of the device's memory to run"
+    with explained(what, setting, device), on_device(device):
+        num_blocks = _num_blocks(model, device, setting)
+        caches = make_caches(model, num_blocks, config.block_size, device, dtype)
     runner = Runner(
         model,
         caches,
@@ -74,62 +67,61 @@ def make_executor(
         max_seq_len=max_seq_len,
         token_budget=config.token_budget,
         run_ahead=config.run_ahead and device.type == "cuda",
+        setting=setting,
     )
 
 
-def _block_bytes(model: Decoder, block_size: int, dtype: torch.dtype) -> int:
-    config = model.config
-    return 2 * config.num_layers * config.kv_size * block_size * dtype.itemsize
-
-
-def _num_blocks(
+def _setting(
     model: Decoder,
     device: torch.device,
     dtype: torch.dtype,
-    block_bytes: int,
     max_batch_size: int,
     max_seq_len: int,
     config: RuntimeConfig,
-) -> int:
+) -> Setting:
+    return Setting(
+        model.config,
+        dtype_name(dtype),
+        max_batch_size,
+        max_seq_len,
+        device="cuda" if device.type == "cuda" else "cpu",
+        quant=quant_of(model),
+        runtime=config,
+    )
+
+
+def _num_blocks(model: Decoder, device: torch.device, setting: Setting) -> int:
     """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest
     request.
     """
-    per_request = -(-max_seq_len // config.block_size)
-    wanted = per_request * max_batch_size
-    if config.cache_tokens is not None:
-        wanted = -(-config.cache_tokens // config.block_size)
+    wanted, size = setting.wanted_blocks, setting.runtime.block_size
     if device.type == "cuda":
-        wanted = min(wanted, _gpu_room(model, device, dtype, max_batch_size, config) // block_bytes)
-    elif config.cache_tokens is None:
-        wanted = max(min(wanted, _CPU_CACHE_BYTES // block_bytes), per_request)
-    if wanted < per_request:
-        raise OutOfMemoryError(
+        wanted = min(wanted, blocks_in(_gpu_room(model, device, setting), setting))
+    if wanted < setting.blocks_per_request:
+        raise out_of_memory(
             "the KV cache cannot hold one request of the engine's maximum length",
-            seen=f"room for {max(wanted, 0) * config.block_size} tokens",
-            allowed=f"at least {per_request * config.block_size} tokens",
-            fix="a smaller --max-seq-len, a larger memory_fraction or cache_tokens, or a larger GPU",
+            setting,
+            device,
+            seen=f"room for {max(wanted, 0) * size} tokens",
+            allowed=f"at least {setting.blocks_per_request * size} tokens",
         )
     return wanted
 
 
-def _gpu_room(
-    model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
-) -> int:
+def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> int:
     """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs."""
     torch.cuda.empty_cache()
-    activations = _largest_step(model, device, dtype, max_batch_size, config)
+    dtype, config = parse_dtype(setting.dtype), setting.runtime
+    activations = _measured_activations(model, device, dtype, setting.max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - total * (1 - config.memory_fraction)) - activations - _RESERVE_BYTES
+    return int(free - total * (1 - config.memory_fraction)) - activations - RESERVE_BYTES
 
 
-@torch.inference_mode()
-def _largest_step(
+def largest_step(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
-) -> int:
-    """Run one prefill of as many tokens as a step may have over a cache of its own; returns the bytes it took
-    beside that.
-    """
+) -> tuple[ForwardBatch, list[LayerCache]]:
+    """A prefill of as many tokens as a step may have, and a cache of its own for it."""
     tokens = most_tokens(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
@@ -147,13 +139,27 @@ def _largest_step(
         block_tables=torch.arange(width * len(lens), dtype=torch.int32, device=device).view(len(lens), width),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
-        logits_indices=torch.arange(min(tokens, max(max_batch_size, LOGITS_CHUNK)), device=device),
+        logits_indices=torch.arange(most_logits(config.token_budget, max_batch_size), device=device),
         max_query_len=length,
         max_seq_len=length,
     )
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    return batch, caches
+
+
+@torch.inference_mode()
+def run_step(model: Decoder, batch: ForwardBatch, caches: list[LayerCache]) -> None:
+    """Compute a step module by module and widen its logits, as a step does at most."""
     hidden = model(model.embed(batch.input_ids, batch.positions), batch, caches)
     model.logits(hidden[batch.logits_indices]).float()
+
+
+def _measured_activations(
+    model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
+) -> int:
+    """Bytes that the largest step takes beside its inputs and cache; ``activation_bytes`` predicts them."""
+    batch, caches = largest_step(model, device, dtype, max_batch_size, config)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run_step(model, batch, caches)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before

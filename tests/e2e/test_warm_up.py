@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from ingot import LLM, SamplingParams
+from ingot.config.step_sizes import batch_buckets
 from ingot.errors import RequestError
-from ingot.runtime.graphs import KINDS, DecodeGraphs, batch_buckets
+from ingot.runtime.graphs import KINDS, DecodeGraphs
 from ingot.runtime.runner import Runner
 
 

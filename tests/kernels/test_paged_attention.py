@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.config.step_sizes import batch_buckets
 from ingot.errors import IngotError
 from ingot.kernels import paged_attention as module
 from ingot.kernels import paged_stream
@@ -16,7 +17,6 @@ from ingot.kernels.paged_attention import (
     paged_attention,
     paged_attention_triton,
 )
-from ingot.runtime.graphs import batch_buckets
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from ingot.config.sampling import SamplingParams
+from ingot.config.step_sizes import TOKEN_BUCKETS
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.prompt_graphs import TOKEN_BUCKETS, PromptGraphs
+from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler

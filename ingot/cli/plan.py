@@ -1,0 +1,201 @@
+"""``ingot plan``: every byte before any is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ingot.cli.console import print_json, stdout
+from ingot.cli.flags import AsJson, given
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.units import parse_size, size_text
+
+if TYPE_CHECKING:
+    from ingot.engine.fixes import CardRow, Fix
+    from ingot.engine.ledger import Capacity, Ledger
+    from ingot.engine.memory_sizes import HostBytes
+
+_NO_GPU = "no GPU on this machine: no verdict, the table by cards below; --gpu 24GiB asks about one"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What is printed: the bill, its fixes, what the host needs, and the cards."""
+
+    bill: Ledger
+    options: list[Fix]
+    host: HostBytes
+    cards: list[CardRow]
+
+
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An engine or checkpoint folder, a config.json, or a Hugging Face id (of which only "
+            "config.json is downloaded).",
+            metavar="CHECKPOINT|ENGINE|CONFIG",
+        ),
+    ],
+    dtype: Annotated[
+        str | None, typer.Option(help="fp16, bf16, fp32, or auto: the model's own.", show_default="auto")
+    ] = None,
+    quant: Annotated[
+        str | None, typer.Option(help="Quantization scheme.", show_default="the engine's, or none")
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(help="What to plan for: 24GiB, 80GB, auto (this machine's), cuda:N, or cpu.")
+    ] = "auto",
+    max_batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Most requests in one step.", show_default=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"
+        ),
+    ] = None,
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of one request, prompt and output together.",
+            show_default=f"the engine's, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
+        ),
+    ] = None,
+    cache_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of KV cache.", show_default="a full batch of longest requests")
+    ] = None,
+    token_budget: Annotated[
+        int | None, typer.Option(help="Most tokens that one step computes.", show_default="2048")
+    ] = None,
+    memory_fraction: Annotated[
+        float | None, typer.Option(help="Share of the GPU's memory to use.", show_default="0.9")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count every byte that a model will take, before any is allocated; exit code 0: it fits, 1: it does not.
+
+    "Fits" means that the KV cache holds a full batch of requests of the longest length, or --cache-tokens.
+    What does not fit comes with changes that make it fit, the cheapest first.
+    """
+    from ingot.config.runtime import RuntimeConfig
+    from ingot.engine.fixes import fits_by_card, fixes
+    from ingot.engine.ledger import host_ledger, ledger
+    from ingot.engine.ledger_source import read_setting
+
+    runtime = RuntimeConfig(
+        **given(cache_tokens=cache_tokens, token_budget=token_budget, memory_fraction=memory_fraction)
+    )
+    kind, capacity = _capacity(gpu)
+    setting = read_setting(
+        model,
+        device=kind,
+        runtime=runtime,
+        **given(
+            dtype=dtype,
+            quant=quant,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            revision=revision,
+        ),
+    )
+    bill = ledger(setting, capacity)
+    answer = _Answer(bill, fixes(bill), host_ledger(setting), list(fits_by_card(setting)))
+    if as_json:
+        print_json(_json(answer))
+    else:
+        _show(answer)
+    raise typer.Exit(1 if capacity is not None and not bill.fits else 0)
+
+
+def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
+    """The kind of machine and what it has; None where ``auto`` finds no GPU."""
+    from ingot.device import resolve_device
+    from ingot.engine.ledger import Capacity
+    from ingot.engine.memory_error import capacity_of
+
+    if gpu in ("auto", "cpu") or gpu.startswith("cuda"):
+        device = resolve_device(gpu)
+        if device.type == "cpu":
+            return ("cuda", None) if gpu == "auto" else ("cpu", capacity_of(device))
+        return "cuda", capacity_of(device)
+    return "cuda", Capacity(f"--gpu {gpu}", parse_size(gpu, "--gpu"))
+
+
+def _json(answer: _Answer) -> dict[str, Any]:
+    return answer.bill.to_json() | {
+        "fixes": [fix.to_json() for fix in answer.options],
+        "host": answer.host.to_json(),
+        "cards": [row.to_json() for row in answer.cards],
+    }
+
+
+def _show(answer: _Answer) -> None:
+    bill, setting = answer.bill, answer.bill.setting
+    model, scheme = setting.model, setting.quant.scheme
+    head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtype}"
+    head += "" if scheme == "none" else f", {scheme}"
+    stdout().print(head, style="bold", markup=False)
+    limits = f"{setting.max_batch_size} requests a step, {setting.max_seq_len} tokens a request"
+    typer.echo(f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} a token\n")
+    _table(("", "", "bytes", ""), _bill_rows(bill), right=(2,))
+    typer.echo("")
+    typer.echo("\n".join(_verdict(bill)))
+    if answer.options:
+        typer.echo("\nto make it fit, the cheapest first:")
+        rows = [
+            (f.flags, f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
+            for f in answer.options
+        ]
+        _table(("", "", "", "", ""), rows, right=())
+    typer.echo("\nhost")
+    _table(("", "", ""), [(n, size_text(b), note) for n, b, note in answer.host.rows()], right=(1,))
+    most = setting.max_seq_len
+    typer.echo(f"\nby card, memory_fraction {setting.runtime.memory_fraction:g}, cache for a whole batch")
+    head_row = ("card", "dtype", "quant", f"largest batch at {most}", "longest request at batch 1")
+    _table(head_row, [_card_row(row) for row in answer.cards], right=(3, 4))
+
+
+def _bill_rows(bill: Ledger) -> Iterator[tuple[str, ...]]:
+    kind = ""
+    for item in bill.items:
+        if item.bytes or item.note:
+            yield ("" if item.kind == kind else item.kind), item.name, size_text(item.bytes), item.note
+            kind = item.kind
+    yield "needed", "", size_text(bill.needed), ""
+
+
+def _verdict(bill: Ledger) -> Iterator[str]:
+    if bill.capacity is None:
+        yield _NO_GPU
+        return
+    setting = bill.setting
+    yield list(bill.lines())[1]
+    if bill.fits:
+        yield f"fits: {size_text(bill.used)} in use at most"
+    elif bill.loads:
+        at_once = (
+            f"{bill.requests_at_once} of {setting.max_batch_size} requests of {setting.max_seq_len} tokens"
+        )
+        tokens = f"{bill.blocks * setting.runtime.block_size} tokens"
+        yield f"does not fit as asked; it runs with a cache of {tokens}: {at_once} at once"
+    else:
+        yield f"does not fit: not even one request of {setting.max_seq_len} tokens"
+
+
+def _card_row(row: CardRow) -> tuple[str, ...]:
+    none = "-"
+    return row.card, row.dtype, row.quant, str(row.max_batch_size or none), str(row.max_seq_len or none)
+
+
+def _table(head: Sequence[str], rows: Any, right: Sequence[int]) -> None:
+    """Columns two spaces apart; those in ``right`` end at the same place."""
+    lines = [head, *rows] if any(head) and head[0] else list(rows)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        cells = [
+            c.rjust(w) if i in right else c.ljust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        stdout().print(f"  {'  '.join(cells)}".rstrip(), markup=False)

@@ -1,0 +1,280 @@
+"""Ways out when memory is short, ranked by what they cost, and what fits on the usual cards.
+
+Owns the search for the values that fit. Every value is tried in the ledger before it is offered. Knows no
+device.
+
+    for fix in fixes(found, goal="fits"): print(fix.flags, fix.cost, fix.needed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ingot.config.base import JsonConfig
+from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.device import parse_dtype
+from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
+from ingot.engine.memory_sizes import weight_bytes
+
+Goal = Literal["fits", "loads"]
+Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
+COSTS: tuple[Cost, ...] = ("headroom", "limits", "speed", "quality", "hardware")
+MOST_FRACTION = 0.95
+_LEAST_TOKEN_BUDGET = 64
+_MOST_BATCH = 1 << 16
+# What PyTorch reports of cards that are sold as so many GB; others with the name differ by 2 % or so.
+CARDS: dict[str, int] = {
+    "8 GB": int(7.8 * 2**30),
+    "12 GB": int(11.8 * 2**30),
+    "16 GB": int(15.7 * 2**30),
+    "24 GB": int(23.6 * 2**30),
+    "40 GB": int(39.4 * 2**30),
+    "80 GB": int(79.2 * 2**30),
+    "141 GB": int(139.8 * 2**30),
+}
+
+
+@dataclass(frozen=True)
+class Fix(JsonConfig):
+    """A change after which it fits.
+
+    Attributes:
+        flags: of ``ingot plan``, and of ``ingot build`` where it has them.
+        where: what takes the change: a flag of the build, or a field of RuntimeConfig.
+        needed, usable: bytes, then.
+    """
+
+    flags: str
+    where: str
+    cost: Cost
+    note: str
+    needed: int
+    usable: int
+    setting: Setting
+
+
+@dataclass(frozen=True)
+class CardRow(JsonConfig):
+    """What a card holds in one number format: 0 where not even one request fits."""
+
+    card: str
+    total: int
+    dtype: str
+    quant: str
+    max_batch_size: int
+    max_seq_len: int
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One knob: how a setting looks at a value of it, and the values from the dearest to the cheapest."""
+
+    flag: str
+    where: str
+    cost: Cost
+    note: str
+    change: Callable[[Setting, int], Setting]
+    least: int
+    most: int
+    step: int = 1
+
+
+def fixes(found: Ledger, goal: Goal = "fits") -> list[Fix]:
+    """Changes that reach the goal, the cheapest first: what costs headroom, then limits, speed, quality, and
+    last another card. One change alone where one is enough; else the most that several give together.
+
+    Raises nothing: without any the list is empty.
+    """
+    if found.capacity is None or _reached(found, goal):
+        return []
+    search = _Search(found.capacity, goal)
+    single = [*search.singles(found.setting), *search.formats(found.setting)]
+    options = single or list(search.combined(found.setting))
+    options += search.cards(found.setting)
+    return sorted(options, key=lambda fix: COSTS.index(fix.cost))
+
+
+def fits_by_card(setting: Setting) -> Iterator[CardRow]:
+    """For every usual card and number format: the largest batch at ``max_seq_len``, the longest request at
+    batch 1. Nobody else holds memory there.
+    """
+    for name, total in CARDS.items():
+        for form in _formats(setting):
+            search = _Search(Capacity(name, total), "fits")
+            whole = form.replace(device="cuda", runtime=form.runtime.replace(cache_tokens=None))
+            batch = search.largest(lambda n, s=whole: s.replace(max_batch_size=n), 1, _MOST_BATCH)  # type: ignore[misc]
+            one = whole.replace(max_batch_size=1)
+            length = search.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, one.model.max_positions)  # type: ignore[misc]
+            yield CardRow(name, total, form.dtype, form.quant.scheme, batch, length)
+
+
+class _Search:
+    """Tries settings on one capacity; weights are counted once a number format."""
+
+    def __init__(self, capacity: Capacity, goal: Goal) -> None:
+        self.capacity = capacity
+        self.goal: Goal = goal
+        self._weights: dict[tuple[str, QuantConfig], dict[str, int]] = {}
+
+    def bill(self, setting: Setting) -> Ledger:
+        """The setting's ledger on this capacity."""
+        key = (setting.dtype, setting.quant)
+        if key not in self._weights:
+            self._weights[key] = weight_bytes(setting.model, setting.quant, parse_dtype(setting.dtype))
+        return ledger(setting, self.capacity, self._weights[key])
+
+    def largest(self, at: Callable[[int], Setting], least: int, most: int) -> int:
+        """The largest value that reaches the goal, 0 where the least does not; larger values need more."""
+        if least > most or not _reached(self.bill(at(least)), self.goal):
+            return 0
+        low, high = least, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if _reached(self.bill(at(middle)), self.goal):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def singles(self, setting: Setting) -> Iterator[Fix]:
+        """One knob at a time."""
+        yield from self._raised_fraction(setting)
+        for way in _ways(setting):
+            steps = self.largest(
+                lambda n, w=way: w.change(setting, n * w.step),  # type: ignore[misc]
+                -(-way.least // way.step),
+                way.most // way.step,
+            )
+            if steps:
+                value = steps * way.step
+                where = way.where.format(value)
+                yield self._fix(way.change(setting, value), f"{way.flag} {value}", where, way.cost, way.note)
+        yield from self._raised_cache(setting)
+
+    def formats(self, setting: Setting) -> Iterator[Fix]:
+        """Other number formats of the weights."""
+        for form in _smaller_formats(setting):
+            if _reached(self.bill(form), self.goal):
+                yield self._fix(form, _format_flags(setting, form), "ingot build", "quality", _QUALITY)
+
+    def combined(self, setting: Setting) -> Iterator[Fix]:
+        """Batch 1 and the longest request that fits then, in this number format and in the smaller ones."""
+        for form in (setting, *_smaller_formats(setting)):
+            budget = min(setting.runtime.token_budget, 512)
+            runtime = form.runtime.replace(cache_tokens=None, token_budget=budget)
+            one = form.replace(max_batch_size=1, runtime=runtime)
+            length = self.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, setting.max_seq_len)  # type: ignore[misc]
+            if length:
+                changed = one.replace(max_seq_len=length)
+                flags = [_format_flags(setting, form), "--max-batch-size 1", f"--max-seq-len {length}"]
+                flags.append(f"--token-budget {budget}")
+                cost: Cost = "speed" if form is setting else "quality"
+                where = f"ingot build, RuntimeConfig(token_budget={budget})"
+                yield self._fix(changed, " ".join(filter(None, flags)), where, cost, "all of these together")
+                return
+
+    def cards(self, setting: Setting) -> Iterator[Fix]:
+        """The smallest usual card on which the goal is reached as asked."""
+        if setting.device != "cuda":
+            return
+        for name, total in CARDS.items():
+            search = _Search(Capacity(name, total), self.goal)
+            search._weights = self._weights
+            if total > self.capacity.total and _reached(search.bill(setting), self.goal):
+                note = f"a card of {name}, as it is"
+                yield search._fix(setting, f"--gpu {total / 2**30:g}GiB", "the machine", "hardware", note)
+                return
+
+    def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:
+        """The smallest ``memory_fraction`` above the setting's that is enough."""
+        if setting.device != "cuda":
+            return
+        percent = int(setting.runtime.memory_fraction * 100)
+        for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
+            changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
+            if _reached(self.bill(changed), self.goal):
+                where = f"RuntimeConfig(memory_fraction={value / 100:g})"
+                note = "less is left for others on the GPU"
+                yield self._fix(changed, f"--memory-fraction {value / 100:g}", where, "headroom", note)
+                return
+
+    def _raised_cache(self, setting: Setting) -> Iterator[Fix]:
+        """A cache that was asked to be smaller than one request, made just large enough."""
+        tokens = setting.blocks_per_request * setting.runtime.block_size
+        if setting.runtime.cache_tokens is None or setting.runtime.cache_tokens >= tokens:
+            return
+        changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
+        if _reached(self.bill(changed), self.goal):
+            where = f"RuntimeConfig(cache_tokens={tokens})"
+            yield self._fix(changed, f"--cache-tokens {tokens}", where, "headroom", "one longest request")
+
+    def _fix(self, changed: Setting, flags: str, where: str, cost: Cost, note: str) -> Fix:
+        bill = self.bill(changed)
+        needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
+        return Fix(flags, where, cost, note, needed, bill.usable or 0, changed)
+
+
+_QUALITY = "fewer bits a weight: measure with `ingot eval`"
+
+
+def _reached(bill: Ledger, goal: Goal) -> bool:
+    return bill.fits if goal == "fits" else bill.loads
+
+
+def _one_request(setting: Setting) -> int:
+    return setting.blocks_per_request * setting.block_bytes
+
+
+def _ways(setting: Setting) -> Iterator[_Way]:
+    """The knobs with a whole number each, below what they are set to."""
+    runtime = setting.runtime
+    if runtime.cache_tokens is None:
+        yield _Way(
+            "--max-batch-size", "ingot build", "limits", "fewer requests a step",
+            lambda s, n: s.replace(max_batch_size=n), 1, setting.max_batch_size - 1,
+        )  # fmt: skip
+    block = min(runtime.block_size, max(setting.max_seq_len - 1, 1))
+    yield _Way(
+        "--max-seq-len", "ingot build", "limits", "shorter requests",
+        lambda s, n: s.replace(max_seq_len=n), block, setting.max_seq_len - 1, block,
+    )  # fmt: skip
+    most = (runtime.cache_tokens or setting.wanted_blocks * runtime.block_size) - 1
+    yield _Way(
+        "--cache-tokens", "RuntimeConfig(cache_tokens={})", "speed",
+        "requests wait, or are computed again, when it is full",
+        lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n)),
+        setting.blocks_per_request * runtime.block_size, most, runtime.block_size,
+    )  # fmt: skip
+    yield _Way(
+        "--token-budget", "RuntimeConfig(token_budget={})", "speed", "prompts are computed in smaller chunks",
+        lambda s, n: s.replace(runtime=s.runtime.replace(token_budget=n)),
+        _LEAST_TOKEN_BUDGET, runtime.token_budget - 1, _LEAST_TOKEN_BUDGET,
+    )  # fmt: skip
+
+
+def _formats(setting: Setting) -> Iterator[Setting]:
+    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes."""
+    half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
+    yield setting.replace(dtype="fp32", quant=QuantConfig())
+    yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)
+
+
+def _smaller_formats(setting: Setting) -> Iterable[Setting]:
+    """Number formats of the weights in fewer bits than the setting's; a CPU widens them again."""
+    if setting.device == "cpu" or setting.quant.scheme != "none":
+        return ()
+    forms = list(_formats(setting))
+    return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
+
+
+def _format_flags(setting: Setting, form: Setting) -> str:
+    dtype = f"--dtype {form.dtype}" if form.dtype != setting.dtype else ""
+    quant = f"--quant {form.quant.scheme}" if form.quant != setting.quant else ""
+    return f"{dtype} {quant}".strip()
+
+
+def card_table(rows: Iterable[CardRow]) -> list[dict[str, Any]]:
+    """The rows as JSON."""
+    return [row.to_json() for row in rows]

@@ -1,0 +1,275 @@
+"""The memory ledger: every byte that an engine will take, before any is allocated.
+
+Owns what is asked for (``Setting``), what there is (``Capacity``), the items of the bill and the verdict. The
+runtime sizes its KV cache by the same functions. Allocates nothing and measures nothing; the formulas are
+memory_sizes.py's, the ways out fixes.py's.
+
+    found = ledger(Setting(model, "fp16", 64, 4096), Capacity("H200", 150_109_880_320))
+    found.fits, found.needed, found.requests_at_once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ingot.config.base import JsonConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.units import size_text
+from ingot.device import parse_dtype
+from ingot.engine.memory_sizes import (
+    PROCESS_BYTES,
+    HostBytes,
+    activation_bytes,
+    all_step_buffers_bytes,
+    graph_bytes,
+    host_bytes,
+    kv_bytes_per_token,
+    rotary_bytes,
+    sampling_bytes,
+    weight_bytes,
+)
+
+# An H200 with torch 2.11: 0.5 to 0.6 GiB are gone once a process has a CUDA context and the kernels' code.
+CONTEXT_BYTES = 576 << 20
+WORKSPACE_BYTES = 32 << 20  # of the matrix library on a GPU of compute capability 9.0
+RESERVE_BYTES = 1 << 30  # held back for graphs, their logits, step buffers and the sampler's temporaries
+CPU_CACHE_BYTES = 1 << 30  # of KV cache that a CPU takes unasked
+
+
+@dataclass(frozen=True)
+class Setting(JsonConfig):
+    """What is asked for.
+
+    Attributes:
+        dtype: of arithmetic and loaded weights: ``fp16``, ``bf16``, ``fp32``.
+        stored_dtype: of the engine's file; empty: ``dtype``.
+        device: the kind of machine.
+    """
+
+    model: DecoderConfig
+    dtype: str
+    max_batch_size: int
+    max_seq_len: int
+    stored_dtype: str = ""
+    device: Literal["cuda", "cpu"] = "cuda"
+    quant: QuantConfig = field(default_factory=QuantConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one cache block in all layers."""
+        return kv_bytes_per_token(self.model, parse_dtype(self.dtype)) * self.runtime.block_size
+
+    @property
+    def blocks_per_request(self) -> int:
+        """Cache blocks of a request of ``max_seq_len`` tokens."""
+        return -(-self.max_seq_len // self.runtime.block_size)
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Cache blocks of a full batch of longest requests, or of ``cache_tokens``; a CPU takes 1 GiB
+        unasked, or one longest request.
+        """
+        if self.runtime.cache_tokens is not None:
+            return -(-self.runtime.cache_tokens // self.runtime.block_size)
+        wanted = self.blocks_per_request * self.max_batch_size
+        if self.device == "cpu":
+            return max(min(wanted, CPU_CACHE_BYTES // self.block_bytes), self.blocks_per_request)
+        return wanted
+
+
+@dataclass(frozen=True)
+class Capacity(JsonConfig):
+    """What there is: bytes in all, and those that other processes hold."""
+
+    name: str
+    total: int
+    others: int = 0
+
+
+@dataclass(frozen=True)
+class Item(JsonConfig):
+    """One line of the bill. ``kind`` is one of ``KINDS``."""
+
+    kind: str
+    name: str
+    bytes: int
+    note: str = ""
+
+
+KINDS = ("weights", "KV cache", "activations", "encoders", "reserve", "process")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The bill of a setting and, with a capacity, the verdict.
+
+    Attributes:
+        items: what the device will hold; those of kind ``reserve`` are what ``RESERVE_BYTES`` are held back
+            for, the last of them what none of them claims.
+    """
+
+    setting: Setting
+    items: tuple[Item, ...]
+    capacity: Capacity | None = None
+
+    @property
+    def needed(self) -> int:
+        """Bytes for all that was asked."""
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are taken whatever the cache's size."""
+        return self.needed - self.of("KV cache")
+
+    def of(self, kind: str) -> int:
+        """Bytes of one kind."""
+        return sum(item.bytes for item in self.items if item.kind == kind)
+
+    @property
+    def usable(self) -> int | None:
+        """Bytes that there are for it: of a GPU ``memory_fraction``, less what others hold."""
+        if self.capacity is None:
+            return None
+        fraction = self.setting.runtime.memory_fraction if self.setting.device == "cuda" else 1.0
+        return int(self.capacity.total * fraction) - self.capacity.others
+
+    @property
+    def blocks(self) -> int:
+        """Cache blocks that there will be: as wanted, or as many as fit."""
+        wanted = self.setting.wanted_blocks
+        return (
+            wanted if self.usable is None else min(wanted, blocks_in(self.usable - self.fixed, self.setting))
+        )
+
+    @property
+    def loads(self) -> bool:
+        """Whether it will start: the cache that fits holds one longest request."""
+        return self.blocks >= self.setting.blocks_per_request
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it fits, the whole cache that was asked for included."""
+        return self.loads and self.blocks == self.setting.wanted_blocks
+
+    @property
+    def requests_at_once(self) -> int:
+        """Requests of the longest length that the cache holds together."""
+        return min(max(self.blocks, 0) // self.setting.blocks_per_request, self.setting.max_batch_size)
+
+    @property
+    def used(self) -> int:
+        """Bytes that the device holds at most with the cache that fits, the unclaimed reserve apart."""
+        spare = sum(item.bytes for item in self.items if item.name == UNCLAIMED)
+        return self.fixed - spare + max(self.blocks, 0) * self.setting.block_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dict of JSON types, sums and verdict included."""
+        cache_tokens = max(self.blocks, 0) * self.setting.runtime.block_size
+        return {
+            "setting": self.setting.to_json(),
+            "capacity": None if self.capacity is None else self.capacity.to_json(),
+            "items": [item.to_json() for item in self.items],
+            "by_kind": {kind: self.of(kind) for kind in KINDS},
+            "needed_bytes": self.needed,
+            "usable_bytes": self.usable,
+            "used_bytes": self.used,
+            "kv_bytes_per_token": self.setting.block_bytes // self.setting.runtime.block_size,
+            "cache_tokens": cache_tokens,
+            "requests_at_once": self.requests_at_once,
+            "loads": self.loads if self.capacity is not None else None,
+            "fits": self.fits if self.capacity is not None else None,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The bill and what there is, a few lines for an error."""
+        setting = self.setting
+        parts = [f"{kind} {size_text(self.of(kind))}" for kind in KINDS if self.of(kind)]
+        asked = f"{setting.max_batch_size} x {setting.max_seq_len} tokens in {setting.dtype}"
+        if setting.runtime.cache_tokens is not None:
+            asked = f"a cache of {setting.runtime.cache_tokens} tokens in {setting.dtype}"
+        yield f"needs {size_text(self.needed)} for {asked}: {', '.join(parts)}"
+        if self.capacity is not None and self.usable is not None:
+            yield self._supply(self.capacity, self.usable)
+
+    def _supply(self, capacity: Capacity, usable: int) -> str:
+        fraction = self.setting.runtime.memory_fraction
+        share = f", memory_fraction {fraction:g} of it" if self.setting.device == "cuda" else ""
+        others = f", others hold {size_text(capacity.others)}" if capacity.others else ""
+        head = f"there are {size_text(capacity.total)} ({capacity.name}){share}{others}"
+        return f"{head}: {size_text(max(usable, 0))} to use"
+
+
+UNCLAIMED = "unclaimed"
+
+
+def ledger(
+    setting: Setting, capacity: Capacity | None = None, weights: Mapping[str, int] | None = None
+) -> Ledger:
+    """The bill of a setting.
+
+    Args:
+        weights: ``weight_bytes`` of the model in the setting's dtype and scheme, where the caller has them.
+    """
+    if weights is None:
+        weights = weight_bytes(setting.model, setting.quant, parse_dtype(setting.dtype))
+    return Ledger(setting, tuple(_items(setting, weights)), capacity)
+
+
+def host_ledger(setting: Setting) -> HostBytes:
+    """What building and loading take of the host and its disk."""
+    stored = parse_dtype(setting.stored_dtype or setting.dtype)
+    on_gpu = setting.device == "cuda"
+    return host_bytes(setting.model, setting.quant, stored, parse_dtype(setting.dtype), on_gpu=on_gpu)
+
+
+def blocks_in(room: int, setting: Setting) -> int:
+    """Whole cache blocks in so many bytes; below zero where there are none."""
+    return room // setting.block_bytes
+
+
+def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
+    model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
+    dtype, on_gpu = parse_dtype(setting.dtype), setting.device == "cuda"
+    scheme = "" if setting.quant.scheme == "none" else f", {setting.quant.scheme}"
+    for kind, size in weights.items():
+        tied = kind == "head" and model.tie_word_embeddings
+        yield Item("weights", kind, size, "tied: the embedding's" if tied else f"{setting.dtype}{scheme}")
+    table = rotary_bytes(model, setting.max_seq_len)
+    yield Item("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
+    blocks = setting.wanted_blocks
+    tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each"
+    yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
+    activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu)
+    yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
+    yield Item("encoders", "none", 0)
+    yield from _gpu_items(setting) if on_gpu else _cpu_items(setting)
+
+
+def _gpu_items(setting: Setting) -> Iterator[Item]:
+    model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
+    graphs = graph_bytes(model, parse_dtype(setting.dtype), batch) if runtime.cuda_graphs else 0
+    buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=runtime.cuda_graphs)
+    claims = (
+        Item("reserve", "CUDA graphs", graphs, "all of warm_up's"),
+        Item("reserve", "step buffers", buffers),
+        Item("reserve", "sampling", sampling_bytes(model, batch)),
+        Item("reserve", "library workspaces", WORKSPACE_BYTES),
+    )
+    yield from claims
+    spare = max(RESERVE_BYTES - sum(claim.bytes for claim in claims), 0)
+    yield Item("reserve", UNCLAIMED, spare, f"of {size_text(RESERVE_BYTES)} held back")
+    yield Item("process", "CUDA context", CONTEXT_BYTES)
+
+
+def _cpu_items(setting: Setting) -> Iterator[Item]:
+    model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
+    buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=False)
+    yield Item("reserve", "step buffers", buffers)
+    yield Item("reserve", "sampling", sampling_bytes(model, batch, kernels=False))
+    yield Item("process", "Python and PyTorch", PROCESS_BYTES)

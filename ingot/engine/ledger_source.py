@@ -1,0 +1,84 @@
+"""From a path to what it asks of memory: an engine, a checkpoint, a config.json, or a model on the hub.
+
+Owns the reading of shapes and limits; reads no weights. Knows no device.
+
+    setting = read_setting("Qwen/Qwen2.5-7B-Instruct", max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ingot.checkpoint.hub import resolve_config
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import dtype_name, parse_dtype
+from ingot.engine.assemble import check_max_seq_len
+from ingot.engine.builder import build_config
+from ingot.engine.ledger import Setting
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.random_weights import config_manifest
+from ingot.errors import CheckpointError
+
+
+def read_setting(
+    name: str,
+    *,
+    dtype: str = "auto",
+    quant: str | None = None,
+    device: Literal["cuda", "cpu"] = "cuda",
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    runtime: RuntimeConfig | None = None,
+    revision: str | None = None,
+) -> Setting:
+    """What an engine folder, a checkpoint folder, a config.json or a Hugging Face id asks for.
+
+    Of an id only config.json is downloaded. A limit that is not given is an engine's own, or a build's
+    default; an engine's may be changed too, as a build would. A CPU computes in fp32 unless ``dtype`` says
+    otherwise.
+
+    Raises:
+        CheckpointError, EngineError: there is no such thing, or it cannot be read.
+        ConfigError: a value is out of range.
+    """
+    manifest = _manifest(name, dtype, max_batch_size, max_seq_len, revision)
+    changes = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+    build = manifest.build.replace(**{key: value for key, value in changes.items() if value is not None})
+    check_max_seq_len(manifest.model, build)
+    own = "fp32" if device == "cpu" else build.dtype
+    return Setting(
+        manifest.model,
+        own if dtype == "auto" else dtype_name(parse_dtype(dtype)),
+        build.max_batch_size,
+        build.max_seq_len,
+        stored_dtype=build.dtype,
+        device=device,
+        quant=manifest.quant if quant is None else QuantConfig(scheme=quant),
+        runtime=runtime or RuntimeConfig(),
+    )
+
+
+def _manifest(
+    name: str, dtype: str, max_batch_size: int | None, max_seq_len: int | None, revision: str | None
+) -> Manifest:
+    """The manifest of an engine, or that of what a build would make."""
+    path = Path(name).expanduser()
+    if is_engine(path):
+        return Manifest.read(path)
+    folder = path if path.is_file() else resolve_config(name, revision=revision)
+    batch = {} if max_batch_size is None else {"max_batch_size": max_batch_size}
+    return config_manifest(folder, _stored_dtype(folder, dtype), max_seq_len=max_seq_len, **batch)
+
+
+def _stored_dtype(folder: Path, dtype: str) -> str:
+    """The dtype of a build: that of the weights where they are, else what config.json says."""
+    if dtype != "auto" or folder.is_file():
+        return dtype
+    try:
+        with open_checkpoint(folder) as source:
+            return build_config(source, "auto", 1, 1, None).dtype
+    except CheckpointError:  # no weights here: the config is enough
+        return dtype

@@ -1,0 +1,245 @@
+"""How many bytes each part of an engine takes, by formula.
+
+Owns the formulas: weights by kind, KV cache, rotary tables, the largest step's activations, step buffers,
+sampling, CUDA graphs. Knows nothing of what a machine has; docs/memory.md says how each was checked.
+
+    weight_bytes(config, QuantConfig(), torch.float16)["mlp"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ingot.config.base import JsonConfig
+from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.step_sizes import (
+    REQUEST_BUCKETS,
+    TOKEN_BUCKETS,
+    batch_buckets,
+    most_logits,
+    most_tokens,
+)
+from ingot.config.units import size_text
+from ingot.device import dtype_name
+from ingot.engine.assemble import empty_model, stored_tensors
+from ingot.layers.rotary import RotaryTable
+from ingot.models.registry import architecture_named
+
+PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
+_SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
+_SMALL_FILES_BYTES = 16 << 20  # tokenizer, manifest, plan
+WEIGHT_KINDS = ("embedding", "attention", "mlp", "norms", "head")
+_PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
+_DRAW_FIELDS = 6  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step
+_DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
+_TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at once
+_DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
+_GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
+_TWIN_DRAW_BYTES = 64  # of temporaries a logit
+
+
+def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``), in ``dtype``; what a linear layer stores is the
+    scheme's own layout. A tied head has none: it is the embedding.
+    """
+    build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
+    model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
+    found = dict.fromkeys(WEIGHT_KINDS, 0)
+    for name, tensor in stored_tensors(model).items():
+        found[_kind_of(name)] += tensor.numel() * tensor.element_size()
+    return found
+
+
+def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of the largest single weight before packing: embedding, joined gate and up, or joined q, k, v."""
+    qkv = config.q_size + 2 * config.kv_size
+    inner = (2 if config.mlp == "silu_gated" else 1) * config.intermediate_size
+    return max(config.vocab_size, qkv, inner) * config.hidden_size * dtype.itemsize
+
+
+def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value."""
+    return 2 * config.num_layers * config.kv_size * dtype.itemsize
+
+
+def rotary_bytes(config: DecoderConfig, max_seq_len: int) -> int:
+    """Bytes of the rotary table, float32; 0 for learned positions."""
+    return RotaryTable.table_bytes(config.rope, max_seq_len) if config.rope is not None else 0
+
+
+def activation_bytes(
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    runtime: RuntimeConfig,
+    max_batch_size: int,
+    *,
+    kernels: bool = True,
+) -> int:
+    """Most bytes that the largest step has allocated at once, its inputs and the KV cache apart.
+
+    With T tokens and L rows of logits, H hidden_size, Q and K the widths of queries and of keys, I
+    intermediate_size, V vocab_size, e bytes a value and c = 3 tensors of the stream that wait (embedding,
+    branch, residual; 1 in a model of one layer) the peak is the largest of
+
+        attention   T e (c + 2) H + T e max(Q + 2 K + Q, 2 Q + H)
+        norm        T e (c + 5) H
+        MLP         T e (c + 3) H + T e max(3 I, I + H)          3 I is 2 I for a plain MLP
+        logits      T e H + L V (e + 4)                          L (H + V) e where e is 4
+
+    ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
+    more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
+    request's keys and values.
+    """
+    tokens = most_tokens(runtime.token_budget, max_batch_size)
+    rows = most_logits(runtime.token_budget, max_batch_size)
+    layer: float = max(_layer_elements(config))
+    if not kernels:
+        layer = max(
+            layer, *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens)
+        )
+    return max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
+
+
+def _layer_elements(config: DecoderConfig) -> Iterator[int]:
+    """Values a token in each phase of a layer."""
+    h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
+    in_attention, in_norm, in_mlp = _stream(config)
+    yield in_attention + max(2 * q + 2 * k, 2 * q + h)
+    yield in_norm
+    yield in_mlp + max(inner * (3 if config.mlp == "silu_gated" else 2), inner + h)
+
+
+def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
+    """``_layer_elements`` where the twins hold more; ``padding``: cache tokens in blocks over tokens."""
+    q, k = config.q_size, config.kv_size
+    in_attention, in_norm, in_mlp = _stream(config)
+    if config.norm == "rms_norm":
+        yield in_norm + config.hidden_size
+    if config.mlp == "silu_gated":
+        yield in_mlp + 4 * config.intermediate_size
+    rotated = config.rope.dim + max(2 * q, q + 2 * k) if config.rope is not None else 0
+    yield in_attention + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
+    yield in_attention + 2 * q + max(3 * k * padding, 2 * k * padding + q)
+
+
+def _stream(config: DecoderConfig) -> tuple[int, int, int]:
+    """Values a token of the stream's tensors that are alive: in attention, in the second norm, in the MLP."""
+    alive = (5, 8, 6) if config.num_layers > 1 else (2, 5, 4)
+    return tuple(count * config.hidden_size for count in alive)  # type: ignore[return-value]
+
+
+def _head_bytes(config: DecoderConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
+    size, hidden = dtype.itemsize, tokens * config.hidden_size * dtype.itemsize
+    logits = rows * config.vocab_size
+    if size == 4:
+        return hidden + rows * config.hidden_size * size + logits * size
+    return hidden + max(rows * config.hidden_size * size + logits * size, logits * (size + 4))
+
+
+def step_buffer_bytes(tokens: int, requests: int, table_width: int, logits: int, kv_heads: int) -> int:
+    """Bytes of one step's tensors (``StepBuffer``) on the device."""
+    eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
+    four = requests * table_width + 2 * requests + 1
+    return 8 * eight + 4 * four + 4 * requests * kv_heads
+
+
+def all_step_buffers_bytes(
+    config: DecoderConfig, runtime: RuntimeConfig, max_batch_size: int, max_seq_len: int, *, graphs: bool
+) -> int:
+    """Bytes of every step buffer: one for eager steps and, with graphs, one for each bucket."""
+    width = -(-max_seq_len // runtime.block_size)
+    tokens = most_tokens(runtime.token_budget, max_batch_size)
+    heads = config.num_kv_heads
+    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads)
+    if graphs:
+        total += sum(step_buffer_bytes(b, b, width, b, heads) for b in batch_buckets(max_batch_size))
+        total += sum(step_buffer_bytes(t, r, width, r, 0) for t in TOKEN_BUCKETS for r in REQUEST_BUCKETS)
+    return total
+
+
+def sampling_bytes(config: DecoderConfig, max_batch_size: int, *, kernels: bool = True) -> int:
+    """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries."""
+    if kernels:
+        return max_batch_size * _DRAW_ROW_BYTES
+    return min(max_batch_size * config.vocab_size, _TWIN_DRAW_ELEMENTS) * _TWIN_DRAW_BYTES
+
+
+def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:
+    """Bytes of all CUDA graphs that ``warm_up`` captures, an estimate.
+
+    Each graph takes 128 KiB a layer of the driver's (an estimate, which benchmarks/memory.py is there to
+    replace). All decode graphs share the activations and logits of the largest; all prompt graphs those of
+    2048 tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and each keeps its logits.
+    """
+    buckets = batch_buckets(max_batch_size)
+    graphs = len(buckets) * _DRAW_KINDS + len(TOKEN_BUCKETS)
+    wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
+    step = (2 * config.hidden_size + wide) * dtype.itemsize
+    logits = (buckets[-1] + len(TOKEN_BUCKETS)) * config.vocab_size * dtype.itemsize
+    driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
+    return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits
+
+
+def _kind_of(name: str) -> str:
+    if name.startswith("embed_"):
+        return "embedding"
+    if name.startswith("lm_head."):
+        return "head"
+    if ".self_attn." in name:
+        return "attention"
+    return "mlp" if ".mlp." in name else "norms"
+
+
+@dataclass(frozen=True)
+class HostBytes(JsonConfig):
+    """What the host and its disk hold while an engine is built and while it is loaded.
+
+    Attributes:
+        build_memory, load_memory: bytes that must be free: the process and what it copies.
+        build_mapped, load_mapped: bytes of files that are mapped beside that; the system takes them back when
+            it needs them.
+        build_disk: of the engine's folder; an engine that it replaces stays until the end.
+    """
+
+    build_memory: int
+    build_mapped: int
+    build_disk: int
+    load_memory: int
+    load_mapped: int
+
+    def rows(self) -> Iterator[tuple[str, int, str]]:
+        """(what, bytes, remark), for people."""
+        yield (
+            "memory while building",
+            self.build_memory,
+            f"and {size_text(self.build_mapped)} of mapped files",
+        )
+        yield "disk for the engine", self.build_disk, "beside an engine that it replaces"
+        yield "memory while loading", self.load_memory, f"and {size_text(self.load_mapped)} of mapped files"
+
+
+def host_bytes(
+    config: DecoderConfig, quant: QuantConfig, stored: torch.dtype, loaded: torch.dtype, *, on_gpu: bool
+) -> HostBytes:
+    """Of a build that stores weights in ``stored`` and a load that computes in ``loaded``.
+
+    A build maps one shard, which Hugging Face cuts at 5 GB, and holds the largest weight as it was read,
+    joined and cast. A load maps the engine's file and holds one weight; on a CPU all of them stay.
+    """
+    disk = sum(weight_bytes(config, quant, stored).values()) + _SMALL_FILES_BYTES
+    largest = largest_weight_bytes(config, stored)
+    stay = 0 if on_gpu else sum(weight_bytes(config, quant, loaded).values())
+    return HostBytes(
+        build_memory=PROCESS_BYTES + 2 * largest,
+        build_mapped=min(disk, _SHARD_BYTES),
+        build_disk=disk,
+        load_memory=PROCESS_BYTES + stay + largest_weight_bytes(config, loaded),
+        load_mapped=disk,
+    )
