@@ -12,6 +12,7 @@ from ingot.cli.console import print_json, stdout
 from ingot.cli.flags import AsJson, given
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.units import parse_size, size_text
+from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
     from ingot.engine.fixes import CardRow, Fix
@@ -63,13 +64,15 @@ def plan(
         ),
     ] = None,
     cache_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of KV cache.", show_default="a full batch of longest requests")
+        int | None,
+        typer.Option(help="Tokens of KV cache.", min=1, show_default="a full batch of longest requests"),
     ] = None,
     token_budget: Annotated[
-        int | None, typer.Option(help="Most tokens that one step computes.", show_default="2048")
+        int | None, typer.Option(help="Most tokens that one step computes.", min=1, show_default="2048")
     ] = None,
     memory_fraction: Annotated[
-        float | None, typer.Option(help="Share of the GPU's memory to use.", show_default="0.9")
+        float | None,
+        typer.Option(help="Share of the GPU's memory to use.", min=0.01, max=1.0, show_default="0.9"),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
     as_json: AsJson = False,
@@ -116,7 +119,10 @@ def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
     from ingot.engine.memory_error import capacity_of
 
     if gpu in ("auto", "cpu") or gpu.startswith("cuda"):
-        device = resolve_device(gpu)
+        try:
+            device = resolve_device(gpu)
+        except DeviceError as error:
+            raise DeviceError(error.what, seen=gpu, fix="--gpu 24GiB, auto or cpu") from None
         if device.type == "cpu":
             return ("cuda", None) if gpu == "auto" else ("cpu", capacity_of(device))
         return "cuda", capacity_of(device)
@@ -142,6 +148,8 @@ def _show(answer: _Answer) -> None:
     _table(("", "", "bytes", ""), _bill_rows(bill), right=(2,))
     typer.echo("")
     typer.echo("\n".join(_verdict(bill)))
+    if not answer.options and bill.capacity is not None and not bill.fits:
+        typer.echo("no change of its limits is enough here")
     if answer.options:
         typer.echo("\nto make it fit, the cheapest first:")
         rows = [
@@ -151,10 +159,7 @@ def _show(answer: _Answer) -> None:
         _table(("", "", "", "", ""), rows, right=())
     typer.echo("\nhost")
     _table(("", "", ""), [(n, size_text(b), note) for n, b, note in answer.host.rows()], right=(1,))
-    most = setting.max_seq_len
-    typer.echo(f"\nby card, memory_fraction {setting.runtime.memory_fraction:g}, cache for a whole batch")
-    head_row = ("card", "dtype", "quant", f"largest batch at {most}", "longest request at batch 1")
-    _table(head_row, [_card_row(row) for row in answer.cards], right=(3, 4))
+    _show_cards(answer)
 
 
 def _bill_rows(bill: Ledger) -> Iterator[tuple[str, ...]]:
@@ -184,9 +189,22 @@ def _verdict(bill: Ledger) -> Iterator[str]:
         yield f"does not fit: not even one request of {setting.max_seq_len} tokens"
 
 
-def _card_row(row: CardRow) -> tuple[str, ...]:
-    none = "-"
-    return row.card, row.dtype, row.quant, str(row.max_batch_size or none), str(row.max_seq_len or none)
+def _show_cards(answer: _Answer) -> None:
+    """Two tables, one row a number format and one column a card."""
+    setting, cards = answer.bill.setting, list(dict.fromkeys(row.card for row in answer.cards))
+    formats = list(dict.fromkeys((row.dtype, row.quant) for row in answer.cards))
+    found = {(row.card, row.dtype, row.quant): row for row in answer.cards}
+    titles = {
+        "max_batch_size": f"largest batch of requests of {setting.max_seq_len} tokens",
+        "max_seq_len": f"longest request at batch 1 (the model's limit is {setting.model.max_positions})",
+    }
+    for field, title in titles.items():
+        typer.echo(f"\n{title}, by card, memory_fraction {setting.runtime.memory_fraction:g}")
+        rows = [
+            (dtype, quant, *(str(getattr(found[card, dtype, quant], field) or "-") for card in cards))
+            for dtype, quant in formats
+        ]
+        _table(("dtype", "quant", *cards), rows, right=range(2, len(cards) + 2))
 
 
 def _table(head: Sequence[str], rows: Any, right: Sequence[int]) -> None:

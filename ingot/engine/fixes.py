@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from ingot.config.base import JsonConfig
 from ingot.config.quant import SCHEMES, QuantConfig
@@ -160,19 +160,27 @@ class _Search:
                 yield self._fix(form, _format_flags(setting, form), "ingot build", "quality", _QUALITY)
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
-        """Batch 1 and the longest request that fits then, in this number format and in the smaller ones."""
+        """Several knobs at once: a smaller number format and one more; where that is not enough, batch 1 in
+        small chunks and the longest request that fits then.
+        """
+        for form in _smaller_formats(setting):
+            found = [_joined(setting, form, fix) for fix in self.singles(form)]
+            if found:
+                yield from found
+                return
         for form in (setting, *_smaller_formats(setting)):
-            budget = min(setting.runtime.token_budget, 512)
-            runtime = form.runtime.replace(cache_tokens=None, token_budget=budget)
-            one = form.replace(max_batch_size=1, runtime=runtime)
+            one = form.replace(
+                max_batch_size=1,
+                runtime=form.runtime.replace(cache_tokens=None, token_budget=_LEAST_TOKEN_BUDGET),
+            )
             length = self.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, setting.max_seq_len)  # type: ignore[misc]
             if length:
-                changed = one.replace(max_seq_len=length)
-                flags = [_format_flags(setting, form), "--max-batch-size 1", f"--max-seq-len {length}"]
-                flags.append(f"--token-budget {budget}")
-                cost: Cost = "speed" if form is setting else "quality"
-                where = f"ingot build, RuntimeConfig(token_budget={budget})"
-                yield self._fix(changed, " ".join(filter(None, flags)), where, cost, "all of these together")
+                flags = f"--max-batch-size 1 --max-seq-len {length} --token-budget {_LEAST_TOKEN_BUDGET}"
+                where = f"ingot build, RuntimeConfig(token_budget={_LEAST_TOKEN_BUDGET})"
+                fix = self._fix(
+                    one.replace(max_seq_len=length), flags, where, "speed", "all of these together"
+                )
+                yield fix if form is setting else _joined(setting, form, fix)
                 return
 
     def cards(self, setting: Setting) -> Iterator[Fix]:
@@ -269,12 +277,13 @@ def _smaller_formats(setting: Setting) -> Iterable[Setting]:
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 
 
+def _joined(setting: Setting, form: Setting, fix: Fix) -> Fix:
+    """The fix of another number format, as one of the setting's own."""
+    where = fix.where if fix.where.startswith("ingot build") else f"ingot build, {fix.where}"
+    return fix.replace(flags=f"{_format_flags(setting, form)} {fix.flags}", where=where, cost="quality")
+
+
 def _format_flags(setting: Setting, form: Setting) -> str:
     dtype = f"--dtype {form.dtype}" if form.dtype != setting.dtype else ""
     quant = f"--quant {form.quant.scheme}" if form.quant != setting.quant else ""
     return f"{dtype} {quant}".strip()
-
-
-def card_table(rows: Iterable[CardRow]) -> list[dict[str, Any]]:
-    """The rows as JSON."""
-    return [row.to_json() for row in rows]

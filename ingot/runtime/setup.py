@@ -14,7 +14,7 @@ import torch
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.ledger import RESERVE_BYTES, Setting, blocks_in
+from ingot.engine.ledger import Setting, blocks_in, ledger
 from ingot.engine.memory_error import explained, out_of_memory
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
@@ -112,10 +112,11 @@ def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> int:
     """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs."""
     torch.cuda.empty_cache()
     dtype, config = parse_dtype(setting.dtype), setting.runtime
-    activations = _measured_activations(model, device, dtype, setting.max_batch_size, config)
+    activations = measured_activations(model, device, dtype, setting.max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - total * (1 - config.memory_fraction)) - activations - RESERVE_BYTES
+    reserve = ledger(setting, weights={}).of("reserve")
+    return int(free - total * (1 - config.memory_fraction)) - activations - reserve
 
 
 def largest_step(
@@ -153,7 +154,7 @@ def run_step(model: Decoder, batch: ForwardBatch, caches: list[LayerCache]) -> N
     model.logits(hidden[batch.logits_indices]).float()
 
 
-def _measured_activations(
+def measured_activations(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
 ) -> int:
     """Bytes that the largest step takes beside its inputs and cache; ``activation_bytes`` predicts them."""

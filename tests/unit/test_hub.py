@@ -53,12 +53,14 @@ except CheckpointError as error:
 """
 
 
-def ask(*arguments: str, **variables: object) -> str:
-    """``resolve_checkpoint`` in a process of its own: huggingface_hub reads its variables when imported."""
+def ask(*arguments: str, function: str = "resolve_checkpoint", **variables: object) -> str:
+    """``resolve_checkpoint``, or another function, in a process of its own: huggingface_hub reads its
+    variables when imported.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
     no_proxy = {"NO_PROXY": "*", "no_proxy": "*", "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, "-c", SCRIPT.replace("resolve_checkpoint", function), *arguments],
         cwd=Path(__file__).resolve().parents[2],
         env=kept | no_proxy | {name: str(value) for name, value in variables.items()},
         capture_output=True,
@@ -244,6 +246,26 @@ def test_only_the_files_that_are_needed_come_down(
         assert ask("org/name", HF_HOME=tmp_path, HF_ENDPOINT=address) == str(folder)
         assert not asked
     assert ask("org/name", HF_HOME=tmp_path, HF_HUB_OFFLINE=1) == str(folder)
+
+
+def test_a_config_comes_down_alone_and_does_not_pass_for_a_checkpoint(tmp_path: Path) -> None:
+    with hub({**COMPLETE, **CODE}) as (address, asked):
+        variables = {"HF_HOME": tmp_path, "HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": 1}
+        folder = Path(ask("org/name", function="resolve_config", **variables))
+        assert [path.name for path in folder.iterdir()] == ["config.json"]
+        assert set(asked) == {"config.json"}
+        asked.clear()
+        assert ask("org/name", function="resolve_config", **variables) == str(folder)
+        assert not asked
+        assert ask("org/name", **variables) == str(folder)
+        assert {path.name for path in folder.iterdir()} == set(COMPLETE)
+
+
+def test_a_config_that_is_not_to_be_had(tmp_path: Path) -> None:
+    offline = ask("org/name", function="resolve_config", HF_HOME=tmp_path, HF_HUB_OFFLINE=1)
+    assert "not in the local cache" in offline
+    unreachable = ask("org/name", function="resolve_config", HF_HOME=tmp_path, HF_ENDPOINT=NO_HUB)
+    assert "cannot download org/name" in unreachable
 
 
 def test_an_incomplete_snapshot_is_completed(tmp_path: Path) -> None:

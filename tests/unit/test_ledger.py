@@ -1,0 +1,292 @@
+"""The ledger's sums and verdict, and that every fix it offers works."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.config.model import DecoderConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.units import parse_size, size_text
+from ingot.engine import memory_error
+from ingot.engine.fixes import CARDS, COSTS, Fix, fits_by_card, fixes
+from ingot.engine.ledger import Capacity, Setting, ledger
+from ingot.engine.ledger_source import read_setting
+from ingot.engine.memory_error import explained, out_of_memory
+from ingot.errors import ConfigError, OutOfMemoryError
+from ingot.runtime import setup
+
+GIB = 1 << 30
+SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
+H200 = Capacity("H200", int(139.8 * GIB))
+CUDA = torch.device("cuda")
+
+
+def seven_b(**values: Any) -> Setting:
+    return read_setting(str(SHAPES / "llama-7b.json"), **({"max_seq_len": 4096} | values))
+
+
+class TestSevenBillion:
+    """Measured on an H200 (docs/benchmarks.md): weights 15.4 GB, cache 118.0, most allocated 133.8."""
+
+    def test_weights_and_cache(self) -> None:
+        found = ledger(seven_b(), H200)
+        assert found.of("weights") == pytest.approx(15.4e9, rel=0.01)
+        assert found.blocks * found.setting.block_bytes == pytest.approx(118.0e9, rel=0.01)
+        assert (found.fits, found.loads, found.requests_at_once) == (False, True, 54)
+
+    def test_what_is_used(self) -> None:
+        found = ledger(seven_b(), H200)
+        assert found.used - found.of("process") == pytest.approx(133.8e9, rel=0.05)
+
+    def test_the_formula_of_weights(self) -> None:
+        hidden, inner, vocab, layers = 4096, 11008, 151936, 32
+        values = layers * (4 * hidden**2 + 3 * hidden * inner + 2 * hidden) + hidden + 2 * vocab * hidden
+        rotary = 4096 * 128 * 4
+        assert ledger(seven_b()).of("weights") == 2 * values + rotary
+
+    def test_the_host(self) -> None:
+        """A build took 5.1 GB at most, a load 15.8, mapped files included."""
+        from ingot.engine.ledger import host_ledger
+
+        host = host_ledger(seven_b())
+        assert host.build_disk == pytest.approx(15.44e9, rel=0.01)
+        assert host.load_mapped == pytest.approx(15.1e9, rel=0.05)
+
+
+class TestVerdict:
+    def test_all_of_it(self) -> None:
+        found = ledger(seven_b(max_batch_size=4), H200)
+        assert found.fits
+        assert found.needed == sum(item.bytes for item in found.items)
+        assert found.used <= found.needed <= int(H200.total * 0.9)
+
+    def test_others_take_their_part(self) -> None:
+        alone = ledger(seven_b(), H200)
+        shared = ledger(seven_b(), Capacity("H200", H200.total, others=40 * GIB))
+        assert alone.usable is not None
+        assert shared.usable == alone.usable - 40 * GIB
+
+    def test_a_cache_below_one_request(self) -> None:
+        found = ledger(seven_b(runtime=RuntimeConfig(cache_tokens=4000)), H200)
+        assert not found.loads
+        assert not found.fits
+
+    def test_without_a_capacity_there_is_none(self) -> None:
+        told = ledger(seven_b()).to_json()
+        assert told["fits"] is None
+        assert told["loads"] is None
+
+    def test_blocks_round_up(self) -> None:
+        assert seven_b(max_seq_len=65, max_batch_size=3).wanted_blocks == 6
+
+    def test_the_setting_travels(self) -> None:
+        setting = seven_b(runtime=RuntimeConfig(cache_tokens=64))
+        assert Setting.from_json(setting.to_json()) == setting
+        told = ledger(setting, H200).to_json()
+        assert sum(told["by_kind"].values()) == told["needed_bytes"]
+
+
+ASKED = [
+    (seven_b(), 24 * GIB),
+    (seven_b(), H200.total),
+    (seven_b(max_batch_size=1), 20 * GIB),
+    (seven_b(max_batch_size=4), 32 * GIB),
+    (seven_b(dtype="fp32"), 24 * GIB),
+    (seven_b(dtype="fp32"), 40 * GIB),
+    (seven_b(max_batch_size=1, max_seq_len=8192), 19 * GIB),
+    (seven_b(runtime=RuntimeConfig(cache_tokens=100)), 40 * GIB),
+    (seven_b(runtime=RuntimeConfig(cache_tokens=100_000)), 40 * GIB),
+    (seven_b(runtime=RuntimeConfig(token_budget=65536), max_batch_size=1), 24 * GIB),
+    (seven_b(max_batch_size=1, max_seq_len=512, runtime=RuntimeConfig(memory_fraction=0.8)), 22 * GIB),
+]
+
+
+class TestFixes:
+    @pytest.mark.parametrize("goal", ["fits", "loads"])
+    @pytest.mark.parametrize(("setting", "total"), ASKED)
+    def test_every_one_works(self, setting: Setting, total: int, goal: Any) -> None:
+        found = ledger(setting, Capacity("card", total))
+        options = fixes(found, goal)
+        reached = found.fits if goal == "fits" else found.loads
+        assert bool(options) != reached
+        assert [COSTS.index(f.cost) for f in options] == sorted(COSTS.index(f.cost) for f in options)
+        for fix in options:
+            then = ledger(after(setting, fix), capacity_after(fix, total))
+            assert then.fits if goal == "fits" else then.loads, fix.flags
+            assert fix.needed <= fix.usable
+
+    def test_the_values_are_the_largest(self) -> None:
+        setting = seven_b()
+        for fix in fixes(ledger(setting, Capacity("card", 24 * GIB))):
+            name, value = fix.flags.split()
+            more = {
+                "--max-batch-size": lambda s, n: s.replace(max_batch_size=n + 1),
+                "--max-seq-len": lambda s, n: s.replace(max_seq_len=n + 64),
+                "--cache-tokens": lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n + 64)),
+            }[name]
+            assert not ledger(more(setting, int(value)), Capacity("card", 24 * GIB)).fits
+
+    def test_what_fits_needs_none(self) -> None:
+        assert fixes(ledger(seven_b(max_batch_size=1), H200)) == []
+
+    def test_what_no_change_helps(self) -> None:
+        assert fixes(ledger(seven_b(max_batch_size=1), Capacity("card", 2 * GIB)))[0].cost == "hardware"
+        assert fixes(ledger(seven_b(max_batch_size=64, max_seq_len=8192), Capacity("card", 2 * GIB))) == []
+
+    def test_a_cpu_has_no_fraction_and_no_card(self) -> None:
+        found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
+        assert {fix.flags.split()[0] for fix in fixes(found)} <= {"--max-seq-len", "--token-budget"}
+
+
+def after(setting: Setting, fix: Fix) -> Setting:
+    """The setting with the fix's flags applied, as the command line would."""
+    words = fix.flags.split()
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        name = flag.removeprefix("--").replace("-", "_")
+        if name in ("cache_tokens", "token_budget"):
+            setting = setting.replace(runtime=setting.runtime.replace(**{name: int(value)}))
+        elif name == "memory_fraction":
+            setting = setting.replace(runtime=setting.runtime.replace(memory_fraction=float(value)))
+        elif name in ("max_batch_size", "max_seq_len"):
+            setting = setting.replace(**{name: int(value)})
+        elif name == "dtype":
+            setting = setting.replace(dtype=value)
+        else:
+            assert name == "gpu"
+    return setting
+
+
+def capacity_after(fix: Fix, total: int) -> Capacity:
+    words = fix.flags.split()
+    return Capacity("card", parse_size(words[1], "--gpu") if words[0] == "--gpu" else total)
+
+
+class TestCards:
+    def test_larger_cards_hold_more(self) -> None:
+        rows = [row for row in fits_by_card(seven_b()) if row.dtype == "fp16"]
+        assert [row.card for row in rows] == list(CARDS)
+        assert [row.max_batch_size for row in rows] == sorted(row.max_batch_size for row in rows)
+        assert (rows[2].max_batch_size, rows[-1].max_batch_size) == (0, 54)
+
+    def test_each_is_the_largest(self) -> None:
+        setting = seven_b()
+        for row in fits_by_card(setting):
+            card = Capacity(row.card, row.total)
+            whole = setting.replace(dtype=row.dtype)
+            if row.max_batch_size:
+                assert ledger(whole.replace(max_batch_size=row.max_batch_size), card).fits
+            assert not ledger(whole.replace(max_batch_size=row.max_batch_size + 1), card).fits
+
+
+class TestRuntime:
+    @pytest.mark.parametrize(
+        "values", [{}, {"max_batch_size": 8}, {"runtime": RuntimeConfig(cache_tokens=6400)}]
+    )
+    def test_it_takes_the_cache_that_the_ledger_tells(
+        self, values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        setting = seven_b(**values)
+        found = ledger(setting, H200)
+        free = H200.total - found.of("process") - found.of("weights")
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, H200.total))
+        monkeypatch.setattr(setup, "measured_activations", lambda *_: found.of("activations"))
+        assert abs(setup._num_blocks(None, CUDA, setting) - found.blocks) <= 1  # type: ignore[arg-type]
+
+    def test_it_refuses_what_the_ledger_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting, total = seven_b(), 18 * GIB
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, total))
+        monkeypatch.setattr(setup, "measured_activations", lambda *_: GIB // 4)
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        assert not ledger(setting, Capacity("card", total)).loads
+        with pytest.raises(OutOfMemoryError, match="at least 4096 tokens"):
+            setup._num_blocks(None, CUDA, setting)  # type: ignore[arg-type]
+
+
+class TestErrors:
+    def error(self, setting: Setting, total: int, monkeypatch: pytest.MonkeyPatch) -> OutOfMemoryError:
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        with pytest.raises(OutOfMemoryError) as raised, explained("it does not fit", setting, CUDA):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has little")
+        return raised.value
+
+    def test_it_tells_needs_supply_and_a_fix_that_works(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting = seven_b(max_batch_size=1)
+        error = self.error(setting, 20 * GIB, monkeypatch)
+        text = str(error)
+        assert "it does not fit; seen: CUDA out of memory" in text
+        assert "weights 15.4 GB" in text
+        assert "there are 21.5 GB (card), memory_fraction 0.9 of it: 19.3 GB to use" in text
+        assert error.ledger is not None
+        assert error.ledger["loads"] is False
+        best = Fix.from_json(error.ledger["fixes"][0])
+        assert best.flags in text
+        assert ledger(best.setting, Capacity("card", 20 * GIB)).loads
+
+    def test_memory_that_went_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = self.error(seven_b(max_batch_size=1), 80 * GIB, monkeypatch)
+        assert error.fix is not None
+        assert "memory_fraction=0.8" in error.fix
+
+    def test_the_ledger_survives_a_process_boundary(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = self.error(seven_b(max_batch_size=1), 20 * GIB, monkeypatch)
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.ledger, again.lines) == (str(error), error.ledger, error.lines)
+
+    def test_a_host_without_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cpu = torch.device("cpu")
+        setting = seven_b(device="cpu", max_batch_size=1)
+        monkeypatch.setattr(memory_error, "host_memory", lambda: 8 * GIB)
+        with pytest.raises(OutOfMemoryError, match="this machine's memory"), explained("no", setting, cpu):
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    def test_other_errors_pass(self) -> None:
+        with pytest.raises(RuntimeError, match="another"), explained("no", seven_b(), CUDA):
+            raise RuntimeError("another")
+
+    def test_what_was_seen_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", 24 * GIB))
+        error = out_of_memory("no", seven_b(), CUDA, seen="a", allowed="b", goal="fits")
+        assert (error.seen, error.allowed) == ("a", "b")
+        assert error.fix is not None
+        assert error.fix.startswith("--max-batch-size 2 (ingot build; costs limits)")
+
+
+class TestCapacity:
+    def test_others_are_what_is_neither_free_nor_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50 * GIB)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+        found = memory_error.capacity_of(CUDA)
+        assert found == Capacity("GPU", 80 * GIB, 20 * GIB - memory_error.CONTEXT_BYTES)
+
+    def test_the_host(self) -> None:
+        assert memory_error.capacity_of(torch.device("cpu")).total > 256 << 20
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("text", "size"),
+        [("24GiB", 24 * GIB), ("24 gib", 24 * GIB), ("80GB", 80 * 10**9), ("1.5Gi", 3 * GIB // 2)],
+    )  # fmt: skip
+    def test_are_read(self, text: str, size: int) -> None:
+        assert parse_size(text, "--gpu") == size
+
+    @pytest.mark.parametrize("text", ["24", "", "GiB", "-1GiB", "0GB", "24 parsecs", "1e9GB"])
+    def test_others_are_refused(self, text: str) -> None:
+        with pytest.raises(ConfigError, match="--gpu"):
+            parse_size(text, "--gpu")
+
+    def test_are_written(self) -> None:
+        assert [size_text(n) for n in (7, 13_500_000, 2.5e12)] == ["7 bytes", "13.5 MB", "2.50 TB"]
+
+
+def test_a_decoder_config_is_all_it_needs() -> None:
+    model = DecoderConfig("llama", 97, 32, 48, 2, 4, 2, 8, 128)
+    assert ledger(Setting(model, "bf16", 2, 128)).of("KV cache") == 2 * 2 * 16 * 2 * 128 * 2
