@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import stderr
+from ingot.cli.console import size_text, stderr
 from ingot.cli.flags import Device, given
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import steps_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
-from ingot.config.units import size_text
 
 Progress = Callable[[str, int, int], None]
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.units import size_text as size_text
 from ingot.errors import IngotError, OutOfMemoryError
 
 if TYPE_CHECKING:

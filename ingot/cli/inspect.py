@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, stdout
+from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import AsJson, EnginePath
-from ingot.config.units import size_text
 from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:

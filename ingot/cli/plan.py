@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.console import print_json, stdout
+from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import AsJson, given
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
-from ingot.config.units import parse_size, size_text
+from ingot.config.units import parse_size
 from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
