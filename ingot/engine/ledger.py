@@ -35,7 +35,7 @@ from ingot.engine.memory_sizes import (
 
 # An H200 with torch 2.11: 0.5 to 0.6 GiB are gone once a process has a CUDA context and the kernels' code.
 CONTEXT_BYTES = 576 << 20
-WORKSPACE_BYTES = 32 << 20  # of the matrix library on a GPU of compute capability 9.0
+WORKSPACE_BYTES = 3 * 32 << 20  # of the matrix library on an H200: eager, decode and prompt graphs' streams
 RESERVE_BYTES = 1 << 30  # held back for graphs, their logits, step buffers and the sampler's temporaries
 CPU_CACHE_BYTES = 1 << 30  # of KV cache that a CPU takes unasked
 
