@@ -10,11 +10,13 @@ import torch
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.engine.memory_sizes import activation_bytes
+from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
-from ingot.runtime.setup import largest_step, run_step
+from ingot.quant.schemes import Dense
+from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 
 CPU = torch.device("cpu")
@@ -102,3 +104,50 @@ class TestActivations:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False)
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)
+
+
+class EightBits(Dense):
+    """A scheme that a later version may bring: a byte a weight and a scale a row."""
+
+    name = "eight"
+
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        tensors = super().layout(out_features, in_features, bias, dtype)
+        scales = torch.empty(out_features, dtype=dtype)
+        return tensors | {
+            "weight": torch.empty(out_features, in_features, dtype=torch.int8),
+            "scales": scales,
+        }
+
+
+def test_a_scheme_says_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = shape()
+    plain = weight_bytes(config, QuantConfig(), torch.float16)
+    monkeypatch.setattr("ingot.engine.assemble.make_scheme", lambda quant: EightBits())
+    packed = weight_bytes(config, QuantConfig(), torch.float16)
+    rows = 2 * config.intermediate_size + config.hidden_size
+    assert packed["mlp"] == plain["mlp"] // 2 + config.num_layers * rows * 2
+    assert [packed[kind] for kind in ("embedding", "norms", "head")] == [
+        plain[kind] for kind in ("embedding", "norms", "head")
+    ]
+
+
+def test_a_tied_head_is_counted_once() -> None:
+    tied, own = (shape(tie_word_embeddings=tied) for tied in (True, False))
+    found, more = (weight_bytes(config, QuantConfig(), torch.float16) for config in (tied, own))
+    assert (found["head"], more["head"]) == (0, 97 * 32 * 2)
+    assert {k: v for k, v in found.items() if k != "head"} == {k: v for k, v in more.items() if k != "head"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_activations_on_a_gpu(dtype: torch.dtype) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_heads": 16, "num_kv_heads": 4}
+    config = shape(**sizes, head_dim=64, rope=RopeConfig(dim=64), vocab_size=8192)
+    cuda, runtime = torch.device("cuda", 0), RuntimeConfig()
+    model = random_decoder(config, BuildConfig("fp32", 8, 4096), KernelPlan(), cuda, dtype)
+    measured_activations(model, cuda, dtype, 8, runtime)  # the matrix library takes its workspace
+    found = measured_activations(model, cuda, dtype, 8, runtime)
+    assert activation_bytes(config, dtype, runtime, 8) == pytest.approx(found, rel=0.05)
