@@ -2,7 +2,7 @@
 
 Owns the shapes and the order of launches; knows no timing. ``decode_variants.py`` times it.
 
-    logits = Stack(layers=32, batch=8).fused_step(8, plan)
+    logits = Stack(layers=32, batch=8).hybrid_step(8, plan, frozenset(SHAPES))
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Plan = dict[str, Tiles | None]
 
 
 class Stack:
-    """Random weights of ``layers`` layers and a head, and the caches of a batch; fused and unfused steps."""
+    """Random weights of ``layers`` layers and a head, and the caches of a batch."""
 
     def __init__(
         self, layers: int, batch: int, device: str = "cuda", shape: Shape = LLAMA_7B, heads: int = 2
