@@ -22,6 +22,7 @@ from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
+from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
@@ -98,7 +99,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, explain, inspect, diff):
     app.command()(verb)
 app.add_typer(bench)
 
