@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from ingot.cli.console import print_json, stdout
 from ingot.cli.flags import AsJson, EnginePath
 from ingot.cli.inspect import local_folder
+from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
-from ingot.errors import RequestError
 
 if TYPE_CHECKING:
     from ingot.llm.explanation import Explanation, StopRule, TokenPiece
-    from ingot.llm.prompts import Messages, PromptLike
 
 _HF = "Hugging Face's generate, called with the same values,"
 
@@ -27,18 +22,9 @@ _HF = "Hugging Face's generate, called with the same values,"
 def explain(
     engine: EnginePath,
     sampling: dict[str, Any],
-    messages: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help='A conversation: a JSON list of {"role": …, "content": …}, or an object with messages '
-            "('-': stdin).",
-        ),
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="A prompt as it is.")] = None,
-    ids: Annotated[
-        str | None, typer.Option(metavar="IDS", help="A prompt as token ids with spaces between.")
-    ] = None,
+    messages: MessagesFile = None,
+    prompt: PromptText = None,
+    ids: PromptIds = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the exact prompt, its tokens, what ends the answer, and where each value is from.
@@ -46,7 +32,7 @@ def explain(
     Nothing is run and no weights are read. The last part tells what Hugging Face's generate would do
     differently for this request.
     """
-    request = _request(messages, prompt, ids)
+    request = one_prompt(messages, prompt, ids)
     from ingot.engine.describe import read_text_side
     from ingot.llm.defaults import default_params
     from ingot.llm.explain import explain_request
@@ -58,49 +44,6 @@ def explain(
         print_json(found.to_json())
     else:
         _show(found)
-
-
-def _request(messages: str | None, prompt: str | None, ids: str | None) -> PromptLike | Messages:
-    if sum(value is not None for value in (messages, prompt, ids)) != 1:
-        raise typer.BadParameter("give one of --messages, --prompt and --ids")
-    if messages is not None:
-        return _conversation(messages)
-    return prompt if prompt is not None else parse_ids(ids or "")
-
-
-def parse_ids(text: str) -> list[int]:
-    """Token ids with spaces between.
-
-    Raises:
-        RequestError: a word is no integer.
-    """
-    try:
-        return [int(word) for word in text.split()]
-    except ValueError:
-        raise RequestError(
-            "--ids takes token ids", seen=text[:80], allowed="integers with spaces between", fix="--ids"
-        ) from None
-
-
-def _conversation(file: str) -> Messages:
-    """The messages in a file."""
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        value = json.loads(data.decode("utf-8-sig"))
-    except OSError as error:
-        raise RequestError("the messages cannot be read", seen=error, fix="--messages") from None
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{file} is no JSON", seen=error, fix="--messages") from None
-    if isinstance(value, dict):
-        value = value.get("messages")
-    if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
-        raise RequestError(
-            f"{file} holds no conversation",
-            seen=json.dumps(value)[:80],
-            allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
-            fix="--messages",
-        )
-    return value
 
 
 def _show(found: Explanation) -> None:

@@ -1,8 +1,8 @@
 """What Hugging Face's ``generate`` would do differently for a request.
 
 Owns the rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) that differ from
-Ingot's. Imports nothing of it: the rules are told, not run. The call compared with is ``model.generate`` with the
-prompt of the same tokenizer, the checkpoint's generation_config, and the values that the request itself names.
+Ingot's. Imports nothing of it: the rules are told, not run. The call compared with is ``model.generate`` with
+the prompt of the same tokenizer, the checkpoint's generation_config, and the values that the request names.
 
     for sentence in generate_differences(call): print(sentence)
 """
@@ -104,7 +104,7 @@ class GenerateCall:
 
 
 def generate_differences(call: GenerateCall) -> Iterator[str]:
-    """One sentence for each difference that this request meets on this engine; its subject is ``generate``."""
+    """A sentence for each difference that this request meets on this engine; its subject is ``generate``."""
     yield from _prompt(call)
     yield from _length(call)
     yield from _ends(call)
@@ -158,8 +158,8 @@ def _length(call: GenerateCall) -> Iterator[str]:
         if left != ours:
             does = f"stops after {left} new tokens" if left > 0 else "raises ValueError"
             yield (
-                f"{does}: generation_config's max_length {told} counts the {call.num_prompt_tokens} tokens of the "
-                f"prompt; Ingot does not read it and stops after {ours}"
+                f"{does}: generation_config's max_length {told} counts the prompt's {call.num_prompt_tokens} "
+                f"tokens; Ingot does not read it and stops after {ours}"
             )
     else:
         left = min(_NEW_TOKENS, call.manifest.model.max_positions - call.num_prompt_tokens)
@@ -232,8 +232,8 @@ def _draw(call: GenerateCall) -> Iterator[str]:
             yield f"takes {name} {theirs}, {source}; Ingot takes {ours:g}{all_tokens}"
     if call.params.seed is not None:
         yield (
-            f"has no seed of a request (here {call.params.seed}): its draws come from torch's global generator, "
-            "and with the same number give other tokens"
+            f"has no seed of a request (here {call.params.seed}): its draws come from torch's global "
+            "generator, and with the same number give other tokens"
         )
 
 
