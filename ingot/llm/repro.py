@@ -9,6 +9,7 @@ Knows no terminal; the file is ``repro_bundle``'s.
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,17 +135,20 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
 
 
 def relative_l2(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """|found - expected| / |expected| over all elements; infinite where either is no number."""
-    found, expected = found.double().cpu(), expected.double().cpu()
-    error = float((found - expected).norm() / expected.norm().clamp(min=1e-300))
-    return error if error == error else float("inf")
+    """|found - expected| / |expected| over all elements.
+
+    Elements that are no number, or infinite, in both alike count as equal; in one alone, it is infinite.
+    """
+    return float(row_errors(found.reshape(1, -1), expected.reshape(1, -1))[0])
 
 
 def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """``relative_l2`` of each row [T]."""
     found, expected = found.double().cpu(), expected.double().cpu()
-    apart = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=1e-300)
-    return apart.nan_to_num(nan=float("inf"))
+    alike = (found == expected) | (found.isnan() & expected.isnan())
+    apart = torch.where(alike, 0.0, found - expected).norm(dim=-1)
+    size = torch.where(expected.isfinite(), expected, 0.0).norm(dim=-1).clamp(min=1e-300)
+    return (apart / size).nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
@@ -176,7 +180,8 @@ def _bundle(
     if trace is not None:
         reference, source = expected_output(trace, layer, inputs.counts, tokens), f"the trace {trace.name}"
     expected = reference.float()
-    floor = max(_NOISE_TIMES * noise, _LEAST_ROUNDINGS * torch.finfo(engine.dtype).eps)
+    least = _LEAST_ROUNDINGS * torch.finfo(engine.dtype).eps
+    floor = max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least
     facts = BundleFacts(
         version=BUNDLE_VERSION,
         layer=layer,
@@ -207,7 +212,8 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
-    given = (module, config, inputs.hidden, inputs.positions, rope)
+    scheme = make_scheme(llm.engine.manifest.quant)
+    given = (module, config, scheme, inputs.hidden, inputs.positions, rope)
     with torch.inference_mode():
         wide = plain_layer(*given, _WIDER[dtype])
         return wide, relative_l2(plain_layer(*given, dtype), wide)
@@ -240,7 +246,8 @@ def _layer(
         raise EngineError("the bundle's weights are not those of its layer", seen=odd[:5], fix="--run")
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
-        own = cast_weight(name, tensor.to(device), dtype) if tensor.is_floating_point() else tensor.to(device)
+        own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
+        own = cast_weight(name, own, dtype) if own.is_floating_point() else own
         setattr(layer.get_submodule(path), leaf, nn.Parameter(own, requires_grad=False))
     if facts.batch_invariant:
         make_batch_invariant(layer)

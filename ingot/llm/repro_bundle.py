@@ -145,7 +145,7 @@ def read_bundle(path: Path) -> Bundle:
         ) from None
     try:
         return _bundle(facts, tensors)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise EngineError(
             "the bundle is damaged", seen=f"{path}: {error}", fix="--run, a whole file"
         ) from None

@@ -112,12 +112,17 @@ def run_layer(
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):
         rows = slice(end - count, end)
-        delta = inputs.delta[rows].to(device, weight.dtype)
-        residual = None if inputs.residual is None else inputs.residual[rows].to(device, weight.dtype)
+        delta = _own(inputs.delta[rows], weight)
+        residual = None if inputs.residual is None else _own(inputs.residual[rows], weight)
         batch = _batch(inputs, rows, num_blocks, max_seq_len, device)
         branch, stream = layer(delta, residual, batch, cache, rope)
         pieces.append((branch + stream).cpu())
     return torch.cat(pieces)
+
+
+def _own(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A copy in memory of its own, as a runner's step has it: alignment may order a sum."""
+    return rows.to(like.device, like.dtype, copy=True)
 
 
 def _batch(

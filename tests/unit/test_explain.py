@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import torch
 import transformers
 
 from ingot.config.build import BuildConfig
@@ -22,6 +23,7 @@ from ingot.llm.explanation import Explanation
 from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
 from ingot.processors.token_text import byte_alphabet
 from ingot.processors.tokenizer import Tokenizer
+from tests.tiny_models import make_model, tiny_config
 from tests.unit.chat_cases import CHATML, INST, jinja, user
 from tests.unit.vocabularies import load, qwen2_slow_folder
 
@@ -44,8 +46,8 @@ def gpt2(data: Path) -> Tokenizer:
 
 
 LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
-    "<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content }}<|eot_id|>{% endfor %}<|start_header_id|>assistant<|end_header_id|>\n\n"
 )
 
 
@@ -53,7 +55,7 @@ def llama3_folder(folder: Path) -> Path:
     """A tokenizer of single bytes with LLaMA-3's special tokens, which puts the first before every text."""
     names = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id")
     specials = [f"<|{name}|>" for name in names]
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({c: b for c, b in byte_alphabet().items()}, []))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(byte_alphabet(), []))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(specials)
@@ -314,6 +316,19 @@ def test_the_defaults_told_are_those_of_transformers() -> None:
     found = explained(params={"temperature": 0.5}, generation={"do_sample": True})
     assert differs(found, "top_k 50, its own default", "0 (all tokens)")
     assert differs(found, "stops after 20 new tokens, its own default; Ingot after 128")
+
+
+def test_generate_does_what_is_told() -> None:
+    """The rules that are easiest to get wrong, as transformers runs them."""
+    model, ids = make_model(tiny_config("llama")), torch.tensor([[1, 2, 3]])
+    assert model.generate(ids).shape[1] == 3 + 20
+    assert model.generate(ids, max_length=9).shape[1] == 9
+    with pytest.raises(ValueError, match="max_length"):
+        model.generate(ids, max_length=3)
+    with pytest.raises(ValueError, match="temperature"):
+        model.generate(ids, do_sample=True, temperature=0.0)
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        model.generate(ids, num_return_sequences=2)
 
 
 @pytest.mark.parametrize(
