@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.console import print_json, stdout
+from ingot.cli.console import print_json, stdout, write
 from ingot.cli.flags import AsJson, EnginePath
 from ingot.cli.inspect import local_folder
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
@@ -67,10 +67,9 @@ def _show(found: Explanation) -> None:
 
 
 def _part(title: str, lines: Sequence[str]) -> None:
-    console = stdout()
-    console.print(title, style="bold", markup=False)
+    stdout().print(title, style="bold", markup=False)
     for line in lines:
-        console.print(*(f"  {part}" for part in line.split("\n")), sep="\n", markup=False)
+        write("".join(f"  {part}".rstrip(" ") + "\n" for part in line.split("\n")))
 
 
 def _token_row(place: int, token: TokenPiece) -> tuple[str, ...]:

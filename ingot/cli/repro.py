@@ -122,7 +122,7 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
         "tokens": f"{sum(facts.counts)}: {calls}",
         "expected": facts.expected_from,
         "relative L2": f"{facts.output_error:.3g} of the engine's output, floor {facts.floor:.3g}",
-        "verdict": "as expected" if facts.output_error <= facts.floor else "not as expected",
+        "verdict": "as expected" if facts.as_expected else "not as expected",
     }
     for name, value in rows.items():
         console.print(f"  {name:<12}", style="cyan", end="")
@@ -165,16 +165,15 @@ def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
         "to expected": f"{found.against_expected:.3g} relative L2, floor {found.floor:.3g}",
         "to recorded": f"{found.against_output:.3g} relative L2 to what the engine gave",
         "expected": f"{facts.expected_from}; the engine's output was {found.recorded:.3g} from it",
-        "worst token": f"position {found.worst_position}, {found.worst:.3g} from expected",
-        "verdict": _verdict(found),
+        "worst token": f"position {found.worst_position}, {found.worst:.3g}, floor {found.token_floor:.3g}",
+        "verdict": _verdict(found, facts.as_expected),
     }
     for name, value in rows.items():
         console.print(f"  {name:<12}", style="cyan", end="")
         console.print(value, markup=False)
 
 
-def _verdict(found: Replay) -> str:
+def _verdict(found: Replay, recorded_right: bool) -> str:
     if found.agrees:
-        was_wrong = found.recorded > found.floor
-        return "as expected here; what was recorded does not happen here" if was_wrong else "as expected"
+        return "as expected" if recorded_right else "as expected: what was recorded does not happen here"
     return "not as expected, as was recorded" if found.repeats else "not as expected, and not as was recorded"

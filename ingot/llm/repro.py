@@ -47,8 +47,9 @@ class Replay:
         against_expected, against_output: relative L2 of all tokens, to what was expected and to what the
             engine gave.
         recorded: relative L2 of what the engine gave to what was expected.
-        floor: relative L2 up to which an output counts as the expected one.
+        floor, token_floor: the bundle's: up to which outputs count as equal, and each token of them.
         worst_position, worst: the token farthest from what was expected, and its relative L2.
+        worst_repeat: relative L2 of the token farthest from what the engine gave.
         device, dtype: what it was computed on and in.
     """
 
@@ -56,20 +57,22 @@ class Replay:
     against_output: float
     recorded: float
     floor: float
+    token_floor: float
     worst_position: int
     worst: float
+    worst_repeat: float
     device: str
     dtype: str
 
     @property
     def agrees(self) -> bool:
         """Whether the layer gives here what was expected."""
-        return self.against_expected <= self.floor
+        return self.against_expected <= self.floor and self.worst <= self.token_floor
 
     @property
     def repeats(self) -> bool:
         """Whether the layer gives here what the engine gave."""
-        return self.against_output <= self.floor
+        return self.against_output <= self.floor and self.worst_repeat <= self.token_floor
 
 
 def capture_layer(
@@ -123,14 +126,16 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
     return Replay(
-        relative_l2(output, bundle.expected),
-        relative_l2(output, bundle.output),
-        facts.output_error,
-        facts.floor,
-        worst,
-        float(apart[worst]),
-        str(device),
-        facts.dtype,
+        against_expected=relative_l2(output, bundle.expected),
+        against_output=relative_l2(output, bundle.output),
+        recorded=facts.output_error,
+        floor=facts.floor,
+        token_floor=facts.token_floor,
+        worst_position=worst,
+        worst=float(apart[worst]),
+        worst_repeat=float(row_errors(output, bundle.output).max()),
+        device=str(device),
+        dtype=facts.dtype,
     )
 
 
@@ -175,13 +180,11 @@ def _bundle(
 ) -> Bundle:
     module, engine = llm.engine.model.layers[layer], llm.engine
     assert isinstance(module, DecoderLayer)
-    reference, noise = _reference(llm, module, inputs)
+    reference, noise, token_noise = _reference(llm, module, inputs)
     source = f"plain PyTorch, {_WIDER[engine.dtype]}".replace("torch.", "")
     if trace is not None:
         reference, source = expected_output(trace, layer, inputs.counts, tokens), f"the trace {trace.name}"
     expected = reference.float()
-    least = _LEAST_ROUNDINGS * torch.finfo(engine.dtype).eps
-    floor = max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least
     facts = BundleFacts(
         version=BUNDLE_VERSION,
         layer=layer,
@@ -196,8 +199,11 @@ def _bundle(
         batch_invariant=llm.runtime.batch_invariant,
         expected_from=source,
         noise=noise,
-        floor=floor,
+        token_noise=token_noise,
+        floor=_floor(noise, engine.dtype),
+        token_floor=_floor(token_noise, engine.dtype),
         output_error=relative_l2(output, expected),
+        output_worst=float(row_errors(output, expected).max()),
         engine="",
         machine=asdict(machine_of(engine.device, engine.dtype)),
         platform=platform.platform(),
@@ -207,8 +213,14 @@ def _bundle(
     return Bundle(facts, _stored(module, engine.manifest.build.dtype), inputs, output, expected)
 
 
-def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[torch.Tensor, float]:
-    """The layer in plain PyTorch in the wider dtype, and how far its own dtype is from that."""
+def _floor(noise: float, dtype: torch.dtype) -> float:
+    """Relative L2 up to which outputs count as equal, for this noise of the plain computation."""
+    least = _LEAST_ROUNDINGS * torch.finfo(dtype).eps
+    return max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least
+
+
+def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
+    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is from it, in all and at worst."""
     config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
@@ -216,7 +228,8 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     given = (module, config, scheme, inputs.hidden, inputs.positions, rope)
     with torch.inference_mode():
         wide = plain_layer(*given, _WIDER[dtype])
-        return wide, relative_l2(plain_layer(*given, dtype), wide)
+        own = plain_layer(*given, dtype)
+        return wide, relative_l2(own, wide), float(row_errors(own, wide).max())
 
 
 def _stored(module: DecoderLayer, dtype: str) -> dict[str, torch.Tensor]:

@@ -49,9 +49,11 @@ class BundleFacts(JsonConfig):
         dtype: of the arithmetic that gave ``output``; the weights are in the engine's own.
         block_size, batch_invariant: of the runtime.
         expected_from: what ``expected`` was computed by.
-        noise: relative L2 between the layer in plain PyTorch in ``dtype`` and in the next wider dtype.
-        floor: relative L2 up to which an output counts as the expected one.
-        output_error: relative L2 of ``output`` against ``expected``.
+        noise, token_noise: relative L2 between the layer in plain PyTorch in ``dtype`` and in the next wider
+            dtype: of all tokens together, and of the token where it is largest.
+        floor, token_floor: relative L2 up to which an output counts as the expected one, all tokens together
+            and each by itself (a few tokens of large activations would hide the others).
+        output_error, output_worst: relative L2 of ``output`` to ``expected``: all tokens, and the worst.
         engine: name of the engine's folder.
         machine, platform, ingot_version: what ``output`` was computed on and by.
         command: what made the bundle; prompts are left out.
@@ -70,14 +72,22 @@ class BundleFacts(JsonConfig):
     batch_invariant: bool
     expected_from: str
     noise: float
+    token_noise: float
     floor: float
+    token_floor: float
     output_error: float
+    output_worst: float
     engine: str
     machine: dict[str, Any]
     platform: str
     ingot_version: str
     command: str
     private: str = PRIVATE
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the engine gave what was expected."""
+        return self.output_error <= self.floor and self.output_worst <= self.token_floor
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,19 @@ def test_no_prompt_in_the_facts(bundle_file: Path) -> None:
     assert "send it as you would the prompt" in text
 
 
+def test_each_token_has_a_floor_too(make: Make) -> None:
+    """A few tokens of large activations, which decide the error of all together, must not hide the others."""
+    bundle = capture_layer(make("llama"), IDS, 1)
+    found = replay(bundle, CPU)
+    assert 0 < found.worst <= found.token_floor
+    assert bundle.facts.as_expected
+    for values in ({"worst": 0.01}, {"against_expected": 0.01}):
+        assert not replace(found, **values).agrees
+    for values in ({"worst_repeat": 0.01}, {"against_output": 0.01}):
+        assert not replace(found, **values).repeats
+    assert not bundle.facts.replace(output_worst=0.01).as_expected
+
+
 # --- wrong -----------------------------------------------------------------------------------------------
 
 
@@ -148,6 +162,7 @@ def test_a_recorded_failure_is_told_from_its_absence(
         bundle = capture_layer(make("llama"), IDS, 1)
         write_bundle(path, bundle)
         assert bundle.facts.output_error > 100 * bundle.facts.floor
+        assert not bundle.facts.as_expected
         found = replay(bundle, CPU)
         assert (found.agrees, found.repeats) == (False, True)
         assert "not as expected, as was recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
