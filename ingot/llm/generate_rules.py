@@ -146,6 +146,7 @@ def _typed(messages: Any, specials: dict[str, int]) -> list[str]:
 
 def _length(call: GenerateCall) -> Iterator[str]:
     wanted, told = call.params.max_new_tokens, call.generation.get("max_length")
+    told = told if isinstance(told, int) else None
     ours = call.room if wanted is None else min(wanted, call.room)
     theirs = call.hf_value("max_new_tokens", None)
     if theirs is not None:
@@ -207,7 +208,7 @@ def _choice(call: GenerateCall) -> Iterator[str]:
         yield "raises ValueError: do_sample is true in generation_config and temperature 0 is no temperature"
     elif call.hf_samples and not call.samples:
         how = f"searches with {params.num_beams} beams" if params.num_beams > 1 else "is greedy"
-        yield f"samples at temperature {temperature:g}: do_sample is true in generation_config; Ingot {how}"
+        yield f"samples at temperature {temperature}: do_sample is true in generation_config; Ingot {how}"
     elif call.samples and not call.hf_samples:
         yield (
             f"stays greedy and ignores temperature {params.temperature:g}: do_sample is not true in "
@@ -240,7 +241,7 @@ def _draw(call: GenerateCall) -> Iterator[str]:
 def _penalties(call: GenerateCall) -> Iterator[str]:
     theirs, ours = call.hf_value("repetition_penalty", 1.0), call.params.repetition_penalty
     if theirs != ours:
-        yield f"takes repetition_penalty {theirs:g}, generation_config; Ingot takes {ours:g}"
+        yield f"takes repetition_penalty {theirs}, generation_config; Ingot takes {ours:g}"
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(call.params, name):
             yield f"has no {name} (here {getattr(call.params, name):g})"

@@ -220,7 +220,7 @@ def _floor(noise: float, dtype: torch.dtype) -> float:
 
 
 def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
-    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is from it, in all and at worst."""
+    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is off, in all and at worst."""
     config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype

@@ -88,6 +88,17 @@ def test_sixteen_bits(make: Make, dtype: str) -> None:
     assert bundle.facts.expected_from == "plain PyTorch, float32"
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_on_a_gpu(make: Make, kind: str, dtype: str) -> None:
+    """The kernels give what plain PyTorch gives, and their twins on a CPU too."""
+    bundle = capture_layer(make(kind, "cuda", dtype=dtype), IDS, 1, 2)
+    assert bundle.facts.as_expected
+    for device in (torch.device("cuda"), CPU):
+        assert replay(bundle, device).agrees
+
+
 def test_chunks_and_batch_invariance_are_kept(folders: dict[str, Path]) -> None:
     runtime = RuntimeConfig(block_size=16, cache_tokens=256, token_budget=9, batch_invariant=True)
     llm = LLM(folders["llama"], "cpu", max_batch_size=2, max_seq_len=128, runtime=runtime)

@@ -321,7 +321,8 @@ def test_the_defaults_told_are_those_of_transformers() -> None:
 def test_generate_does_what_is_told() -> None:
     """The rules that are easiest to get wrong, as transformers runs them."""
     model, ids = make_model(tiny_config("llama")), torch.tensor([[1, 2, 3]])
-    assert model.generate(ids).shape[1] == 3 + 20
+    with pytest.warns(UserWarning, match="default `max_length`"):
+        assert model.generate(ids).shape[1] == 3 + 20
     assert model.generate(ids, max_length=9).shape[1] == 9
     with pytest.raises(ValueError, match="max_length"):
         model.generate(ids, max_length=3)
@@ -371,6 +372,30 @@ def test_differences(generation: dict[str, Any], params: Any, words: tuple[str, 
 def test_what_changes_nothing_is_not_told(generation: dict[str, Any], params: dict[str, Any]) -> None:
     generation = generation | {"eos_token_id": 3, "max_new_tokens": 9}
     assert explained(params=params, generation=generation, stops=(3,)).differences == ()
+
+
+@pytest.mark.parametrize("value", ["x", [1], {}, -1, True, None])
+@pytest.mark.parametrize("params", [{}, {"num_beams": 2, "temperature": 0.0, "n": 2}, SamplingParams(seed=1)])
+def test_any_generation_config_is_explained(value: Any, params: Any) -> None:
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "max_length")
+    for sample in (True, False, value):
+        generation = dict.fromkeys((*names, "min_length", "pad_token_id", "length_penalty"), value)
+        explained(params=params, generation=generation | {"do_sample": sample})
+
+
+def test_published_generation_configs(llama: Tokenizer) -> None:
+    """What Qwen2.5's and LLaMA-2's own files lead to."""
+    qwen = {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}
+    qwen |= {"eos_token_id": [151645, 151643], "pad_token_id": 151643, "bos_token_id": 151643}
+    found = explained(generation=qwen, stops=(151643, 151645))
+    assert found.differences == ("stops after 20 new tokens, its own default; Ingot after 128",)
+    llama2 = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096, "eos_token_id": 2}
+    found = explained("Hi", generation=llama2, tokenizer=llama, stops=(2,))
+    assert found.differences == (
+        "stops after 4094 new tokens: generation_config's max_length 4096 counts the prompt's 2 tokens; "
+        "Ingot does not read it and stops after 128",
+        "takes top_k 50, its own default; Ingot takes 0 (all tokens)",
+    )
 
 
 def test_json_round_trip(qwen1: Tokenizer) -> None:
