@@ -26,7 +26,7 @@ def inspect(
     from ingot.engine.describe import describe
     from ingot.llm.defaults import default_params
 
-    found = describe(_folder(engine))
+    found = describe(local_folder(engine))
     params = default_params(found.manifest.generation)
     if as_json:
         value = found.to_json() | {"default_params": params.to_json()}
@@ -37,7 +37,7 @@ def inspect(
         _show_tensors(found)
 
 
-def _folder(name: str) -> Path:
+def local_folder(name: str) -> Path:
     """A folder, or a snapshot that is on this machine already: to look inside nothing is downloaded."""
     from ingot.checkpoint.hub import resolve_checkpoint
 

@@ -22,7 +22,9 @@ from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
+from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
+from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
 from ingot.cli.tune import tune
@@ -98,7 +100,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, explain, inspect, diff, repro):
     app.command()(verb)
 app.add_typer(bench)
 

@@ -23,6 +23,7 @@ from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
+from ingot.engine.integrity import check_files
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
@@ -83,6 +84,22 @@ def describe(folder: Path) -> Description:
         EngineError, CheckpointError: the folder is neither, or damaged.
     """
     return _engine(folder) if is_engine(folder) else _checkpoint(folder)
+
+
+def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
+    """Manifest and text parts of an engine, or of the one that a checkpoint would become by default.
+
+    Raises:
+        EngineError, CheckpointError: the folder is neither, or damaged.
+    """
+    if is_engine(folder):
+        manifest = Manifest.read(folder)
+        check_files(folder, manifest)
+        return manifest, read_engine_text(folder, manifest)
+    with open_checkpoint(folder) as source:
+        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+        text = read_text_parts(source)
+        return make_manifest(Assembly.of(source, config, QuantConfig()), source, text), text
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:

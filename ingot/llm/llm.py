@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -26,17 +25,17 @@ from ingot.engine.manifest import is_engine
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
+from ingot.llm.explain import explain_request
+from ingot.llm.explanation import Explanation
 from ingot.llm.flights import Flight, Flights
 from ingot.llm.outputs import Output, Piece
+from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts, with_chat_stops
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.graphs import KINDS
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
-
-Messages = Sequence[Mapping[str, Any]]
-PromptLike = str | Sequence[int] | Prompt
 
 
 class LLM:
@@ -215,12 +214,7 @@ class LLM:
 
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
-        if self.tokenizer is None or self.chat_format is None:
-            what = "chat template" if self.tokenizer is not None else "tokenizer"
-            raise RequestError(
-                f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file"
-            )
-        return self.chat_format.prompt_ids(messages, self.tokenizer)
+        return chat_ids(messages, self.engine.text)
 
     def stream(self, prompt: PromptLike | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
@@ -259,6 +253,20 @@ class LLM:
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
 
+    def explain(
+        self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
+    ) -> Explanation:
+        """What a request is made of, without running it: its exact prompt, what ends it, where every value is
+        from, and what Hugging Face's ``generate`` would do differently.
+
+        Args:
+            params: as in ``generate``, or only the values that a request names, over the defaults.
+
+        Raises:
+            RequestError: it is no prompt, or a value is out of range.
+        """
+        return explain_request(self.engine.manifest, self.engine.text, prompt, params)
+
     def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
         (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
@@ -284,10 +292,7 @@ class LLM:
         return tap(self.engine.model, self.executor, *patterns)
 
     def _entry(self, prompt: PromptLike | Messages) -> tuple[list[int], bool]:
-        """A prompt's token ids, and whether it is a conversation."""
-        if is_conversation(prompt):
-            return self.chat_ids(prompt), True  # type: ignore[arg-type]
-        return Prompt.of(prompt).token_ids(self.tokenizer), False
+        return prompt_entry(prompt, self.engine.text)
 
     def _run(self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]) -> list[Output]:
         """Answer prompts, given as token ids and whether they are conversations."""
@@ -306,7 +311,8 @@ class LLM:
         self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]
     ) -> list[SamplingParams]:
         """The values of each request, which can be served."""
-        values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
+        text = self.engine.text
+        values = [with_chat_stops(v, text) if c else v for (_, c), v in zip(entries, params, strict=True)]
         for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
             self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
         return values
@@ -347,11 +353,6 @@ class LLM:
             for flight in flights:
                 self._flights.cancel(flight)
 
-    def _with_chat_stops(self, params: SamplingParams) -> SamplingParams:
-        """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
-        extra = self.chat_format.stop_strings if self.chat_format is not None else ()
-        return params.replace(stop=(*params.stop, *extra)) if extra else params
-
     def _params_for(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
@@ -376,19 +377,3 @@ def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[P
     with closing(pieces):
         for _, piece in pieces:
             yield piece
-
-
-def split_prompts(
-    value: PromptLike | Messages | Sequence[PromptLike | Messages],
-) -> list[PromptLike | Messages]:
-    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
-    if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
-        return [value]
-    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
-        return [value]  # type: ignore[list-item]
-    return list(value)  # type: ignore[arg-type]
-
-
-def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)

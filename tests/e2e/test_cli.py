@@ -42,7 +42,7 @@ def test_version_and_help() -> None:
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
     shown = ingot("--help")
     assert shown.exit_code == 0
-    verbs = ("build", "tune", "run", "chat", "inspect", "diff", "bench")
+    verbs = ("build", "tune", "run", "chat", "explain", "inspect", "diff", "repro", "bench")
     assert all(verb in shown.stdout for verb in verbs)
 
 
