@@ -259,6 +259,12 @@ class LLM:
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
 
+    def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
+        """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
+        CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
+        """
+        return self._flights.log_likelihood(Prompt.of(prompt).token_ids(self.tokenizer))
+
     def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
         (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
