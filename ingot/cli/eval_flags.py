@@ -29,6 +29,8 @@ def _target(param: typer.CallbackParam, value: str | None) -> str | None:
     """A place that can be written, made sure of before anything is computed."""
     if value is None or (value == "-" and param.name == "json_file"):
         return value
+    if value == "-":
+        raise typer.BadParameter("it takes a file; the JSON of --json may go to stdout")
     path = Path(value)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,8 @@ def read_data(
         ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
     """
     if path.suffix == ".txt":
+        if where is not None:
+            raise ConfigError("a text has no fields to choose by", seen=path, fix="--where, leave it out")
         return DataFile(path, (Item(1, text=_whole(path)),))
     records = _elements(path) if path.suffix == ".json" else _lines(path)
     items: list[Item] = []

@@ -158,11 +158,12 @@ def _timed(side: Side, ids: list[int], seconds: list[float], place: int) -> torc
 def _worst(
     found: Sequence[Compared], documents: Sequence[Document], tokenizer: Tokenizer | None
 ) -> list[Record]:
-    """The positions of the largest divergence of all documents, the largest first."""
+    """The positions of the largest divergence above 0 of all documents, the largest first."""
     candidates = [
         (value, number, row)
         for number, one in enumerate(found)
         for value, row in zip(*(part.tolist() for part in one.kl.topk(min(WORST, len(one.kl)))), strict=True)
+        if value > 0
     ]
     candidates.sort(reverse=True)
     return [_position(documents[n], found[n], row, tokenizer) for _, n, row in candidates[:WORST]]

@@ -12,6 +12,7 @@ import gc
 import importlib.util
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
-from ingot.errors import CheckpointError, DeviceError
+from ingot.errors import CheckpointError, DeviceError, OutOfMemoryError
 from ingot.evaluate.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
 from ingot.evaluate.side import Generated, SideSpec, longest
 from ingot.models.registry import find_architecture
@@ -65,13 +66,14 @@ class HuggingFaceSide:
             part = prompts[first : first + self._batch]
             ids, mask = _padded(part)
             room = self.max_seq_len - ids.shape[1]
-            out = self._model.generate(
-                ids.to(self._device),
-                attention_mask=mask.to(self._device),
-                max_new_tokens=min(new_tokens, room),
-                do_sample=False,
-                eos_token_id=list(stop_ids) or None,
-            )
+            with _memory("--against-batch"):
+                out = self._model.generate(
+                    ids.to(self._device),
+                    attention_mask=mask.to(self._device),
+                    max_new_tokens=min(new_tokens, room),
+                    do_sample=False,
+                    eos_token_id=list(stop_ids) or None,
+                )
             for row, tokens in enumerate(out[:, ids.shape[1] :].tolist()):
                 end = next((i for i, token in enumerate(tokens) if token in stop_ids), None)
                 yield Generated(first + row, tokens[:end], "length" if end is None else "stop")
@@ -109,7 +111,9 @@ class HuggingFaceSide:
 
     def _logits(self, ids: list[int]) -> torch.Tensor:
         """[num_tokens, vocab_size] in the model's dtype, on its device."""
-        logits: torch.Tensor = self._model(torch.tensor([ids], device=self._device), use_cache=False).logits
+        with _memory("--window"):
+            out = self._model(torch.tensor([ids], device=self._device), use_cache=False)
+        logits: torch.Tensor = out.logits
         return logits[0]
 
 
@@ -130,6 +134,17 @@ def check_huggingface(path: str) -> None:
             seen=path,
             fix="--against hf:CHECKPOINT, with the checkpoint that the engine was built from",
         )
+
+
+@contextmanager
+def _memory(flag: str) -> Iterator[None]:
+    """Says which flag takes less memory where the GPU's is too small."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            "Hugging Face's class does not fit the GPU's memory", seen=str(error).split(". ")[0], fix=flag
+        ) from None
 
 
 def _transformers() -> Any:

@@ -19,7 +19,8 @@ SHAPES = (
     '{"token_ids": […]}'
 )
 _REFERENCES = ("answer", "answers", "highlights", "summary")
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES = {"human": "user", "user": "user", "system": "system", "assistant": "assistant"}
+_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")  # ShareGPT's
 
 
 class BadRecord(Exception):
@@ -117,7 +118,10 @@ def _ids(value: object) -> tuple[int, ...]:
 def _messages(value: object) -> list[Message]:
     if not isinstance(value, list) or not value:
         raise BadRecord("messages is no list of messages")
-    return [_message(one, "role", "content", {role: role for role in _ROLES.values()}) for one in value]
+    return [
+        _message(one, "role", "content", {role: role for role in ("system", "user", "assistant")})
+        for one in value
+    ]
 
 
 def _turns(value: object) -> list[Message]:

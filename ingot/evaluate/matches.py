@@ -37,7 +37,7 @@ def exact(answer: str, references: Sequence[str]) -> bool:
 
 
 def contains(answer: str, references: Sequence[str]) -> bool:
-    """Whether a reference stands in the answer, both normalised; between word ends unless it is CJK."""
+    """Whether a reference stands in the answer, both normalised: words and numbers whole, CJK anywhere."""
     text = normalised(answer)
     return any(_stands_in(normalised(one), text) for one in references)
 
@@ -45,6 +45,6 @@ def contains(answer: str, references: Sequence[str]) -> bool:
 def _stands_in(part: str, text: str) -> bool:
     if not part:
         return not text
-    before = r"(?<![0-9a-z])" if re.match(r"[0-9a-z]", part) else ""
-    after = r"(?![0-9a-z])" if re.search(r"[0-9a-z]$", part) else ""
+    before = r"(?<![0-9a-z-])(?<!\d[.,:/])" if re.match(r"[0-9a-z]", part) else ""
+    after = r"(?![0-9a-z])(?![.,:/]\d)" if re.search(r"[0-9a-z]$", part) else ""
     return re.search(before + re.escape(part) + after, text) is not None

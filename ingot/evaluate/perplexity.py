@@ -22,6 +22,7 @@ from ingot.evaluate.prompts import check_same_tokens, document_ids, read_text
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.evaluate.side import INGOT, SideSpec, check_side, longest, open_side
 from ingot.evaluate.windows import Window, windows
+from ingot.processors.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 2048
 
@@ -132,11 +133,20 @@ def counts_of(documents: Sequence[Document], short: int) -> Record:
 def _document(item: Item, text: TextParts, reading: Reading, window: int, stride: int) -> Document:
     ids = document_ids(item, text)[: reading.max_tokens]
     cuts = tuple(windows(len(ids), window, stride))
-    if text.tokenizer is None:
-        return Document(item, ids, cuts, None)
-    places = (place for cut in cuts for place in range(cut.first, cut.end))
-    plain = (ids[place] for place in places if not text.tokenizer.is_special(ids[place]))
-    return Document(item, ids, cuts, sum(len(text.tokenizer.token_bytes(token)) for token in plain))
+    num_bytes = None if text.tokenizer is None else _counted_bytes(item, ids, cuts, text.tokenizer)
+    return Document(item, ids, cuts, num_bytes)
+
+
+def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer: Tokenizer) -> int:
+    """Bytes of the text that the counted tokens stand for: none for special tokens, nor for the space that
+    SentencePiece puts before a text.
+    """
+    sizes = [0 if tokenizer.is_special(token) else len(tokenizer.token_bytes(token)) for token in ids]
+    whole = item.text or item.article
+    first = next((place for place, size in enumerate(sizes) if size), None)
+    if whole is not None and first is not None and not whole.startswith(" "):
+        sizes[first] -= tokenizer.token_bytes(ids[first]).startswith(b" ")
+    return sum(sum(sizes[cut.first : cut.end]) for cut in cuts)
 
 
 def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> tuple[list[float], SideRun]:

@@ -40,7 +40,7 @@ def tables(record: Record) -> list[Table]:
     found = [_metrics(record), _speed(record)]
     if "divergence" in record:
         found.insert(0, _divergence(record["divergence"]))
-        found.append(_worst(record["worst"]))
+        found += [_worst(record["worst"])] if record["worst"] else []
     if record["deltas"]:
         found.append(_deltas(record))
     return found
