@@ -133,12 +133,11 @@ def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
 def _data(flags: EvalFlags, needs: Callable[[Item], str | None] | None = None) -> DataFile:
     from ingot.evaluate.data import read_data
 
-    field, _, value = (flags.where or "").partition("=")
     return read_data(
         flags.data,
         limit=flags.limit,
         skip_bad=flags.skip_bad,
-        where=(field, value) if flags.where else None,
+        where=flags.fields(),
         needs=needs or (lambda item: None),
     )
 

@@ -47,12 +47,6 @@ def _dtype(value: str) -> str:
     return value
 
 
-def _where(value: str | None) -> str | None:
-    if value is not None and not all(value.partition("=")):
-        raise typer.BadParameter(f"{value}; it takes FIELD=VALUE")
-    return value
-
-
 @dataclass(frozen=True)
 class EvalFlags:
     """What is evaluated, on what, beside what."""
@@ -103,8 +97,12 @@ class EvalFlags:
         bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
     ] = False
     where: Annotated[
-        str | None,
-        typer.Option(help="Only records whose field has this value.", metavar="FIELD=VALUE", callback=_where),
+        list[str] | None,
+        typer.Option(
+            help="Only records whose field has this value; may be repeated.",
+            metavar="FIELD=VALUE",
+            show_default=False,
+        ),
     ] = None
     dtype: Annotated[
         str,
@@ -125,6 +123,14 @@ class EvalFlags:
     ] = None
     device: Device = None
     threads: Threads = None
+
+    def fields(self) -> list[tuple[str, str]]:
+        """The pairs of ``--where``."""
+        pairs = [one.partition("=") for one in self.where or ()]
+        bad = ["".join(pair) for pair in pairs if not all(pair)]
+        if bad:
+            raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
+        return [(field, value) for field, _, value in pairs]
 
     def sides(self) -> tuple[SideSpec, SideSpec | None]:
         """The side that is evaluated, and the reference."""

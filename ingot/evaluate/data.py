@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,21 @@ class Bad:
 
 @dataclass(frozen=True)
 class DataFile:
-    """What was read: the items, and the lines that were passed over."""
+    """What was read: the items, the lines that were passed over, and how the items were chosen."""
 
     path: Path
     items: tuple[Item, ...]
     bad: tuple[Bad, ...] = ()
+    where: tuple[tuple[str, str], ...] = ()
+    limit: int | None = None
 
     def facts(self) -> dict[str, Any]:
         """The file as a record keeps it."""
         return {
             "file": str(self.path),
             "sha256": _sha256(self.path),
+            "where": dict(self.where),
+            "limit": self.limit,
             "items": len(self.items),
             "bad_lines": [bad.number for bad in self.bad],
         }
@@ -53,7 +57,7 @@ def read_data(
     *,
     limit: int | None = None,
     skip_bad: bool = False,
-    where: tuple[str, str] | None = None,
+    where: Sequence[tuple[str, str]] = (),
     needs: Callable[[Item], str | None] = lambda item: None,
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
@@ -62,14 +66,14 @@ def read_data(
 
     Args:
         skip_bad: pass bad lines over instead of refusing the file.
-        where: only records whose field (the first) has this value (the second).
+        where: (field, value) pairs: only records that have all of them.
         needs: why an item does not serve the evaluation; None where it does.
 
     Raises:
         ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
     """
     if path.suffix == ".txt":
-        if where is not None:
+        if where:
             raise ConfigError("a text has no fields to choose by", seen=path, fix="--where, leave it out")
         return DataFile(path, (Item(1, text=_whole(path)),))
     records = _elements(path) if path.suffix == ".json" else _lines(path)
@@ -80,7 +84,7 @@ def read_data(
             break
         try:
             record = load()
-            if where is not None and not _matches(record, where):
+            if where and not _matches(record, where):
                 continue
             item = item_of(record, number)
             why = needs(item)
@@ -90,15 +94,17 @@ def read_data(
         except BadRecord as error:
             bad.append(Bad(number, str(error)))
     _check(path, items, bad, skip_bad, where)
-    return DataFile(path, tuple(items), tuple(bad))
+    return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
 
 
-def _matches(record: object, where: tuple[str, str]) -> bool:
-    return isinstance(record, dict) and where[0] in record and str(record[where[0]]) == where[1]
+def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
+    return isinstance(record, dict) and all(
+        field in record and str(record[field]) == value for field, value in where
+    )
 
 
 def _check(
-    path: Path, items: list[Item], bad: list[Bad], skip_bad: bool, where: tuple[str, str] | None
+    path: Path, items: list[Item], bad: list[Bad], skip_bad: bool, where: Sequence[tuple[str, str]]
 ) -> None:
     if bad and not skip_bad:
         told = [f"line {one.number}: {one.why}" for one in bad[:_TOLD]]
@@ -111,7 +117,7 @@ def _check(
             fix="--skip-bad, or mend the lines",
         )
     if not items:
-        which = f" with {where[0]} = {where[1]}" if where else ""
+        which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""
         seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
         raise ConfigError(f"{path} holds no item{which}", seen=seen, allowed=SHAPES, fix="--data")
 

@@ -109,9 +109,9 @@ def test_limit_stops_before_later_bad_lines(tmp_path: Path) -> None:
 
 def test_where_chooses_records_before_they_are_judged(tmp_path: Path) -> None:
     path = write(tmp_path, {"kind": 1, "text": "a"}, {"kind": 2}, {"kind": 1, "text": "b"})
-    assert [item.text for item in read_data(path, where=("kind", "1")).items] == ["a", "b"]
-    with pytest.raises(ConfigError, match="kind = 3"):
-        read_data(path, where=("kind", "3"))
+    assert [item.text for item in read_data(path, where=[("kind", "1")]).items] == ["a", "b"]
+    with pytest.raises(ConfigError, match="kind = 3, text = a"):
+        read_data(path, where=[("kind", "3"), ("text", "a")])
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_running_text_is_one_item(tmp_path: Path) -> None:
     path = write(tmp_path, "One", "", "two", name="a.txt")
     assert read_data(path).items[0].text == "One\n\ntwo"
     with pytest.raises(ConfigError, match="--where"):
-        read_data(path, where=("a", "b"))
+        read_data(path, where=[("a", "b")])

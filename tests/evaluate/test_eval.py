@@ -218,7 +218,18 @@ def test_answers_are_those_of_the_library(chatter: Path, asked: Path, tmp_path: 
 
 def test_the_pocket_model_sums_up(tmp_path: Path) -> None:
     heldout = POCKET.parents[1] / "recipes" / "heldout.jsonl"
-    words = ("--data", heldout, "--where", "task=summary", "--limit", 2, "--against", f"hf:{POCKET}")
+    words = (
+        "--data",
+        heldout,
+        "--where",
+        "task=summary",
+        "--where",
+        "language=zh",
+        "--limit",
+        2,
+        "--against",
+        f"hf:{POCKET}",
+    )
     engine = build(POCKET, tmp_path / "engine", device="cpu", max_seq_len=256)
     found = record("summarize", engine, *words, "--max-new-tokens", 60)
     assert found["sides"][0]["metrics"]["rougeL"] == pytest.approx(100)
