@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
-from ingot.evaluate.limits import Limit, judge
+from ingot.evaluate.limits import Delta, Limit, judge, standard_error
 from ingot.evaluate.matches import contains, exact
 from ingot.evaluate.prompts import Case, Prompter, check_same_tokens, need_tokenizer, read_text
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, mean, no_progress
@@ -130,7 +130,7 @@ def _evaluate(
         check_same_tokens(text, read_text(other), data.items)
     cases, too_long = _cases(data, text, min(map(longest, specs)), asking)
     found = [_answered(one, cases, text, asking, score, progress) for one in specs]
-    deltas = [] if other is None else judge(limits, found[0].run.metrics, found[1].run.metrics)
+    deltas = [] if other is None else _deltas(limits, *found)
     cut = [case for case in cases if case.cut_tokens]
     counts: Record = {
         "cases": len(cases),
@@ -192,6 +192,15 @@ def _answered(
 def _until(text: str, stops: Sequence[str]) -> str:
     """The text before the first stop string."""
     return text[: min([len(text), *(text.index(stop) for stop in stops if stop in text)])]
+
+
+def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list[Delta]:
+    """The differences of the means, with what chance has in them."""
+    pairs = list(zip(ours.scores, theirs.scores, strict=True))
+    return [
+        replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
+        for delta in judge(limits, ours.run.metrics, theirs.run.metrics)
+    ]
 
 
 def _agreement(ours: _Answered, theirs: _Answered) -> Record:

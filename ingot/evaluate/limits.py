@@ -46,7 +46,11 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
 
 @dataclass(frozen=True)
 class Delta:
-    """A metric of both sides, their difference, and whether it keeps the limit; NaN does not."""
+    """A metric of both sides, their difference, and whether it keeps the limit; NaN does not.
+
+    ``stderr`` is the standard error of a difference that is a mean over items: what another draw of as many
+    items would change it by.
+    """
 
     metric: str
     ours: float
@@ -55,10 +59,20 @@ class Delta:
     limit: float
     unit: str
     within: bool
+    stderr: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As a record keeps it."""
         return asdict(self)
+
+
+def standard_error(differences: Sequence[float]) -> float | None:
+    """Of the mean of differences item by item; None for fewer than two."""
+    count = len(differences)
+    if count < 2:
+        return None
+    middle = sum(differences) / count
+    return math.sqrt(sum((one - middle) ** 2 for one in differences) / (count - 1) / count)
 
 
 def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:

@@ -152,12 +152,13 @@ def _deltas(record: Record) -> Table:
         (
             delta["metric"].replace("_", " "),
             number(delta["delta"]),
+            number(delta["stderr"]),
             f"{delta['limit']:g} {delta['unit']}",
             "within" if delta["within"] else "BEYOND",
         )
         for delta in record["deltas"]
     ]
-    return Table("differences", ("", "difference", "limit", ""), tuple(rows))
+    return Table("differences", ("", "difference", "std error", "limit", ""), tuple(rows))
 
 
 def _divergence(measured: Record) -> Table:

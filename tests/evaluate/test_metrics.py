@@ -13,7 +13,7 @@ import torch
 
 from ingot.errors import ConfigError, DeviceError
 from ingot.evaluate.divergence import compare_logits
-from ingot.evaluate.limits import judge, limits_for
+from ingot.evaluate.limits import judge, limits_for, standard_error
 from ingot.evaluate.matches import contains, exact, normalised
 from ingot.evaluate.rouge import KINDS, Rouge, sentences
 from ingot.evaluate.windows import Window, windows
@@ -152,6 +152,12 @@ def test_perplexity_is_judged_in_percent(ours: Any, theirs: float, delta: float,
     (found,) = judge(limits_for("perplexity"), {"perplexity": ours}, {"perplexity": theirs})
     assert found.delta == pytest.approx(delta, nan_ok=True)
     assert found.within is within
+
+
+def test_standard_error_by_hand() -> None:
+    assert standard_error([1, 2, 3, 6]) == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3 / 4))
+    assert standard_error([0, 0]) == 0
+    assert standard_error([5]) is None
 
 
 def test_divergence_of_logits_by_hand() -> None:
