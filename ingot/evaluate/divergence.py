@@ -33,11 +33,13 @@ _CONTEXT = 16  # tokens shown before a position
 
 @dataclass(frozen=True)
 class Compared:
-    """What is known of each position, all [n] on the CPU: the divergence and both losses in nats (float64),
-    both likeliest tokens (int64).
+    """What is known of each position, all [n] on the CPU: the divergence, both losses and the regret in nats
+    (float64), both likeliest tokens (int64). The regret is by how much the reference finds its own likeliest
+    token likelier than the engine's: near 0 where the two merely settle a tie differently.
     """
 
     kl: torch.Tensor
+    regret: torch.Tensor
     our_top: torch.Tensor
     their_top: torch.Tensor
     our_loss: torch.Tensor
@@ -46,7 +48,7 @@ class Compared:
     @staticmethod
     def joined(parts: Sequence[Compared]) -> Compared:
         """Parts in a row."""
-        names = ("kl", "our_top", "their_top", "our_loss", "their_loss")
+        names = ("kl", "regret", "our_top", "their_top", "our_loss", "their_loss")
         return Compared(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
@@ -70,7 +72,9 @@ def compare_logits(
         kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
         column = wanted.to(log_q.device)[:, None]
         losses = [-log.gather(1, column)[:, 0] for log in (log_q, log_p)]
-        found = (kl, log_q.argmax(dim=1), log_p.argmax(dim=1), *losses)
+        our_top, their_top = log_q.argmax(dim=1), log_p.argmax(dim=1)
+        regret = log_p.amax(dim=1) - log_p.gather(1, our_top[:, None])[:, 0]
+        found = (kl, regret, our_top, their_top, *losses)
         parts.append(Compared(*(one.cpu() for one in found)))
     return Compared.joined(parts)
 
@@ -110,9 +114,12 @@ def divergence(
 
 
 def divergence_metrics(found: Compared) -> dict[str, float]:
-    """Mean, median, 99th percentile and most of KL in nats; agreement of likeliest tokens in percent."""
+    """Mean, median, 99th percentile and most of KL in nats; agreement of likeliest tokens in percent, and the
+    mean regret in nats where they differ (0 where they never do).
+    """
     values = found.kl.numpy()
-    agree = 100.0 * (found.our_top == found.their_top).double().mean().item()
+    same = found.our_top == found.their_top
+    agree = 100.0 * same.double().mean().item()
     return {
         "kl_mean": float(values.mean()),
         "kl_median": float(np.median(values)),
@@ -120,6 +127,7 @@ def divergence_metrics(found: Compared) -> dict[str, float]:
         "kl_max": float(values.max()),
         "top1_agreement": agree,
         "top1_disagreement": 100.0 - agree,
+        "top1_regret": 0.0 if same.all() else found.regret[~same].mean().item(),
     }
 
 

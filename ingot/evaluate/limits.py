@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "perplexity": (Limit("perplexity", 1.0, "%", relative=True),),
     "divergence": (
         Limit("kl_mean", 0.01, _NATS),
-        Limit("top1_disagreement", 2.0, _POINTS, plain=False),
+        Limit("top1_disagreement", 5.0, _POINTS, plain=False),
     ),
 }
 

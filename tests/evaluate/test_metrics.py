@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ingot.errors import ConfigError, DeviceError
-from ingot.evaluate.divergence import compare_logits
+from ingot.evaluate.divergence import compare_logits, divergence_metrics
 from ingot.evaluate.limits import judge, limits_for, standard_error
 from ingot.evaluate.matches import contains, exact, normalised
 from ingot.evaluate.rouge import KINDS, Rouge, sentences
@@ -130,7 +130,7 @@ def test_limits_by_verb_and_by_metric() -> None:
     changed = {limit.metric: limit.most for limit in limits_for("summarize", ["3", "rouge2=0.5"])}
     assert changed == {"rouge1": 3, "rouge2": 0.5, "rougeL": 3, "rougeLsum": 3}
     plain = {limit.metric: limit.most for limit in limits_for("divergence", ["0.5"])}
-    assert plain == {"kl_mean": 0.5, "top1_disagreement": 2.0}
+    assert plain == {"kl_mean": 0.5, "top1_disagreement": 5.0}
 
 
 @pytest.mark.parametrize("given", ["x", "-1", "nan", "rouge1=", "bleu=1"])
@@ -167,6 +167,15 @@ def test_divergence_of_logits_by_hand() -> None:
     assert (found.our_loss.item(), found.their_loss.item()) == pytest.approx(
         (math.log(4), math.log(2)), abs=1e-7
     )
+
+
+def test_regret_is_what_the_reference_loses_by_the_other_choice() -> None:
+    ours, theirs = torch.tensor([[0.1, 0.9], [0.9, 0.1]]), torch.tensor([[0.6, 0.4], [0.8, 0.2]])
+    found = compare_logits(ours.log(), theirs.log(), torch.tensor([0, 0]))
+    assert found.regret.tolist() == pytest.approx([math.log(0.6 / 0.4), 0], abs=1e-6)
+    measured = divergence_metrics(found)
+    assert measured["top1_agreement"] == 50
+    assert measured["top1_regret"] == pytest.approx(math.log(1.5), abs=1e-6)
 
 
 def test_divergence_takes_banned_tokens_and_padded_vocabularies() -> None:
