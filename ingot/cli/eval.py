@@ -64,7 +64,8 @@ def summarize(
     limits = _start(flags, "summarize")
     data = _data(flags, asks)
     with _progress() as progress:
-        _finish(flags, run(*flags.sides(), data, limits, asking, progress))
+        found = run(*flags.sides(), data, limits, asking, progress)
+    _finish(flags, found)
 
 
 @evaluate.command()
@@ -78,7 +79,8 @@ def answers(flags: AskFlags) -> None:
     asking = Asking(flags.max_new_tokens, flags.chat)
     data = _data(flags, asks)
     with _progress() as progress:
-        _finish(flags, run(*flags.sides(), data, limits, asking, progress))
+        found = run(*flags.sides(), data, limits, asking, progress)
+    _finish(flags, found)
 
 
 @evaluate.command()
@@ -92,7 +94,8 @@ def perplexity(flags: ReadFlags) -> None:
     data = _data(flags)
     reading = Reading(flags.window, flags.stride, flags.max_tokens)
     with _progress() as progress:
-        _finish(flags, run(*flags.sides(), data, limits, reading, progress))
+        found = run(*flags.sides(), data, limits, reading, progress)
+    _finish(flags, found)
 
 
 @evaluate.command()
@@ -112,7 +115,8 @@ def divergence(flags: ReadFlags) -> None:
     data = _data(flags)
     reading = Reading(flags.window, flags.stride, flags.max_tokens)
     with _progress() as progress:
-        _finish(flags, run(spec, other, data, limits, reading, progress))
+        found = run(spec, other, data, limits, reading, progress)
+    _finish(flags, found)
 
 
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:

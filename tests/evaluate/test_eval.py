@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from ingot import LLM, build
 from ingot.cli.main import app
+from ingot.evaluate.data import read_data
+from ingot.evaluate.limits import limits_for
+from ingot.evaluate.perplexity import Reading, perplexity
 from ingot.evaluate.side import SideSpec, longest, open_side
 from ingot.runtime.likelihood import target_logprobs
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -268,6 +273,30 @@ def test_json_goes_to_a_file_beside_the_tables(llama: Path, ids: Path, tmp_path:
     assert kept["verb"] == "perplexity"
     assert kept["data"]["sha256"]
     assert kept["machine"]["torch"] == torch.__version__
+
+
+def test_progress_is_a_bar_on_a_terminal_and_gone_before_the_tables(
+    llama: Path, ids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr("ingot.cli.eval.stderr", lambda: console)
+    result = run("perplexity", llama, "--data", ids)
+    assert result.exit_code == 0
+    assert "ingot" in shown.getvalue()
+    assert "3/3" in shown.getvalue()
+    assert "3/3" not in result.stdout
+
+
+def test_progress_counts_every_window_of_both_sides(llama: Path, ids: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    spec = SideSpec(str(llama), device="cpu")
+    reading = Reading(window=64, stride=32)
+    other = spec.replace(name="other")
+    perplexity(spec, other, read_data(ids), limits_for("perplexity"), reading, lambda *now: seen.append(now))
+    assert {total for _, _, total in seen} == {5}
+    for name in ("ingot", "other"):
+        assert [done for what, done, _ in seen if what == name] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
