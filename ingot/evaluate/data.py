@@ -84,17 +84,20 @@ def read_data(
             break
         try:
             record = load()
-            if where and not _matches(record, where):
-                continue
-            item = item_of(record, number)
-            why = needs(item)
-            if why is not None:
-                raise BadRecord(why)
-            items.append(item)
+            if not where or _matches(record, where):
+                items.append(_fit(item_of(record, number), needs))
         except BadRecord as error:
             bad.append(Bad(number, str(error)))
     _check(path, items, bad, skip_bad, where)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:
+    """The item, when it serves."""
+    why = needs(item)
+    if why is not None:
+        raise BadRecord(why)
+    return item
 
 
 def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
@@ -107,14 +110,15 @@ def _check(
     path: Path, items: list[Item], bad: list[Bad], skip_bad: bool, where: Sequence[tuple[str, str]]
 ) -> None:
     if bad and not skip_bad:
-        told = [f"line {one.number}: {one.why}" for one in bad[:_TOLD]]
+        unit = "record" if path.suffix == ".json" else "line"
+        told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
         if len(bad) > _TOLD:
             told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
         raise ConfigError(
-            f"{len(bad)} lines of {path} cannot be used" if len(bad) > 1 else f"a line of {path} is bad",
+            f"{len(bad)} {unit}s of {path} cannot be used" if len(bad) > 1 else f"a {unit} of {path} is bad",
             seen="; ".join(told),
             allowed=SHAPES,
-            fix="--skip-bad, or mend the lines",
+            fix=f"--skip-bad, or mend the {unit}s",
         )
     if not items:
         which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""

@@ -102,6 +102,11 @@ def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
         read_data(write(tmp_path, *["x"] * 8))
 
 
+def test_bad_records_of_a_list_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="record 2: text is empty"):
+        read_data(write(tmp_path, json.dumps([{"text": "a"}, {"text": ""}]), name="a.json"))
+
+
 def test_limit_stops_before_later_bad_lines(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": "a"}, {"text": "b"}, "x")
     assert len(read_data(path, limit=2).items) == 2
