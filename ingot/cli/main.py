@@ -22,6 +22,7 @@ from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
+from ingot.cli.eval import evaluate
 from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
 from ingot.cli.repro import repro
@@ -64,8 +65,10 @@ class Verbs(TyperGroup):
 
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
-    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different"."""
-    if verb == "diff" or isinstance(error, NoSuchPathError):
+    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different",
+    ``eval`` for "beyond the limit".
+    """
+    if verb in ("diff", "eval") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -103,6 +106,7 @@ def _main(
 for verb in (build, tune, run, chat, explain, inspect, diff, repro):
     app.command()(verb)
 app.add_typer(bench)
+app.add_typer(evaluate)
 
 
 def _never_fail_to_encode() -> None:

@@ -253,6 +253,12 @@ class LLM:
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
 
+    def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
+        """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
+        CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
+        """
+        return self._flights.log_likelihood(Prompt.of(prompt).token_ids(self.tokenizer))
+
     def explain(
         self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
     ) -> Explanation:
