@@ -1,0 +1,502 @@
+"""Bugs that ports really have, planted into a loaded engine or into a checkpoint on disk.
+
+Owns the bugs and the culprit that ``align`` has to name for each. Knows nothing of how it is found.
+
+    plant(llm, "rope_twice")                       # in memory, in the last layer where it is a layer's bug
+    plant_on_disk(checkpoint_folder, "rope_base")  # a Hugging Face checkpoint, before it is built
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from ingot import LLM
+from ingot.layers.attention import Attention
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.rotary import RotaryTable
+
+Plant = Callable[[Decoder, DecoderLayer], None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``kinds`` are the tiny models that can have it (tests/tiny_models.py), ``config`` what it needs there.
+
+    ``decode``: it shows in cached steps only.
+    """
+
+    culprit: str
+    put: Plant
+    kinds: tuple[str, ...] = ("llama", "qwen2")
+    config: tuple[tuple[str, Any], ...] = ()
+    decode: bool = False
+
+
+def plant(llm: LLM, name: str) -> None:
+    """Put a bug into a loaded engine; one of a layer goes into its last layer."""
+    if name == "stop_ids":
+        llm.executor.stop_ids = frozenset()
+        llm.executor.selector.stop_ids = frozenset()
+        return
+    model = llm.engine.model
+    last = model.layers[-1]
+    assert isinstance(last, DecoderLayer)
+    with torch.no_grad():
+        BUGS[name].put(model, last)
+
+
+def _rotary(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        assert model.rotary is not None
+        cos, sin = model.rotary.table.chunk(2, dim=-1)
+        model.rotary.table.copy_(torch.cat(change(cos, sin), dim=-1))
+
+    return put
+
+
+def _other_rope(**changes: Any) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        assert model.rotary is not None
+        other = RotaryTable(replace(model.rotary.config, **changes), model.rotary.max_positions)
+        model.rotary.table.copy_(other.table)
+
+    return put
+
+
+def _rows(make: Callable[[Attention, torch.Tensor], torch.Tensor]) -> Plant:
+    """Rows of the QKV product in another order."""
+
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        attention, linear = layer.self_attn, layer.self_attn.qkv_proj
+        index = make(attention, torch.arange(linear.out_features))
+        linear.weight.copy_(linear.weight[index].clone())
+        if linear.has_bias:
+            linear.bias.copy_(linear.bias[index].clone())
+
+    return put
+
+
+def _split(attention: Attention, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    config = attention.config
+    query, key, value = rows.split([config.q_size, config.kv_size, config.kv_size])
+    return query, key, value
+
+
+def _interleaved_order(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
+    """q and k as LLaMA's first files have them: rows of a pair next to each other."""
+    query, key, value = _split(attention, rows)
+    half = attention.config.head_dim // 2
+    turned = [part.view(-1, 2, half).transpose(1, 2).flatten() for part in (query, key)]
+    return torch.cat([*turned, value])
+
+
+def _permuted_twice(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
+    query, key, value = _split(attention, rows)
+    half = attention.config.head_dim // 2
+    turned = [part.view(-1, half, 2).transpose(1, 2).flatten() for part in (query, key)]
+    return torch.cat([*turned, value])
+
+
+def _per_group(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
+    """q, k, v of one group after another, as in fused checkpoints."""
+    config = attention.config
+    query, key, value = (p.view(config.num_kv_heads, -1, config.head_dim) for p in _split(attention, rows))
+    return torch.cat([query, key, value], dim=1).flatten()
+
+
+def _reversed_heads(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
+    width = attention.config.head_dim
+    return torch.cat([part.view(-1, width).flip(0).flatten() for part in _split(attention, rows)])
+
+
+def _key_first(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
+    query, key, value = _split(attention, rows)
+    return torch.cat([key, query, value])
+
+
+def _cyclic_groups(model: Decoder, layer: DecoderLayer) -> None:
+    """Query heads (and the output's columns) in the order in which head h belongs to key head h mod n."""
+    attention = layer.self_attn
+    config = attention.config
+    heads = torch.arange(config.q_size).view(config.num_kv_heads, -1, config.head_dim)
+    index = heads.transpose(0, 1).flatten()
+    _rows(lambda _, rows: torch.cat([index, rows[config.q_size :]]))(model, layer)
+    attention.o_proj.weight.copy_(attention.o_proj.weight[:, index].clone())
+
+
+def _weight(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    """A parameter of the layer changed."""
+
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        parameter = layer.get_parameter(path)
+        parameter.copy_(change(parameter.clone()))
+
+    return put
+
+
+def _swap_halves(weight: torch.Tensor) -> torch.Tensor:
+    first, second = weight.chunk(2)
+    return torch.cat([second, first])
+
+
+def _gate_up_swapped(model: Decoder, layer: DecoderLayer) -> None:
+    linear = layer.mlp.gate_up_proj
+    for tensor in linear.parameters():
+        tensor.copy_(_swap_halves(tensor.clone()))
+
+
+def _bent(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
+    """Another arithmetic between gate, up and the down product."""
+
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        mlp = layer.mlp
+        mlp.activate = lambda x, tiles=None: make(*mlp.gate_up_proj(x).chunk(2, dim=-1))
+
+    return put
+
+
+def _plain_kind(kind: str) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        layer.mlp.kind = kind
+
+    return put
+
+
+def _norm_eps(eps: float) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        layer.post_attention_layernorm.eps = eps
+
+    return put
+
+
+def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
+    norm = layer.input_layernorm
+
+    def forward(x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        if hasattr(norm, "bias"):
+            return F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps), total
+        return F.layer_norm(total, total.shape[-1:], norm.weight, None, norm.eps), total
+
+    norm.forward = forward
+
+
+def _norm_missing(model: Decoder, layer: DecoderLayer) -> None:
+    norm = layer.post_attention_layernorm
+
+    def forward(x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x if residual is None else x + residual
+        return total, total
+
+    norm.forward = forward
+
+
+def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
+    """A layer with another order of sums: (layer, attention, stream) → (branch output, residual)."""
+
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        def forward(
+            delta: torch.Tensor,
+            residual: torch.Tensor | None,
+            batch: ForwardBatch,
+            cache: LayerCache,
+            rope: torch.Tensor | None,
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            stream = delta if residual is None else delta + residual
+            return sums(layer, lambda x: layer.self_attn(x, batch, cache, rope), stream)
+
+        layer.forward = forward
+
+    return put
+
+
+def _no_attention_residual(layer, attend, x):  # type: ignore[no-untyped-def]
+    hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]))
+    return layer.mlp(hidden), middle
+
+
+def _no_mlp_residual(layer, attend, x):  # type: ignore[no-untyped-def]
+    hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]), x)
+    return layer.mlp(hidden), torch.zeros_like(middle)
+
+
+def _scaled_residual(layer, attend, x):  # type: ignore[no-untyped-def]
+    hidden, middle = layer.post_attention_layernorm(0.5 * attend(layer.input_layernorm(x)[0]), x)
+    return 0.5 * layer.mlp(hidden), middle
+
+
+def _post_norm(layer, attend, x):  # type: ignore[no-untyped-def]
+    middle = layer.input_layernorm(attend(x), x)[0]
+    out = layer.post_attention_layernorm(layer.mlp(middle), middle)[0]
+    return out, torch.zeros_like(out)
+
+
+def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
+    attended = attend(layer.input_layernorm(x)[0])
+    return layer.mlp(layer.post_attention_layernorm(x)[0]), attended + x
+
+
+def _attending(
+    causal: bool = True, ahead: int = 0, window: int = 0, scale: Callable[[int], float] | None = None
+) -> Plant:
+    """Attention in plain PyTorch over the paged cache, with another mask or scale."""
+
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        attention = layer.self_attn
+        width = attention.config.head_dim
+        factor = 1 / math.sqrt(width) if scale is None else scale(width)
+
+        def attend(query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
+            out = torch.empty_like(query)
+            for b, length in enumerate(batch.seq_lens.tolist()):
+                first, last = batch.query_start[b : b + 2].tolist()
+                blocks = batch.block_tables[b, : -(-length // cache.block_size)].long()
+                group = attention.config.num_heads // attention.config.num_kv_heads
+                key, value = (  # [heads, length, width]
+                    part[blocks].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(group, 1)
+                    for part in (cache.keys, cache.values)
+                )
+                distance = batch.positions[first:last, None] - torch.arange(length)
+                seen = distance >= -ahead if causal else torch.ones_like(distance, dtype=torch.bool)
+                seen = seen & (distance < window) if window else seen
+                scores = torch.einsum("qhd,khd->hqk", query[first:last], key) * factor
+                weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+                out[first:last] = torch.einsum("hqk,khd->qhd", weights, value)
+            return out
+
+        attention.attend = attend
+
+    return put
+
+
+def _window(window: int) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        layer.self_attn.config = replace(layer.self_attn.config, sliding_window=window)
+
+    return put
+
+
+def _late_positions(model: Decoder, layer: DecoderLayer) -> None:
+    """RoPE of tokens in cached steps is one position ahead."""
+    attention, place = layer.self_attn, layer.self_attn.place
+
+    def shifted(qkv, batch, cache, rope, tiles=None):  # type: ignore[no-untyped-def]
+        if batch.max_query_len == 1:
+            batch = replace(batch, rope_rows=batch.rope_rows + 1)
+        return place(qkv, batch, cache, rope, tiles)
+
+    attention.place = shifted
+
+
+def _learned_positions(shift: int | None) -> Plant:
+    def put(model: Decoder, layer: DecoderLayer) -> None:
+        assert model.embed_positions is not None
+        weight = model.embed_positions.weight
+        weight.copy_(torch.zeros_like(weight) if shift is None else weight.roll(shift, 0).clone())
+
+    return put
+
+
+def _positions_not_added(model: Decoder, layer: DecoderLayer) -> None:
+    model.embed = lambda ids, positions: model.embed_tokens(ids)
+
+
+def _shifted_positions(model: Decoder, layer: DecoderLayer) -> None:
+    embed = model.embed
+    model.embed = lambda ids, positions: embed(ids, positions + 1)
+
+
+def _untied_head(model: Decoder, layer: DecoderLayer) -> None:
+    weight = model.embed_tokens.weight.flip(1).clone()
+    model.lm_head.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+
+def _scaled_logits(model: Decoder, layer: DecoderLayer) -> None:
+    model.lm_head.weight.mul_(0.37)
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.t()
+
+
+def _square_parts(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.t() for part in tensor.chunk(3)])
+
+
+def _conv_layout(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of [in, out] taken for [out, in]."""
+    return tensor.t().contiguous().view(tensor.shape)
+
+
+def _no_bias(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(tensor)
+
+
+def _twice(tensor: torch.Tensor) -> torch.Tensor:
+    return 2 * tensor
+
+
+_ROPE_TWICE = _rotary(lambda cos, sin: (cos * cos - sin * sin, 2 * sin * cos))
+_ROPE_NONE = _rotary(lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin)))
+_GPT2 = ("gpt2",)
+_LLAMA = ("llama",)
+_ALL = ("llama", "qwen2", "gpt2")
+_BIASES = (("attention_bias", True), ("mlp_bias", True))
+_TIED = (("tie_word_embeddings", True),)
+_MHA = (("num_key_value_heads", 4),)
+_WINDOW = (("use_sliding_window", True), ("sliding_window", 5), ("max_window_layers", 0))
+
+BUGS: dict[str, Bug] = {
+    # 1 positions
+    "rope_twice": Bug("rope_twice", _ROPE_TWICE),
+    "rope_missing": Bug("rope_missing", _ROPE_NONE),
+    "rope_base": Bug("rope_base", _other_rope(theta=5e5)),
+    "rope_odd_base": Bug("rope_base", _other_rope(theta=31234.0)),
+    "rope_style": Bug("rope_style", _rows(_interleaved_order)),
+    "rope_scaling": Bug("rope_scaling", _other_rope(scaling="linear", factor=4.0)),
+    "rope_position": Bug("rope_position", _late_positions, decode=True),
+    "positions_shifted": Bug("positions_shifted", _shifted_positions, _GPT2),
+    "positions_missing": Bug("positions_missing", _positions_not_added, _GPT2),
+    # 2, 3 the feed-forward
+    "gate_up_swapped": Bug("gate_up_swapped", _gate_up_swapped),
+    "activation_branch": Bug("activation_branch", _bent(lambda gate, up: gate * F.silu(up))),
+    "activation_both": Bug("activation_branch", _bent(lambda gate, up: F.silu(gate) * F.silu(up))),
+    "activation": Bug("activation", _bent(lambda gate, up: F.gelu(gate) * up)),
+    "activation_plain": Bug("activation", _plain_kind("relu"), _GPT2),
+    "activation_near": Bug("activation", _plain_kind("gelu"), _GPT2),
+    # 4 norms
+    "norm_eps": Bug("norm_eps", _norm_eps(1e-3), _ALL),
+    "norm_odd_eps": Bug("norm_eps", _norm_eps(3.3e-3), _ALL),
+    "norm_kind": Bug("norm_kind", _norm_kind, _ALL),
+    "norm_offset": Bug("norm_offset", _weight("input_layernorm.weight", lambda w: w + 1)),
+    "norm_missing": Bug("norm_placement", _norm_missing, _ALL),
+    "norm_post": Bug("norm_placement", _layer(_post_norm), _ALL),
+    "norm_parallel": Bug("norm_placement", _layer(_parallel), _ALL),
+    # 5 the mask
+    "mask_missing": Bug("mask", _attending(causal=False), _ALL),
+    "mask_ahead": Bug("mask", _attending(ahead=1), _ALL),
+    "window_off_by_one": Bug("window", _window(6), ("qwen2",), _WINDOW),
+    "window_missing": Bug("window", _window(0), ("qwen2",), _WINDOW),
+    "window_extra": Bug("window", _window(7), _ALL),
+    # 6 residuals
+    "residual_missing": Bug("residual_missing", _layer(_no_attention_residual), _ALL),
+    "residual_missing_mlp": Bug("residual_missing", _layer(_no_mlp_residual), _ALL),
+    "residual_scale": Bug("residual_scale", _layer(_scaled_residual), _ALL),
+    # 7 biases
+    "qkv_bias_missing": Bug("qkv_bias_missing", _weight("self_attn.qkv_proj.bias", _no_bias), ("qwen2",)),
+    "qkv_bias_doubled": Bug(
+        "qkv_bias_doubled", _weight("self_attn.qkv_proj.bias", _twice), ("qwen2", "gpt2")
+    ),
+    "o_bias_missing": Bug("o_bias_missing", _weight("self_attn.o_proj.bias", _no_bias), _GPT2),
+    "o_bias_doubled": Bug("o_bias_doubled", _weight("self_attn.o_proj.bias", _twice), _GPT2),
+    "mlp_bias_missing": Bug("mlp_bias_missing", _weight("mlp.down_proj.bias", _no_bias), _GPT2),
+    "mlp_bias_missing_up": Bug("mlp_bias_missing", _weight("mlp.up_proj.bias", _no_bias), _GPT2),
+    "mlp_bias_missing_gated": Bug(
+        "mlp_bias_missing", _weight("mlp.gate_up_proj.bias", _no_bias), _LLAMA, _BIASES
+    ),
+    "mlp_bias_doubled": Bug("mlp_bias_doubled", _weight("mlp.up_proj.bias", _twice), _GPT2),
+    # 8 layouts
+    "o_transposed": Bug("weight_transposed", _weight("self_attn.o_proj.weight", _transposed), _ALL),
+    "qkv_transposed": Bug("weight_transposed", _weight("self_attn.qkv_proj.weight", _square_parts), _GPT2),
+    "qkv_conv_layout": Bug("weight_transposed", _weight("self_attn.qkv_proj.weight", _conv_layout), _GPT2),
+    "down_conv_layout": Bug("weight_transposed", _weight("mlp.down_proj.weight", _conv_layout), _ALL),
+    # 9 heads
+    "head_order_fused": Bug("head_order", _rows(_per_group), _ALL),
+    "head_order_groups": Bug("head_order", _cyclic_groups),
+    "head_order_reversed": Bug("head_order", _rows(_reversed_heads), _ALL),
+    "head_order_blocks": Bug("head_order", _rows(_key_first), _LLAMA, _MHA),
+    "head_order_twice": Bug("head_order", _rows(_permuted_twice)),
+    # and scales, and the head
+    "attention_scale_missing": Bug("attention_scale", _attending(scale=lambda width: 1.0), _ALL),
+    "attention_scale_twice": Bug("attention_scale", _attending(scale=lambda width: 1 / width), _ALL),
+    "head_untied": Bug("head_untied", _untied_head, _ALL, _TIED),
+    "logit_scale": Bug("logit_scale", _scaled_logits, _LLAMA),
+}
+
+
+def plant_on_disk(folder: Path, name: str) -> None:
+    """Put a bug into a LLaMA-, Qwen2- or GPT-2-shaped checkpoint with one safetensors file."""
+    path = folder / "model.safetensors"
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(path)
+    changed = ON_DISK[name][1]
+    changed(tensors, config)
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+def _set(**values: Any) -> Callable[[Tensors, dict[str, Any]], None]:
+    return lambda tensors, config: config.update(values)
+
+
+def _theta(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Either form of the config, old and new."""
+    config["rope_theta"] = 5e5
+    if config.get("rope_parameters"):
+        config["rope_parameters"]["rope_theta"] = 5e5
+
+
+def _linear_rope(tensors: Tensors, config: dict[str, Any]) -> None:
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+
+
+def _each(ending: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """Every tensor whose name ends so."""
+
+    def put(tensors: Tensors, config: dict[str, Any]) -> None:
+        found = [key for key in tensors if key.endswith(ending)]
+        assert found, f"no tensor ends with {ending}"
+        for key in found:
+            tensors[key] = change(tensors[key])
+
+    return put
+
+
+def _swap_gates(tensors: Tensors, config: dict[str, Any]) -> None:
+    for key in [k for k in tensors if k.endswith("gate_proj.weight")]:
+        other = key.replace("gate_proj", "up_proj")
+        tensors[key], tensors[other] = tensors[other], tensors[key]
+
+
+def _unpermuted(tensors: Tensors, config: dict[str, Any]) -> None:
+    for key in [k for k in tensors if "q_proj." in k or "k_proj." in k]:
+        half = config["head_dim"] // 2
+        tensors[key] = tensors[key].unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
+
+
+def _own_head(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Of a tied checkpoint: a head that is not the embedding."""
+    config["tie_word_embeddings"] = False
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(1)
+
+
+# name: (culprit, change, kinds)
+ON_DISK: dict[str, tuple[str, Callable[..., None], tuple[str, ...]]] = {
+    "rope_base": ("rope_base", _theta, ("llama", "qwen2")),
+    "rope_scaling": ("rope_scaling", _linear_rope, ("llama", "qwen2")),
+    "rope_style": ("rope_style", _unpermuted, ("llama", "qwen2")),
+    "gate_up_swapped": ("gate_up_swapped", _swap_gates, ("llama", "qwen2")),
+    "activation": ("activation", _set(activation_function="relu"), ("gpt2",)),
+    "norm_eps": ("norm_eps", _set(rms_norm_eps=1e-4), ("llama", "qwen2")),
+    "norm_eps_layer": ("norm_eps", _set(layer_norm_epsilon=1e-3), ("gpt2",)),
+    "norm_offset": ("norm_offset", _each("input_layernorm.weight", lambda w: w + 1), ("llama", "qwen2")),
+    "window": ("window", _set(layer_types=None, **dict(_WINDOW)), ("qwen2",)),
+    "qkv_bias_missing": ("qkv_bias_missing", _each("_proj.bias", _no_bias), ("qwen2",)),
+    "o_bias_missing": ("o_bias_missing", _each("attn.c_proj.bias", _no_bias), ("gpt2",)),
+    "mlp_bias_doubled": ("mlp_bias_doubled", _each("mlp.c_fc.bias", _twice), ("gpt2",)),
+    "o_transposed": ("weight_transposed", _each("self_attn.o_proj.weight", _transposed), ("llama", "qwen2")),
+    "head_untied": ("head_untied", _own_head, ("llama", "qwen2")),
+}
