@@ -18,14 +18,16 @@ class Divergence:
     """One stage whose output is not the reference's.
 
     Attributes:
-        stage: ``layers.3.attention``, ``layers.3.mlp``, ``layers.3.input_norm``,
-            ``layers.3.post_attention_norm``, ``layers.3`` (the layer's output), ``embedding``,
-            ``final_norm``, ``logits``, ``prompt``, ``ids`` or ``greedy``.
+        stage: ``layers.3.input_norm``, ``.attention``, ``.residual`` (the stream after attention),
+            ``.post_norm`` or ``.post_attention_norm``, ``.mlp``, ``.output`` (the stream after the MLP);
+            ``layers.3`` (the layer as a whole), ``embedding``, ``final_norm``, ``logits``, ``prompt``,
+            ``ids`` or ``greedy``.
         layer: its number; None outside layers.
         step: 0 for the prompt, then one for each token fed.
         positions: [T] positions of the tokens.
         inputs: the reference's input of that stage's module, [T, hidden]; for attention in a cached step the
-            inputs of all tokens so far, [S, hidden].
+            inputs of all tokens so far, [S, hidden]; for a sum (``.residual``, ``.output``) the branch that
+            joins the stream; for the embedding the ids, [T].
         expected: the reference's output, [T, ...].
         got: the engine's output, [T, ...].
         floor: relative L2 difference that counts as noise here.

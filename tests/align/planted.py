@@ -1,31 +1,25 @@
-"""Bugs that ports really have, planted into a loaded engine or into a checkpoint on disk.
+"""Bugs that ports really have, planted into a loaded engine.
 
 Owns the bugs and the culprit that ``align`` has to name for each. Knows nothing of how it is found.
 
-    plant(llm, "rope_twice")                       # in memory, in the last layer where it is a layer's bug
-    plant_on_disk(checkpoint_folder, "rope_base")  # a Hugging Face checkpoint, before it is built
+    plant(llm, "rope_twice")    # a layer's bug goes into the last layer
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 
 from ingot import LLM
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.rotary import RotaryTable
-
-Plant = Callable[[Decoder, DecoderLayer], None]
+from tests.align.plain_attention import Plant, attending
 
 
 @dataclass(frozen=True)
@@ -246,39 +240,6 @@ def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
     return layer.mlp(layer.post_attention_layernorm(x)[0]), attended + x
 
 
-def _attending(
-    causal: bool = True, ahead: int = 0, window: int = 0, scale: Callable[[int], float] | None = None
-) -> Plant:
-    """Attention in plain PyTorch over the paged cache, with another mask or scale."""
-
-    def put(model: Decoder, layer: DecoderLayer) -> None:
-        attention = layer.self_attn
-        width = attention.config.head_dim
-        factor = 1 / math.sqrt(width) if scale is None else scale(width)
-
-        def attend(query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
-            out = torch.empty_like(query)
-            for b, length in enumerate(batch.seq_lens.tolist()):
-                first, last = batch.query_start[b : b + 2].tolist()
-                blocks = batch.block_tables[b, : -(-length // cache.block_size)].long()
-                group = attention.config.num_heads // attention.config.num_kv_heads
-                key, value = (  # [heads, length, width]
-                    part[blocks].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(group, 1)
-                    for part in (cache.keys, cache.values)
-                )
-                distance = batch.positions[first:last, None] - torch.arange(length)
-                seen = distance >= -ahead if causal else torch.ones_like(distance, dtype=torch.bool)
-                seen = seen & (distance < window) if window else seen
-                scores = torch.einsum("qhd,khd->hqk", query[first:last], key) * factor
-                weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-                out[first:last] = torch.einsum("hqk,khd->qhd", weights, value)
-            return out
-
-        attention.attend = attend
-
-    return put
-
-
 def _window(window: int) -> Plant:
     def put(model: Decoder, layer: DecoderLayer) -> None:
         layer.self_attn.config = replace(layer.self_attn.config, sliding_window=window)
@@ -383,8 +344,8 @@ BUGS: dict[str, Bug] = {
     "norm_post": Bug("norm_placement", _layer(_post_norm), _ALL),
     "norm_parallel": Bug("norm_placement", _layer(_parallel), _ALL),
     # 5 the mask
-    "mask_missing": Bug("mask", _attending(causal=False), _ALL),
-    "mask_ahead": Bug("mask", _attending(ahead=1), _ALL),
+    "mask_missing": Bug("mask", attending(causal=False), _ALL),
+    "mask_ahead": Bug("mask", attending(ahead=1), _ALL),
     "window_off_by_one": Bug("window", _window(6), ("qwen2",), _WINDOW),
     "window_missing": Bug("window", _window(0), ("qwen2",), _WINDOW),
     "window_extra": Bug("window", _window(7), _ALL),
@@ -393,7 +354,9 @@ BUGS: dict[str, Bug] = {
     "residual_missing_mlp": Bug("residual_missing", _layer(_no_mlp_residual), _ALL),
     "residual_scale": Bug("residual_scale", _layer(_scaled_residual), _ALL),
     # 7 biases
-    "qkv_bias_missing": Bug("qkv_bias_missing", _weight("self_attn.qkv_proj.bias", _no_bias), ("qwen2",)),
+    "qkv_bias_missing": Bug(
+        "qkv_bias_missing", _weight("self_attn.qkv_proj.bias", _no_bias), ("qwen2", "gpt2")
+    ),
     "qkv_bias_doubled": Bug(
         "qkv_bias_doubled", _weight("self_attn.qkv_proj.bias", _twice), ("qwen2", "gpt2")
     ),
@@ -417,86 +380,8 @@ BUGS: dict[str, Bug] = {
     "head_order_blocks": Bug("head_order", _rows(_key_first), _LLAMA, _MHA),
     "head_order_twice": Bug("head_order", _rows(_permuted_twice)),
     # and scales, and the head
-    "attention_scale_missing": Bug("attention_scale", _attending(scale=lambda width: 1.0), _ALL),
-    "attention_scale_twice": Bug("attention_scale", _attending(scale=lambda width: 1 / width), _ALL),
+    "attention_scale_missing": Bug("attention_scale", attending(scale=lambda width: 1.0), _ALL),
+    "attention_scale_twice": Bug("attention_scale", attending(scale=lambda width: 1 / width), _ALL),
     "head_untied": Bug("head_untied", _untied_head, _ALL, _TIED),
     "logit_scale": Bug("logit_scale", _scaled_logits, _LLAMA),
-}
-
-
-def plant_on_disk(folder: Path, name: str) -> None:
-    """Put a bug into a LLaMA-, Qwen2- or GPT-2-shaped checkpoint with one safetensors file."""
-    path = folder / "model.safetensors"
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(path)
-    changed = ON_DISK[name][1]
-    changed(tensors, config)
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-Tensors = dict[str, torch.Tensor]
-
-
-def _set(**values: Any) -> Callable[[Tensors, dict[str, Any]], None]:
-    return lambda tensors, config: config.update(values)
-
-
-def _theta(tensors: Tensors, config: dict[str, Any]) -> None:
-    """Either form of the config, old and new."""
-    config["rope_theta"] = 5e5
-    if config.get("rope_parameters"):
-        config["rope_parameters"]["rope_theta"] = 5e5
-
-
-def _linear_rope(tensors: Tensors, config: dict[str, Any]) -> None:
-    config["rope_parameters"] = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-
-
-def _each(ending: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
-    """Every tensor whose name ends so."""
-
-    def put(tensors: Tensors, config: dict[str, Any]) -> None:
-        found = [key for key in tensors if key.endswith(ending)]
-        assert found, f"no tensor ends with {ending}"
-        for key in found:
-            tensors[key] = change(tensors[key])
-
-    return put
-
-
-def _swap_gates(tensors: Tensors, config: dict[str, Any]) -> None:
-    for key in [k for k in tensors if k.endswith("gate_proj.weight")]:
-        other = key.replace("gate_proj", "up_proj")
-        tensors[key], tensors[other] = tensors[other], tensors[key]
-
-
-def _unpermuted(tensors: Tensors, config: dict[str, Any]) -> None:
-    for key in [k for k in tensors if "q_proj." in k or "k_proj." in k]:
-        half = config["head_dim"] // 2
-        tensors[key] = tensors[key].unflatten(0, (-1, 2, half)).transpose(1, 2).flatten(0, 2)
-
-
-def _own_head(tensors: Tensors, config: dict[str, Any]) -> None:
-    """Of a tied checkpoint: a head that is not the embedding."""
-    config["tie_word_embeddings"] = False
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(1)
-
-
-# name: (culprit, change, kinds)
-ON_DISK: dict[str, tuple[str, Callable[..., None], tuple[str, ...]]] = {
-    "rope_base": ("rope_base", _theta, ("llama", "qwen2")),
-    "rope_scaling": ("rope_scaling", _linear_rope, ("llama", "qwen2")),
-    "rope_style": ("rope_style", _unpermuted, ("llama", "qwen2")),
-    "gate_up_swapped": ("gate_up_swapped", _swap_gates, ("llama", "qwen2")),
-    "activation": ("activation", _set(activation_function="relu"), ("gpt2",)),
-    "norm_eps": ("norm_eps", _set(rms_norm_eps=1e-4), ("llama", "qwen2")),
-    "norm_eps_layer": ("norm_eps", _set(layer_norm_epsilon=1e-3), ("gpt2",)),
-    "norm_offset": ("norm_offset", _each("input_layernorm.weight", lambda w: w + 1), ("llama", "qwen2")),
-    "window": ("window", _set(layer_types=None, **dict(_WINDOW)), ("qwen2",)),
-    "qkv_bias_missing": ("qkv_bias_missing", _each("_proj.bias", _no_bias), ("qwen2",)),
-    "o_bias_missing": ("o_bias_missing", _each("attn.c_proj.bias", _no_bias), ("gpt2",)),
-    "mlp_bias_doubled": ("mlp_bias_doubled", _each("mlp.c_fc.bias", _twice), ("gpt2",)),
-    "o_transposed": ("weight_transposed", _each("self_attn.o_proj.weight", _transposed), ("llama", "qwen2")),
-    "head_untied": ("head_untied", _own_head, ("llama", "qwen2")),
 }

@@ -17,7 +17,8 @@ from ingot.align.culprits.read import read_stage
 from ingot.align.culprits.search import distance
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.runtime import RuntimeConfig
-from tests.align.planted import BUGS, ON_DISK, plant, plant_on_disk
+from tests.align.planted import BUGS, plant
+from tests.align.planted_on_disk import ON_DISK, plant_on_disk
 from tests.align.traced import divergences
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -154,7 +155,7 @@ def test_the_specs_compute_what_qwen_v1_computes(tmp_path: Path) -> None:
 def assert_specs_equal(llm: LLM) -> None:
     model, config = llm.engine.model, llm.engine.manifest.model
     every = list(divergences(llm, llm, IDS, 3, least=-1.0))
-    assert len(every) == 3 * (3 + 5 * config.num_layers)
+    assert len(every) == 3 * (3 + 7 * config.num_layers)
     compared = 0
     for divergence in every:
         spec = read_stage(divergence, model, config)
@@ -184,6 +185,8 @@ def ids(stage: str, expected: list[int], got: list[int]) -> Divergence:
         ("ids", [1, 7, 8], [2, 7, 8], "bos_other"),
         ("prompt", [7, 8], [7, 8, 2], "eos_extra"),
         ("prompt", [7, 8, 2], [7, 8], "eos_missing"),
+        ("prompt", [3, 4, 5, 7, 8], [7, 8], "prefix_missing"),
+        ("prompt", [7, 8], [7, 8, 3, 4], "suffix_extra"),
         ("greedy", [5, 6, 2], [5, 6, 2, 9, 9, 4], "stop_ids"),
         ("greedy", [5, 6, 2, 9], [5, 6], "stop_ids"),
     ],

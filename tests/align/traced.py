@@ -68,7 +68,14 @@ def divergences(
                 place = theirs["embed_tokens"][step][0]
             else:
                 got = ours[name][step][1]
-            if name.endswith("self_attn"):
+            if stage.endswith((".residual", ".output")):
+                branch = "self_attn" if stage.endswith("residual") else "mlp"
+                source = "post_attention_layernorm" if stage.endswith("residual") else ""
+                module = f"layers.{layer}.{source}".rstrip(".")
+                which = 0 if source else 1
+                place = theirs[f"layers.{layer}.{branch}"][step][1]
+                expected, got = theirs[module][step][which], ours[module][step][which]
+            if name.endswith("self_attn") and stage.endswith("attention"):
                 place = torch.cat([call[0] for call in calls[: step + 1]])
             start = 0 if step == 0 else len(ids) + step - 1
             rows = len(ids) if step == 0 else 1
@@ -82,6 +89,9 @@ def _stages(llm: LLM) -> Iterator[tuple[str, int | None, str]]:
     for number in range(len(llm.engine.model.layers)):
         for part, module in PARTS.items():
             yield f"layers.{number}.{part}", number, f"layers.{number}.{module}"
+            if part in ("attention", "mlp"):
+                sum_ = "residual" if part == "attention" else "output"
+                yield f"layers.{number}.{sum_}", number, f"layers.{number}.{module}"
         yield f"layers.{number}", number, f"layers.{number}"
     yield "final_norm", None, "norm"
     yield "logits", None, "lm_head"

@@ -60,11 +60,12 @@ def _masks(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
     for window in _windows(spec):
         text = f"{window} tokens" if window else "none"
         here = f"{spec.window} tokens" if spec.window else "none"
+        runs = f"a sliding window of {text}" if window else "no sliding window"
         yield Variant(
             replace(spec, window=window),
-            f"a sliding window of {text}" if window else "no sliding window",
+            runs,
             Claim("window", f"the sliding window of {spec.name} is {here}, the original's is {text}"),
-            Claim("window", f"{spec.name} runs with a sliding window of {text}, the config says {here}"),
+            Claim("window", f"{spec.name} runs with {runs}, the config says {here}"),
         )
 
 

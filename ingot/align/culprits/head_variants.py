@@ -24,14 +24,12 @@ def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]
             bias = None if spec.qkv_bias is None else spec.qkv_bias[index]
             name = f"{spec.name}.qkv_proj"
             changed = replace(spec, qkv=spec.qkv[index], qkv_bias=bias)
-            yield mirrored(changed, f"the rows of {name} taken as {text}", "head_order", _wrong(name, text))
+            yield mirrored(changed, f"its rows taken as {text}", "head_order", _wrong(name))
     for text, columns in _column_orders(spec):
         for index in _and_back(columns):
             name = f"{spec.name}.o_proj"
             changed = replace(spec, output=spec.output[:, index])
-            yield mirrored(
-                changed, f"the columns of {name} taken as {text}", "head_order", _wrong(name, text)
-            )
+            yield mirrored(changed, f"its columns taken as {text}", "head_order", _wrong(name))
     if 1 < spec.kv_heads < spec.heads:
         yield mirrored(
             replace(spec, cyclic_groups=not spec.cyclic_groups),
@@ -42,8 +40,8 @@ def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]
         )
 
 
-def _wrong(name: str, text: str) -> str:
-    return f"heads of {name} are in the wrong order ({text})"
+def _wrong(name: str) -> str:
+    return f"the heads of {name} are in the wrong order"
 
 
 def _and_back(index: torch.Tensor) -> list[torch.Tensor]:
@@ -63,11 +61,14 @@ def _row_orders(spec: AttentionSpec) -> Iterator[tuple[str, torch.Tensor]]:
     yield text, torch.cat([part.flatten() for part in parts])
     query, key, value = rows.split(spec.sizes)
     yield from _block_orders(spec, rows)
-    for name, index in (("channels", _by_channel), ("reversed heads", _reversed)):
+    for name, index in (
+        ("channels before heads", _by_channel),
+        ("heads from the last to the first", _reversed),
+    ):
         first, second, third = index(query, width), index(key, width), index(value, width)
-        yield f"{name} first, for q, k and v", torch.cat([first, second, third])
-        yield f"{name} first, for q", torch.cat([first, key, value])
-        yield f"{name} first, for k and v", torch.cat([query, second, third])
+        yield f"{name}, for q, k and v", torch.cat([first, second, third])
+        yield f"{name}, for q", torch.cat([first, key, value])
+        yield f"{name}, for k and v", torch.cat([query, second, third])
     pairs = _by_pair(spec)
     order = [part.view(-1, width)[:, pairs].flatten() for part in (query, key)]
     yield "even channels before odd ones in each head of q and k", torch.cat([*order, value])
@@ -88,8 +89,8 @@ def _block_orders(spec: AttentionSpec, rows: torch.Tensor) -> Iterator[tuple[str
 
 def _column_orders(spec: AttentionSpec) -> Iterator[tuple[str, torch.Tensor]]:
     columns = torch.arange(spec.output.shape[1], device=spec.output.device)
-    yield "reversed heads first", _reversed(columns, spec.head_dim)
-    yield "channels first", _by_channel(columns, spec.head_dim)
+    yield "heads from the last to the first", _reversed(columns, spec.head_dim)
+    yield "channels before heads", _by_channel(columns, spec.head_dim)
     if 1 < spec.kv_heads < spec.heads:
         group = spec.heads // spec.kv_heads
         regrouped = columns.view(group, spec.kv_heads, spec.head_dim).transpose(0, 1)

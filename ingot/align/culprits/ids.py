@@ -46,6 +46,25 @@ def _prompt(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
         return "eos_extra", f"the prompt ends with a token {ours[-1]} that the original does not put there"
     if theirs and theirs[:-1] == ours:
         return "eos_missing", f"the prompt lacks the token {theirs[-1]} with which the original ends"
+    return _longer(ours, theirs)
+
+
+def _longer(ours: list[int], theirs: list[int]) -> tuple[str, str] | None:
+    """One list is the beginning or the end of the other."""
+    short, long = sorted((ours, theirs), key=len)
+    extra = len(long) - len(short)
+    if not short or not extra:
+        return None
+    says = "lacks" if long is theirs else "has"
+    tail = "that the original has" if long is theirs else "that the original does not have"
+    kind = "missing" if long is theirs else "extra"
+    if long[extra:] == short:
+        return (
+            f"prefix_{kind}",
+            f"the prompt {says} {extra} tokens at its beginning {tail}: {long[:extra][:8]}",
+        )
+    if long[: len(short)] == short:
+        return f"suffix_{kind}", f"the prompt {says} {extra} tokens at its end {tail}: {long[-extra:][:8]}"
     return None
 
 

@@ -1,7 +1,7 @@
-"""What ports get wrong about a layer's sums, and about the ends of a model.
+"""What ports get wrong about a layer's sums and the place of its norms.
 
-Owns the variants of residuals and norm placement, of the head and of the embedding; a layer has its parts'
-variants too. Knows nothing of searching.
+Owns the variants of residuals and norm placement; a layer has its parts' variants too. Knows nothing of
+searching.
 
     for variant in layer_variants(layer, config, new_tokens=8, number=3): ...
 """
@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ingot.align.culprits.attention_variants import attention_variants
 from ingot.align.culprits.mlp_variants import mlp_variants
 from ingot.align.culprits.norm_variants import norm_variants
-from ingot.align.culprits.spec import EmbeddingSpec, HeadSpec, LayerSpec
-from ingot.align.culprits.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.align.culprits.spec import LayerSpec, SumSpec
+from ingot.align.culprits.variant import Claim, Variant
 from ingot.config.model import DecoderConfig
 
 BRANCHES = {"attention": "attention's", "mlp": "the MLP's"}
@@ -47,6 +45,33 @@ def layer_variants(
         yield Variant(
             changed, f"{first.change}, and so in the second norm", first.of_original, first.of_engine
         )
+
+
+def sum_variants(spec: SumSpec) -> Iterator[Variant[SumSpec]]:
+    """One of the two addends missing or scaled."""
+    what, place = BRANCHES[spec.of], f"the sum after {BRANCHES[spec.of]} branch of {spec.name}"
+    yield Variant(
+        replace(spec, residual=0.0),
+        f"{what} output alone",
+        Claim("residual_extra", f"{place} has a residual that the original does not add"),
+        Claim("residual_missing", f"{place} lacks its residual"),
+    )
+    yield Variant(
+        replace(spec, branch=0.0),
+        "the residual alone",
+        Claim("branch_extra", f"{what} output joins the stream of {spec.name}, in the original it does not"),
+        Claim("branch_missing", f"{what} output does not join the stream of {spec.name}, or later"),
+    )
+    for scale in (0.5, 2.0, math.sqrt(0.5), math.sqrt(2.0)):
+        yield sum_variant(spec, 1.0, scale)
+        yield sum_variant(spec, scale, 1.0)
+
+
+def sum_variant(spec: SumSpec, residual: float, branch: float) -> Variant[SumSpec]:
+    """Both addends with factors."""
+    text = f"{residual:.4g} · residual + {branch:.4g} · {BRANCHES[spec.of]} output"
+    claim = Claim("residual_scale", f"the residual sum of {spec.name} has wrong factors")
+    return Variant(replace(spec, residual=residual, branch=branch), text, claim, claim)
 
 
 def _residuals(spec: LayerSpec, config: DecoderConfig, number: int) -> Iterator[Variant[LayerSpec]]:
@@ -113,72 +138,3 @@ def _placements(spec: LayerSpec) -> Iterator[Variant[LayerSpec]]:
             Claim("norm_placement", f"{name} has its norms before its branches; the original has {text}"),
             Claim("norm_placement", f"{name} runs with {text}, not with norms before its branches"),
         )
-
-
-def head_variants(
-    spec: HeadSpec, embedding: torch.Tensor, config: DecoderConfig
-) -> Iterator[Variant[HeadSpec]]:
-    """Tied or untied, scaled, biased, transposed."""
-    yield Variant(
-        replace(spec, weight=embedding),
-        "the embedding as the head's weight",
-        Claim("head_untied", "the head has a weight of its own, the original's is the embedding's"),
-        Claim("head_tied", "the head runs on the embedding's weight instead of its own"),
-    )
-    size = config.hidden_size
-    for scale, text in (
-        (size**-0.5, "1/sqrt(hidden size)"),
-        (1 / size, "1/hidden size"),
-        (size**0.5, "sqrt"),
-    ):
-        yield logit_scale_variant(spec, scale, f"{scale:.5g}, {text}")
-    yield from bias_variants(spec, ("bias",), "head_bias", f"{spec.name}.bias")
-    yield from transposed_variants(spec, "weight", f"{spec.name}.weight")
-    for shift in (1, -1):
-        yield mirrored(
-            replace(spec, weight=spec.weight.roll(shift, 0)),
-            f"the rows of {spec.name}.weight moved by {shift:+d}",
-            "vocabulary_order",
-            "the vocabulary's rows are off by one",
-        )
-
-
-def logit_scale_variant(spec: HeadSpec, scale: float, text: str) -> Variant[HeadSpec]:
-    """Logits times a factor."""
-    return Variant(
-        replace(spec, scale=scale),
-        f"logits times {text}",
-        Claim("logit_scale", f"logits lack the original's factor {text}"),
-        Claim("logit_scale", f"logits have a factor {text} that they should not have"),
-    )
-
-
-def embedding_variants(spec: EmbeddingSpec) -> Iterator[Variant[EmbeddingSpec]]:
-    """Learned positions missing or shifted, rows scaled."""
-    for scale in (math.sqrt(spec.tokens.shape[1]), 1 / math.sqrt(spec.tokens.shape[1])):
-        yield embedding_scale_variant(spec, scale)
-    if spec.places is None:
-        return
-    yield Variant(
-        replace(spec, places=None),
-        "no learned positions",
-        Claim("positions_extra", "learned positions are added where the original has none"),
-        Claim("positions_missing", "learned positions are not added"),
-    )
-    for shift in (1, -1, 2, -2):
-        yield mirrored(
-            replace(spec, shift=shift),
-            f"learned positions {shift:+d}",
-            "positions_shifted",
-            f"learned positions are off by {abs(shift)}",
-        )
-
-
-def embedding_scale_variant(spec: EmbeddingSpec, scale: float) -> Variant[EmbeddingSpec]:
-    """Token rows times a factor."""
-    return Variant(
-        replace(spec, scale=scale),
-        f"token embeddings times {scale:.5g}",
-        Claim("embedding_scale", f"token embeddings lack the original's factor {scale:.5g}"),
-        Claim("embedding_scale", f"token embeddings have a factor {scale:.5g} that they should not have"),
-    )

@@ -25,7 +25,7 @@ def mlp_variants(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:
     for activation in ACTIVATIONS:
         if activation == spec.activation:
             continue
-        text = "no activation" if activation == "none" else f"the activation {activation}"
+        text = "no activation" if activation == "none" else activation
         yield Variant(
             replace(spec, activation=activation),
             text,
@@ -35,12 +35,12 @@ def mlp_variants(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:
             Claim("activation", f"{spec.name} runs with {text}, the config says {spec.activation}"),
         )
     yield from _biases(spec)
-    for field, name in (("down", "down_proj"), ("up", "the up part"), ("gate", "the gate part")):
-        if getattr(spec, field) is None:
-            continue
-        if field != "down":
-            name = "up_proj" if spec.gate is None else f"{name} of gate_up_proj"
-        yield from transposed_variants(spec, field, f"{name}.weight ({spec.name})")
+    joined = f"{spec.name}.gate_up_proj.weight"
+    names = {"down": f"{spec.name}.down_proj.weight", "up": f"{spec.name}.up_proj.weight"}
+    if spec.gate is not None:
+        names |= {"up": f"the up half of {joined}", "gate": f"the gate half of {joined}"}
+    for field, name in names.items():
+        yield from transposed_variants(spec, field, name)
 
 
 def _branches(spec: MlpSpec) -> Iterator[Variant[MlpSpec]]:

@@ -20,6 +20,7 @@ from ingot.align.culprits.spec import (
     NormSpec,
     RopeSpec,
     Spec,
+    SumSpec,
 )
 from ingot.align.divergence import Divergence
 from ingot.config.model import DecoderConfig, RopeConfig
@@ -43,21 +44,26 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
         return None
     layer, name = model.layers[divergence.layer], f"layers.{divergence.layer}"
     assert isinstance(layer, DecoderLayer)
-    match divergence.stage.removeprefix(name):
-        case ".input_norm":
+    kind = divergence.stage.removeprefix(name).removeprefix(".")
+    match kind:
+        case "input_norm":
             return read_norm(f"{name}.input_layernorm", layer.input_layernorm, config)
-        case ".post_attention_norm":
+        case "post_attention_norm" | "post_norm":
             return read_norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, config)
-        case ".mlp":
+        case "mlp":
             return read_mlp(f"{name}.mlp", layer.mlp, config)
+        case "residual" | "output":
+            device = model.embed_tokens.weight.device
+            stream = (divergence.expected.float() - divergence.inputs.float()).to(device)
+            return SumSpec(name, "attention" if kind == "residual" else "mlp", stream)
     positions = all_positions(divergence)
     if positions is None:
         return None
     positions = positions.to(model.embed_tokens.weight.device)
     prompt_len = positions.shape[0] - divergence.step
-    if divergence.stage.endswith(".attention"):
+    if kind == "attention":
         return read_attention(f"{name}.self_attn", layer.self_attn, config, positions, prompt_len)
-    return read_layer(name, layer, config, positions, prompt_len)
+    return read_layer(name, layer, config, positions, prompt_len) if not kind else None
 
 
 def all_positions(divergence: Divergence) -> torch.Tensor | None:

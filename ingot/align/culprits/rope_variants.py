@@ -98,8 +98,8 @@ def _styles(spec: AttentionSpec, rope: RopeSpec) -> Iterator[Variant[AttentionSp
         replace(spec, rope=replace(rope, interleaved=not rope.interleaved)),
         f"RoPE turning pairs of {other}",
         "rope_style",
-        "RoPE pairs other channels than the original (half-split against interleaved), or the rows of q and "
-        "k are in the order for the other style",
+        "RoPE pairs other channels than the original (half-split, interleaved), or the rows of q and k are "
+        "ordered for the other style",
     )
     back = replace(rope, query_turns=-rope.query_turns, key_turns=-rope.key_turns)
     yield mirrored(

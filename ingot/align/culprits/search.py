@@ -8,22 +8,21 @@ Owns the order of the search and what counts as an explanation. Knows no variant
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ingot.align.culprits.attention_variants import attention_variants, scale_variant
-from ingot.align.culprits.fit import best_number, solved_biases
-from ingot.align.culprits.ids import STAGES, explain_ids
-from ingot.align.culprits.layer_variants import (
-    branch_variant,
+from ingot.align.culprits.end_variants import (
     embedding_scale_variant,
     embedding_variants,
     head_variants,
-    layer_variants,
     logit_scale_variant,
 )
+from ingot.align.culprits.fit import HELD_OUT, best_number, solved_biases, solved_factors
+from ingot.align.culprits.ids import STAGES, explain_ids
+from ingot.align.culprits.layer_variants import branch_variant, layer_variants, sum_variant, sum_variants
 from ingot.align.culprits.mlp_variants import mlp_variants
 from ingot.align.culprits.norm_variants import eps_variant, norm_variants
 from ingot.align.culprits.read import read_stage
@@ -36,15 +35,18 @@ from ingot.align.culprits.spec import (
     MlpSpec,
     NormSpec,
     Spec,
+    SumSpec,
 )
 from ingot.align.culprits.variant import Variant
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.model import DecoderConfig
 from ingot.layers.decoder import Decoder
 
-FLOORS = 4.0  # a variant this many floors from the target has reached it
+FLOORS = 4.0  # a variant this many floors from the target has reached it,
+LEAST_CUT = 3.0  # if the difference was at least so many times as large;
+CUT = 10.0  # elsewhere it has to leave no more than this part of it
 LEAST_FLOOR = 1e-6  # of fp32 sums in another order
-CUT = 10.0  # or it leaves this part of the difference
+ALIKE = 3.0  # findings this close to the best one are ordered by how likely they are
 
 
 @torch.no_grad()
@@ -58,38 +60,46 @@ def explain(divergence: Divergence, model: Decoder, config: DecoderConfig) -> li
     gives the reference's output says how.
 
     A finding comes within 4 floors, or leaves a tenth of the difference; one that comes within the floors
-    drops those that do not. Attention and whole layers need the inputs from position 0 on.
+    drops those that do not. Attention and whole layers need the inputs from position 0 on. A bias that the
+    engine lost is solved from three quarters of the tokens and judged by the others.
     """
     if divergence.stage in STAGES:
         return explain_ids(divergence)
     bench = _Bench.of(divergence, model, config)
-    if bench is None or bench.before <= bench.reach:
+    if bench is None or bench.before <= max(divergence.floor, LEAST_FLOOR):
         return []
-    for variants in (_listed(bench), _searched(bench), _solved(bench)):
+    for variants in (_listed(bench), _searched(bench)):
         findings = _rank(bench, variants)
         if findings:
             return findings
-    return []
+    return [] if bench.code else _rank(bench.held_out(), _solved(bench))
 
 
 def explain_first(
     divergences: Iterable[Divergence], model: Decoder, config: DecoderConfig
 ) -> tuple[Divergence, list[Finding]] | None:
-    """The first divergence that explains itself, of those in the first one's layer and step.
+    """The divergence that explains itself, of those in the first one's layer and step.
 
-    A wrong sum shows in the norm after it and is explained by the layer's output (``layers.3``), a norm in
-    the wrong place too: pass what diverges in the order in which it runs.
+    Pass what diverges in the order in which it runs, the whole layer (``layers.3``) with it. A norm in the
+    wrong place shows in a sum first, and only the whole layer tells it from a missing addend: modules are
+    asked first, then the layer, then the sums.
     """
-    place: tuple[int | None, int] | None = None
+    first: list[Divergence] = []
     for divergence in divergences:
-        here = (divergence.layer, divergence.step)
-        if place is not None and here != place:
-            return None
-        place = here
+        if first and (divergence.layer, divergence.step) != (first[0].layer, first[0].step):
+            break
+        first.append(divergence)
+    for divergence in sorted(first, key=_turn):
         findings = explain(divergence, model, config)
         if findings:
             return divergence, findings
     return None
+
+
+def _turn(divergence: Divergence) -> int:
+    if divergence.stage.endswith((".residual", ".output")):
+        return 2
+    return 1 if divergence.stage == f"layers.{divergence.layer}" else 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,7 @@ class _Bench:
     code: bool
     embedding: torch.Tensor
     config: DecoderConfig
+    rows: slice | None = None
 
     @classmethod
     def of(cls, divergence: Divergence, model: Decoder, config: DecoderConfig) -> _Bench | None:
@@ -120,16 +131,23 @@ class _Bench:
             return None
         reach = FLOORS * max(divergence.floor, LEAST_FLOOR)
         unchanged = spec.run(inputs)[-expected.shape[0] :]
-        code = distance(unchanged, expected) <= reach
-        target = got if code else expected
-        before = distance(unchanged if code else got, target)
-        return cls(
-            divergence, spec, inputs, target, before, reach, code, model.embed_tokens.weight.float(), config
-        )
+        honest = distance(unchanged, expected)
+        code = honest <= reach and honest < distance(unchanged, got)
+        target, other = (got, unchanged) if code else (expected, got)
+        weight = model.embed_tokens.weight.float()
+        before = distance(other, target)
+        return cls(divergence, spec, inputs, target, before, reach, code, weight, config)
+
+    def held_out(self) -> _Bench:
+        """The same, judged by the tokens that ``solved_biases`` does not see."""
+        unchanged = replace(self, rows=HELD_OUT)
+        return replace(unchanged, before=unchanged.error(self.spec))
 
     def error(self, spec: Spec) -> float:
         """Relative L2 of a spec's output to the target."""
-        return distance(spec.run(self.inputs)[-self.target.shape[0] :], self.target)
+        output = spec.run(self.inputs)[-self.target.shape[0] :]
+        rows = slice(None) if self.rows is None else self.rows
+        return distance(output[rows], self.target[rows])
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -141,27 +159,28 @@ def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def _rank(bench: _Bench, variants: Iterable[Variant[Any]]) -> list[Finding]:
-    """Exact ones in the order in which they came (likeliest first); else the others by what they leave."""
-    exact: list[Finding] = []
-    partial: list[Finding] = []
+    """Those that reach the target, else those that come near; of equals the likelier, which came first."""
+    exact: dict[str, Finding] = {}
+    partial: dict[str, Finding] = {}
     for variant in variants:
         after = bench.error(variant.spec)
-        if after <= bench.reach:
-            exact.append(_finding(bench, variant, after))
+        finding = _finding(bench, variant, after)
+        if after <= bench.reach and after * LEAST_CUT <= bench.before:
+            exact.setdefault(finding.text, finding)
         elif after * CUT <= bench.before:
-            partial.append(_finding(bench, variant, after))
-    return exact or sorted(partial, key=lambda finding: finding.after)
+            partial.setdefault(finding.text, finding)
+    found = list((exact or partial).values())
+    alike = max(ALIKE * min((f.after for f in found), default=0.0), LEAST_FLOOR)
+    return sorted(found, key=lambda finding: 0.0 if finding.after <= alike else finding.after)
 
 
 def _finding(bench: _Bench, variant: Variant[Any], after: float) -> Finding:
     claim = variant.of_engine if bench.code else variant.of_original
-    figures = f"falls from {bench.before:.2g} to {after:.2g}"
+    figures = f"the difference falls from {bench.before:.2g} to {after:.2g}"
+    evidence = f"with {variant.change} {figures}"
     if bench.code:
-        evidence = (
-            f"the engine's weights with {variant.change} give what the engine gave (the difference {figures})"
-        )
-    else:
-        evidence = f"with {variant.change} the difference {figures}"
+        evidence = f"its weights and config give the original's output; with {variant.change} they give the "
+        evidence += f"engine's ({figures})"
     return Finding(claim.culprit, bench.before, after, f"{claim.text}: {evidence}")
 
 
@@ -175,6 +194,8 @@ def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
             yield from mlp_variants(bench.spec)
         case NormSpec():
             yield from norm_variants(bench.spec)
+        case SumSpec():
+            yield from sum_variants(bench.spec)
         case LayerSpec():
             yield from layer_variants(bench.spec, bench.config, tokens, number)
         case HeadSpec():
@@ -184,9 +205,11 @@ def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
 
 
 def _searched(bench: _Bench) -> Iterator[Variant[Any]]:
-    """One number of the stage, searched between bounds."""
+    """Numbers of the stage, searched between bounds or solved."""
     for make, low, high in _numbers(bench):
         yield best_number(make, low, high, bench.error)
+    if isinstance(bench.spec, SumSpec):
+        yield sum_variant(bench.spec, *solved_factors(bench.spec, bench.inputs, bench.target))
 
 
 Numbers = Iterator[tuple[Callable[[float], Variant[Any]], float, float]]
@@ -212,5 +235,4 @@ def _numbers(bench: _Bench) -> Numbers:
 
 def _solved(bench: _Bench) -> Iterator[Variant[Any]]:
     """Biases that the engine may have lost."""
-    if not bench.code:
-        yield from solved_biases(bench.spec, bench.inputs, bench.target)
+    yield from solved_biases(bench.spec, bench.inputs, bench.target)

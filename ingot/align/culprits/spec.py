@@ -233,6 +233,21 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class SumSpec:
+    """A branch joining the stream of hidden states: stream · residual + x · branch."""
+
+    name: str
+    of: Literal["attention", "mlp"]
+    stream: torch.Tensor
+    residual: float = 1.0
+    branch: float = 1.0
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """The branch's output [T, hidden] → the sum."""
+        return self.stream * self.residual + x * self.branch
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """Logits: (x · weightᵀ + bias) · scale."""
 
@@ -265,4 +280,4 @@ class EmbeddingSpec:
         return rows + self.places[(self.positions + self.shift).clamp(0, self.places.shape[0] - 1)]
 
 
-Spec = NormSpec | AttentionSpec | MlpSpec | LayerSpec | HeadSpec | EmbeddingSpec
+Spec = NormSpec | AttentionSpec | MlpSpec | SumSpec | LayerSpec | HeadSpec | EmbeddingSpec
