@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from ingot.align.culprits.spec import AttentionSpec, HeadSpec, MlpSpec, NormSpec, Spec, SumSpec
+from ingot.align.culprits.products import Products
+from ingot.align.culprits.spec import AttentionSpec, HeadSpec, MlpSpec, NormSpec, Spec, SumSpec, matrices, run
 from ingot.align.culprits.variant import Claim, SpecT, Variant
 
 GRID, NARROWINGS = 33, 45
@@ -67,7 +68,8 @@ def solved_biases(spec: Spec, inputs: torch.Tensor, target: torch.Tensor) -> Ite
     if inputs.shape[0] < FEWEST_TOKENS or inputs.shape[0] != target.shape[0]:
         return
     for names, culprit, tensor in _losable(spec):
-        found = _solve(spec, names, inputs, target)
+        is_last = names[0] in _LAST and len(names) == 1
+        found = (_shift if is_last else _solve)(spec, names, inputs, target)
         text = f"the bias {tensor} is missing, or not the original's"
         change = "a bias solved from three quarters of the tokens (judged by the others)"
         claim = Claim(f"{culprit}_missing", text)
@@ -103,11 +105,26 @@ _WEIGHTS = {
 }
 
 
+_LAST = ("output_bias", "down_bias", "bias")  # added at the very end: the mean of what is lacking
+
+
+def _seen(target: torch.Tensor) -> torch.Tensor:
+    """[T]: the tokens that are not held out."""
+    seen = torch.ones(target.shape[0], dtype=torch.bool, device=target.device)
+    seen[HELD_OUT] = False
+    return seen
+
+
+def _shift(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.Tensor) -> Any:
+    (name,) = names
+    lacking = (target - spec.run(inputs))[_seen(target)].mean(dim=0)
+    return replace(spec, **{name: _start(spec, name) + lacking})
+
+
 def _solve(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.Tensor) -> Any:
     """Least squares by L-BFGS in fp64, from the biases there are (or zeros), on tokens not held out."""
     wide = _double(spec)
-    seen = torch.ones(target.shape[0], dtype=torch.bool, device=target.device)
-    seen[HELD_OUT] = False
+    seen, products = _seen(target), Products(matrices(wide))
     x, wanted = inputs.double(), target.double()[seen]
     size = wanted.square().sum()
     with torch.enable_grad():
@@ -123,7 +140,7 @@ def _solve(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.
 
         def closure() -> torch.Tensor:
             solver.zero_grad()
-            loss = (replace(wide, **values).run(x)[seen] - wanted).square().sum() / size
+            loss = (run(replace(wide, **values), x, products)[seen] - wanted).square().sum() / size
             loss.backward()
             return loss
 

@@ -21,14 +21,13 @@ def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]
     """Rows of the QKV product, columns of the output product and the groups of GQA in other orders."""
     for text, rows in _row_orders(spec):
         for index in _and_back(rows):
-            bias = None if spec.qkv_bias is None else spec.qkv_bias[index]
             name = f"{spec.name}.qkv_proj"
-            changed = replace(spec, qkv=spec.qkv[index], qkv_bias=bias)
+            changed = replace(spec, rows=index)
             yield mirrored(changed, f"its rows taken as {text}", "head_order", _wrong(name))
     for text, columns in _column_orders(spec):
         for index in _and_back(columns):
             name = f"{spec.name}.o_proj"
-            changed = replace(spec, output=spec.output[:, index])
+            changed = replace(spec, columns=index)
             yield mirrored(changed, f"its columns taken as {text}", "head_order", _wrong(name))
     if 1 < spec.kv_heads < spec.heads:
         yield mirrored(

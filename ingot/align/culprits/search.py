@@ -25,6 +25,7 @@ from ingot.align.culprits.ids import STAGES, explain_ids
 from ingot.align.culprits.layer_variants import branch_variant, layer_variants, sum_variant, sum_variants
 from ingot.align.culprits.mlp_variants import mlp_variants
 from ingot.align.culprits.norm_variants import eps_variant, norm_variants
+from ingot.align.culprits.products import Products
 from ingot.align.culprits.read import read_stage
 from ingot.align.culprits.rope_variants import base_variant
 from ingot.align.culprits.spec import (
@@ -36,6 +37,8 @@ from ingot.align.culprits.spec import (
     NormSpec,
     Spec,
     SumSpec,
+    matrices,
+    run,
 )
 from ingot.align.culprits.variant import Variant
 from ingot.align.divergence import Divergence, Finding
@@ -115,6 +118,7 @@ class _Bench:
     code: bool
     embedding: torch.Tensor
     config: DecoderConfig
+    products: Products
     rows: slice | None = None
 
     @classmethod
@@ -130,13 +134,14 @@ class _Bench:
         if expected.shape != got.shape:
             return None
         reach = FLOORS * max(divergence.floor, LEAST_FLOOR)
-        unchanged = spec.run(inputs)[-expected.shape[0] :]
+        products = Products(matrices(spec))
+        unchanged = run(spec, inputs, products)[-expected.shape[0] :]
         honest = distance(unchanged, expected)
         code = honest <= reach and honest < distance(unchanged, got)
         target, other = (got, unchanged) if code else (expected, got)
         weight = model.embed_tokens.weight.float()
         before = distance(other, target)
-        return cls(divergence, spec, inputs, target, before, reach, code, weight, config)
+        return cls(divergence, spec, inputs, target, before, reach, code, weight, config, products)
 
     def held_out(self) -> _Bench:
         """The same, judged by the tokens that ``solved_biases`` does not see."""
@@ -145,7 +150,7 @@ class _Bench:
 
     def error(self, spec: Spec) -> float:
         """Relative L2 of a spec's output to the target."""
-        output = spec.run(self.inputs)[-self.target.shape[0] :]
+        output = run(spec, self.inputs, self.products)[-self.target.shape[0] :]
         rows = slice(None) if self.rows is None else self.rows
         return distance(output[rows], self.target[rows])
 

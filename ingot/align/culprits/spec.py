@@ -10,11 +10,14 @@ from one, and ``variants_*.py`` turn the knobs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
+
+from ingot.align.culprits.products import Product, plain
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "none"]
 Placement = Literal["pre", "post", "parallel", "normed_residual"]
@@ -91,7 +94,8 @@ class AttentionSpec:
 
     ``qkv`` is [q_size + 2 kv_size, hidden]: query heads, key heads, value heads. Query head h reads the key
     head h // (heads / kv_heads), or h mod kv_heads with ``cyclic_groups``. A query sees keys up to ``ahead``
-    positions after its own; ``window`` > 0 limits how far back.
+    positions after its own; ``window`` > 0 limits how far back. ``rows`` puts the rows of ``qkv`` and of
+    its bias in another order, ``columns`` those of the output's weight.
     """
 
     name: str
@@ -112,15 +116,19 @@ class AttentionSpec:
     causal: bool = True
     ahead: int = 0
     cyclic_groups: bool = False
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
 
     @property
     def sizes(self) -> list[int]:
         """Rows of queries, keys and values in ``qkv``."""
         return [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[S, hidden] → [S, hidden]."""
-        parts = F.linear(x, self.qkv, self.qkv_bias).split(self.sizes, dim=-1)
+        joined = product(x, self.qkv, self.qkv_bias)
+        joined = joined if self.rows is None else joined[:, self.rows]
+        parts = joined.split(self.sizes, dim=-1)
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         query = query if self.query_norm is None else self.query_norm.run(query)
         key = key if self.key_norm is None else self.key_norm.run(key)
@@ -134,8 +142,10 @@ class AttentionSpec:
         value = value.repeat(shape) if shape else value.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) * self.scale
         scores = scores.masked_fill(~self.visible(), float("-inf"))
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), value)
-        return F.linear(mixed.flatten(1), self.output, self.output_bias)
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(dim=-1), value).flatten(1)
+        if self.columns is not None:  # weight[:, columns] · mixed
+            mixed = torch.empty_like(mixed).index_copy(1, self.columns, mixed)
+        return product(mixed, self.output, self.output_bias)
 
     def visible(self) -> torch.Tensor:
         """[S, S]: whether a query (row) sees a key; a position that does not follow the last begins a new
@@ -169,19 +179,19 @@ class MlpSpec:
     activation: Activation
     on: Literal["gate", "up", "both", "product"] = "gate"
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[T, hidden] → [T, hidden]."""
-        inner = F.linear(x, self.up, self.up_bias)
+        inner = product(x, self.up, self.up_bias)
         if self.gate is None:
-            return F.linear(bend(inner, self.activation), self.down, self.down_bias)
-        gate = F.linear(x, self.gate, self.gate_bias)
+            return product(bend(inner, self.activation), self.down, self.down_bias)
+        gate = product(x, self.gate, self.gate_bias)
         if self.on in ("gate", "both"):
             gate = bend(gate, self.activation)
         if self.on in ("up", "both"):
             inner = bend(inner, self.activation)
-        product = gate * inner
-        product = bend(product, self.activation) if self.on == "product" else product
-        return F.linear(product, self.down, self.down_bias)
+        both = gate * inner
+        both = bend(both, self.activation) if self.on == "product" else both
+        return product(both, self.down, self.down_bias)
 
 
 def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -216,11 +226,11 @@ class LayerSpec:
     mlp_residual: float = 1.0
     mlp_branch: float = 1.0
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[S, hidden] → [S, hidden]."""
         normed = x if self.placement == "post" else self.input_norm.run(x)
         stream = normed if self.placement == "normed_residual" else x
-        branch = self.attention.run(normed) * self.attention_branch
+        branch = self.attention.run(normed, product) * self.attention_branch
         middle = stream * self.attention_residual + branch
         if self.placement == "post":
             middle = self.input_norm.run(middle)
@@ -228,7 +238,7 @@ class LayerSpec:
         if self.placement == "parallel":
             normed = self.post_norm.run(x)
         stream = normed if self.placement == "normed_residual" else middle
-        out = stream * self.mlp_residual + self.mlp.run(normed) * self.mlp_branch
+        out = stream * self.mlp_residual + self.mlp.run(normed, product) * self.mlp_branch
         return self.post_norm.run(out) if self.placement == "post" else out
 
 
@@ -256,9 +266,9 @@ class HeadSpec:
     bias: torch.Tensor | None
     scale: float = 1.0
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
+    def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[T, hidden] → [T, vocabulary]."""
-        return F.linear(x, self.weight, self.bias) * self.scale
+        return product(x, self.weight, self.bias) * self.scale
 
 
 @dataclass(frozen=True)
@@ -281,3 +291,19 @@ class EmbeddingSpec:
 
 
 Spec = NormSpec | AttentionSpec | MlpSpec | SumSpec | LayerSpec | HeadSpec | EmbeddingSpec
+Multiplying = AttentionSpec | MlpSpec | LayerSpec | HeadSpec  # stages with products
+
+
+def matrices(spec: Any) -> Iterator[torch.Tensor]:
+    """Every weight [out, in] of a spec and of the specs in it."""
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 2:
+            yield value
+        elif is_dataclass(value):
+            yield from matrices(value)
+
+
+def run(spec: Spec, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
+    """A spec's output, with ``product`` for its products."""
+    return spec.run(x, product) if isinstance(spec, Multiplying) else spec.run(x)
