@@ -21,7 +21,8 @@ from ingot.align.culprits.variant import Claim, SpecT, Variant
 
 GRID, NARROWINGS = 33, 45
 GOLDEN = (math.sqrt(5.0) - 1) / 2
-FIT_STEPS = 150
+FIT_STEPS, FIT_ROUNDS = 20, 8
+HOPEFUL = 0.25  # a fit goes on if its first round leaves no more than this of the squares
 FEWEST_TOKENS = 4
 HELD_OUT = slice(3, None, 4)  # tokens that a solved bias is judged by
 
@@ -142,9 +143,12 @@ def _solve(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.
             solver.zero_grad()
             loss = (run(replace(wide, **values), x, products)[seen] - wanted).square().sum() / size
             loss.backward()
-            return loss
+            return loss.detach()
 
-        solver.step(closure)
+        first = float(solver.step(closure))  # the loss before the round
+        for _ in range(FIT_ROUNDS - 1):
+            if float(solver.step(closure)) > HOPEFUL * first:
+                break
     return replace(spec, **{name: value.detach().to(inputs) for name, value in values.items()})
 
 
