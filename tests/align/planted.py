@@ -1,6 +1,7 @@
 """Bugs that ports really have, planted into a loaded engine.
 
-Owns the bugs and the culprit that ``align`` has to name for each. Knows nothing of how it is found.
+Owns the bugs and the culprit that ``align`` has to name for each. Patches are bound methods, so that a copy
+of a module is as wrong as the module. Knows nothing of how a bug is found.
 
     plant(llm, "rope_twice")    # a layer's bug goes into the last layer
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from ingot import LLM
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.mlp import GatedMLP
 from ingot.layers.rotary import RotaryTable
 from tests.align.plain_attention import Plant, attending
 
@@ -153,8 +156,10 @@ def _bent(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
     """Another arithmetic between gate, up and the down product."""
 
     def put(model: Decoder, layer: DecoderLayer) -> None:
-        mlp = layer.mlp
-        mlp.activate = lambda x, tiles=None: make(*mlp.gate_up_proj(x).chunk(2, dim=-1))
+        def activate(mlp: GatedMLP, x: torch.Tensor, tiles: object = None) -> torch.Tensor:
+            return make(*mlp.gate_up_proj(x).chunk(2, dim=-1))
+
+        layer.mlp.activate = MethodType(activate, layer.mlp)
 
     return put
 
@@ -173,26 +178,25 @@ def _norm_eps(eps: float) -> Plant:
     return put
 
 
-def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
-    norm = layer.input_layernorm
+Normed = tuple[torch.Tensor, torch.Tensor]
 
-    def forward(x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+
+def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
+    def forward(norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
         total = x if residual is None else x + residual
         if hasattr(norm, "bias"):
             return F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps), total
         return F.layer_norm(total, total.shape[-1:], norm.weight, None, norm.eps), total
 
-    norm.forward = forward
+    layer.input_layernorm.forward = MethodType(forward, layer.input_layernorm)
 
 
 def _norm_missing(model: Decoder, layer: DecoderLayer) -> None:
-    norm = layer.post_attention_layernorm
-
-    def forward(x: torch.Tensor, residual: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
         total = x if residual is None else x + residual
         return total, total
 
-    norm.forward = forward
+    layer.post_attention_layernorm.forward = MethodType(forward, layer.post_attention_layernorm)
 
 
 def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
@@ -249,23 +253,13 @@ def _window(window: int) -> Plant:
 
 def _late_positions(model: Decoder, layer: DecoderLayer) -> None:
     """RoPE of tokens in cached steps is one position ahead."""
-    attention, place = layer.self_attn, layer.self_attn.place
 
-    def shifted(qkv, batch, cache, rope, tiles=None):  # type: ignore[no-untyped-def]
+    def place(attention, qkv, batch, cache, rope, tiles=None):  # type: ignore[no-untyped-def]
         if batch.max_query_len == 1:
             batch = replace(batch, rope_rows=batch.rope_rows + 1)
-        return place(qkv, batch, cache, rope, tiles)
+        return Attention.place(attention, qkv, batch, cache, rope, tiles)
 
-    attention.place = shifted
-
-
-def _learned_positions(shift: int | None) -> Plant:
-    def put(model: Decoder, layer: DecoderLayer) -> None:
-        assert model.embed_positions is not None
-        weight = model.embed_positions.weight
-        weight.copy_(torch.zeros_like(weight) if shift is None else weight.roll(shift, 0).clone())
-
-    return put
+    layer.self_attn.place = MethodType(place, layer.self_attn)
 
 
 def _positions_not_added(model: Decoder, layer: DecoderLayer) -> None:
