@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ingot.cli.align import align
 from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
@@ -62,8 +63,10 @@ class Verbs(TyperGroup):
 
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
-    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different"."""
-    if verb == "diff" or isinstance(error, NoSuchPathError):
+    """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
+    "different".
+    """
+    if verb in ("diff", "align") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -98,7 +101,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff, align):
     app.command()(verb)
 app.add_typer(bench)
 

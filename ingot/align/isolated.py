@@ -1,0 +1,135 @@
+"""One module of the engine run on the reference's input.
+
+Owns the way from a stage's name to a call of our module with a scratch cache. What comes out differs from the
+reference by this module alone, whatever happened before it. Knows no verdict.
+
+    got = Isolated(llm.engine.model, dtype, device, reference).run(step=0, stage="layers.3.mlp")
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.align.stages import StageFile, kind_of, layer_of
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.decoder import Decoder, DecoderLayer
+
+_BLOCK = 64
+
+
+class Isolated:
+    """Runs an engine's modules on inputs from a file of stages."""
+
+    def __init__(
+        self, model: Decoder, dtype: torch.dtype, device: torch.device, reference: StageFile
+    ) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.device = device
+        self.reference = reference
+
+    @torch.inference_mode()
+    def run(self, step: int, stage: str) -> torch.Tensor | None:
+        """The module's output for the step's tokens, on the host; None where the file lacks its input."""
+        layer = layer_of(stage)
+        found = self._outside(step, stage) if layer is None else self._inside(step, layer, kind_of(stage))
+        return None if found is None else found.to("cpu")
+
+    def inputs(self, step: int, stage: str) -> torch.Tensor | None:
+        """The reference's input of the stage's module, as the file has it; token ids for the embedding."""
+        layer, kind = layer_of(stage), kind_of(stage)
+        if kind == "attention":
+            return self.reference.so_far(step, f"layers.{layer}.input_norm")
+        if stage == "embedding":
+            return torch.tensor(self.reference.ids(step))
+        return self.reference.get(step, self._source(stage))
+
+    def _source(self, stage: str) -> str:
+        """The stage that a module reads."""
+        layer = layer_of(stage)
+        if layer is None:
+            last = f"layers.{len(self.model.layers) - 1}.output"
+            return {"final_norm": last, "logits": "final_norm"}[stage]
+        before = "embedding" if layer == 0 else f"layers.{layer - 1}.output"
+        names = {"input_norm": before, "residual": "attention", "post_norm": "residual"}
+        name = (names | {"mlp": "post_norm", "output": "mlp"})[kind_of(stage)]
+        return name if name == before else f"layers.{layer}.{name}"
+
+    def _outside(self, step: int, stage: str) -> torch.Tensor | None:
+        model = self.model
+        if stage == "embedding":
+            ids = torch.tensor(self.reference.ids(step), device=self.device)
+            return model.embed(ids, self._positions(step))
+        x = self._get(step, self._source(stage))
+        if x is None:
+            return None
+        return model.norm(x)[0] if stage == "final_norm" else model.logits(x)
+
+    def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
+        layer = self.model.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        x = self._given(self.inputs(step, f"layers.{index}.{kind}"))
+        if x is None:
+            return None
+        if kind == "attention":
+            return self._attention(layer, x, step)
+        if kind == "mlp":
+            return layer.mlp(x)
+        if kind == "input_norm":
+            return layer.input_layernorm(x)[0]
+        if kind == "post_norm":
+            return layer.post_attention_layernorm(x)[0]
+        return self._joined(step, index, kind, x)
+
+    def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
+        """The stream after a branch joins it, which the norm behind the branch computes."""
+        name = (
+            self._source(f"layers.{index}.input_norm") if kind == "residual" else f"layers.{index}.residual"
+        )
+        stream = self._get(step, name)
+        if stream is None:
+            return None
+        layers = self.model.layers
+        if kind == "residual":
+            return layers[index].post_attention_layernorm(branch, stream)[1]  # type: ignore[operator]
+        norm = layers[index + 1].input_layernorm if index + 1 < len(layers) else self.model.norm
+        return norm(branch, stream)[1]  # type: ignore[operator]
+
+    def _attention(self, layer: DecoderLayer, hidden: torch.Tensor, step: int) -> torch.Tensor:
+        """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
+        config, start, end = self.model.config, self.reference.start(step), hidden.shape[0]
+        shape = (-(-end // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
+        cache = LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape))
+        rope = None if self.model.rotary is None else self.model.rotary.table
+        if start:
+            layer.self_attn(hidden[:start], self._batch(0, start), cache, rope)
+        return layer.self_attn(hidden[start:], self._batch(start, end), cache, rope)
+
+    def _batch(self, start: int, end: int) -> ForwardBatch:
+        """Tokens [start, end) of one request."""
+        device = self.device
+        positions = torch.arange(start, end, device=device)
+        offset = self.model.rope_offset(len(self.reference.ids(0)))
+        return ForwardBatch(
+            input_ids=torch.zeros_like(positions),
+            positions=positions,
+            rope_rows=positions + offset,
+            slot_mapping=positions,
+            block_tables=torch.arange(-(-end // _BLOCK), device=device, dtype=torch.int32)[None],
+            query_start=torch.tensor([0, end - start], device=device, dtype=torch.int32),
+            seq_lens=torch.tensor([end], device=device, dtype=torch.int32),
+            logits_indices=positions[:0],
+            max_query_len=end - start,
+            max_seq_len=end,
+            num_decodes=int(end - start == 1),
+        )
+
+    def _positions(self, step: int) -> torch.Tensor:
+        start = self.reference.start(step)
+        return torch.arange(start, start + len(self.reference.ids(step)), device=self.device)
+
+    def _get(self, step: int, stage: str) -> torch.Tensor | None:
+        return self._given(self.reference.get(step, stage))
+
+    def _given(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(self.device, self.dtype)

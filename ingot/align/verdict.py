@@ -1,0 +1,196 @@
+"""Where an engine leaves the original, judged against noise.
+
+Owns the limit of every stage, the comparison stage by stage, and the choice of the first bad one. Knows no
+model class, no terminal.
+
+    rows = compare_case(0, run, engine_file, isolated, eps=torch.finfo(torch.float16).eps)
+    first = first_bad(rows)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.align.divergence import Divergence
+from ingot.align.isolated import Isolated
+from ingot.align.measure import Difference, LogitsDifference, Statistics, measure, measure_logits, statistics
+from ingot.align.reference import ReferenceRun
+from ingot.align.stages import StageFile, layer_of, stage_names
+
+# Two runs that round independently differ by sqrt(2) floors; another order of sums and roundings in other
+# places cost up to twice the floor in the clean engines measured (docs/align.md). A bug is far above both.
+MULTIPLE = 4.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of one step of one case.
+
+    Attributes:
+        difference: of the engine, run as a whole, from the reference.
+        alone: of the stage's module run on the reference's input; None where the input is not recorded.
+        floor: relative L2 between two runs of the reference that differ by rounding.
+        limit: ``MULTIPLE`` floors and one unit of the engine's rounding.
+    """
+
+    case: int
+    step: int
+    stage: str
+    difference: Difference
+    alone: Difference | None
+    floor: float
+    limit: float
+    logits: LogitsDifference | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the engine is beyond the limit here, whatever brought it there."""
+        return not self.difference.relative <= self.limit
+
+    @property
+    def is_wrong_alone(self) -> bool:
+        """Whether this module, given the right input, is beyond the limit."""
+        return self.alone is not None and not self.alone.relative <= self.limit
+
+
+@dataclass(frozen=True)
+class GreedyRow:
+    """The greedy id after one step. ``is_bad``: another one, by more than noise can move the logits."""
+
+    case: int
+    step: int
+    expected: int
+    got: int
+    gap: float
+    is_bad: bool
+
+
+@dataclass(frozen=True)
+class FirstBad:
+    """The first bad stage: its row, whether its module is wrong by itself, both tensors' statistics."""
+
+    row: Row
+    alone: bool
+    expected: Statistics
+    got: Statistics
+    position: int
+    expected_value: float
+    got_value: float
+
+
+def compare_case(
+    case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float
+) -> list[Row]:
+    """Every stage that both sides have, in order."""
+    names = stage_names(run.expected.num_layers)
+    floors = {name: _floor(run.noise, name) for name in names}
+    return list(_rows(case, run, engine, isolated, floors, eps))
+
+
+def _rows(
+    case: int,
+    run: ReferenceRun,
+    engine: StageFile,
+    isolated: Isolated,
+    floors: dict[str, tuple[float, float]],
+    eps: float,
+) -> Iterator[Row]:
+    for step in range(run.expected.steps + 1):
+        for stage, (floor, _) in floors.items():
+            expected, got = run.expected.get(step, stage), engine.get(step, stage)
+            if expected is None or got is None:
+                continue
+            alone = isolated.run(step, stage)
+            yield Row(
+                case,
+                step,
+                stage,
+                measure(expected, got),
+                None if alone is None else measure(expected, alone),
+                floor,
+                MULTIPLE * floor + eps,
+                measure_logits(expected, got) if stage == "logits" else None,
+            )
+
+
+def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
+    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps, since one
+    step of one token may round luckily.
+    """
+    relative = max_abs = 0.0
+    for step in range(noise[0].steps + 1):
+        a, b = noise[0].get(step, stage), noise[1].get(step, stage)
+        if a is not None and b is not None:
+            found = measure(a, b)
+            if math.isfinite(found.relative):
+                relative, max_abs = max(relative, found.relative), max(max_abs, found.max_abs)
+    return relative, max_abs
+
+
+def compare_greedy(
+    case: int, run: ReferenceRun, engine: StageFile, choices: Sequence[int], eps: float
+) -> list[GreedyRow]:
+    """Greedy ids after each step. Another id is noise where the reference's logits of the two are closer
+    than both can move.
+    """
+    _, floor = _floor(run.noise, "logits")
+    rows = []
+    for step, (expected, got) in enumerate(zip(run.choices, choices, strict=True)):
+        logits = run.expected.get(step, "logits")
+        gap = 0.0
+        limit = math.inf
+        if logits is not None:
+            last = logits[-1].double()
+            gap = float(last[expected] - last[got])
+            limit = 2 * (MULTIPLE * floor + eps * float(last.abs().max()))
+        rows.append(GreedyRow(case, step, expected, got, gap, expected != got and gap > limit))
+    return rows
+
+
+def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
+    """The row to name, and whether its module is wrong by itself.
+
+    A module that is wrong on the reference's own input comes first: what is bad before it has only grown.
+    Where no module is, the first stage at which the engine as a whole is beyond the limit.
+    """
+    alone = next((row for row in rows if row.is_wrong_alone), None)
+    if alone is not None:
+        return alone, True
+    bad = next((row for row in rows if row.is_bad), None)
+    return None if bad is None else (bad, False)
+
+
+def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated) -> FirstBad:
+    """Both tensors of the first bad stage."""
+    expected, got = _pair(row, alone, run, engine, isolated)
+    where = row.alone if alone and row.alone is not None else row.difference
+    a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
+    position = run.expected.start(row.step) + where.token
+    return FirstBad(row, alone, statistics(expected), statistics(got), position, float(a), float(b))
+
+
+def divergence_of(
+    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
+) -> Divergence | None:
+    """The evidence for the search for the cause; None where the module's input is not recorded."""
+    inputs = isolated.inputs(row.step, row.stage)
+    if inputs is None:
+        return None
+    expected, got = _pair(row, alone, run, engine, isolated)
+    start = run.expected.start(row.step)
+    positions = torch.arange(start, start + len(expected))
+    return Divergence(row.stage, layer_of(row.stage), row.step, positions, inputs, expected, got, row.limit)
+
+
+def _pair(
+    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
+) -> tuple[torch.Tensor, torch.Tensor]:
+    expected = run.expected.get(row.step, row.stage)
+    got = isolated.run(row.step, row.stage) if alone else engine.get(row.step, row.stage)
+    assert expected is not None
+    assert got is not None
+    return expected, got
