@@ -8,17 +8,23 @@ reference by this module alone, whatever happened before it. Knows no verdict.
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 import torch
+from torch import nn
 
 from ingot.align.stages import StageFile, kind_of, layer_of
+from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 
 _BLOCK = 64
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class Isolated:
-    """Runs an engine's modules on inputs from a file of stages."""
+    """Runs an engine's modules on inputs from a file of stages, in their own dtype or in fp32 copies."""
 
     def __init__(
         self, model: Decoder, dtype: torch.dtype, device: torch.device, reference: StageFile
@@ -27,6 +33,13 @@ class Isolated:
         self.dtype = dtype
         self.device = device
         self.reference = reference
+        self._own = dtype
+
+    def widened(self) -> Isolated:
+        """The same modules computing in fp32, each copied when it runs."""
+        wide = Isolated(self.model, self.dtype, self.device, self.reference)
+        wide.dtype = torch.float32
+        return wide
 
     @torch.inference_mode()
     def run(self, step: int, stage: str) -> torch.Tensor | None:
@@ -63,7 +76,7 @@ class Isolated:
         x = self._get(step, self._source(stage))
         if x is None:
             return None
-        return model.norm(x)[0] if stage == "final_norm" else model.logits(x)
+        return self._cast(model.norm)(x)[0] if stage == "final_norm" else self._cast(model.lm_head)(x)
 
     def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
         layer = self.model.layers[index]
@@ -72,13 +85,13 @@ class Isolated:
         if x is None:
             return None
         if kind == "attention":
-            return self._attention(layer, x, step)
+            return self._attention(self._cast(layer.self_attn), x, step)
         if kind == "mlp":
-            return layer.mlp(x)
+            return self._cast(layer.mlp)(x)
         if kind == "input_norm":
-            return layer.input_layernorm(x)[0]
+            return self._cast(layer.input_layernorm)(x)[0]
         if kind == "post_norm":
-            return layer.post_attention_layernorm(x)[0]
+            return self._cast(layer.post_attention_layernorm)(x)[0]
         return self._joined(step, index, kind, x)
 
     def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
@@ -89,21 +102,26 @@ class Isolated:
         stream = self._get(step, name)
         if stream is None:
             return None
-        layers = self.model.layers
+        layers, norm = self.model.layers, self.model.norm
         if kind == "residual":
-            return layers[index].post_attention_layernorm(branch, stream)[1]  # type: ignore[operator]
-        norm = layers[index + 1].input_layernorm if index + 1 < len(layers) else self.model.norm
-        return norm(branch, stream)[1]  # type: ignore[operator]
+            norm = layers[index].post_attention_layernorm  # type: ignore[assignment]
+        elif index + 1 < len(layers):
+            norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
+        return self._cast(norm)(branch, stream)[1]
 
-    def _attention(self, layer: DecoderLayer, hidden: torch.Tensor, step: int) -> torch.Tensor:
+    def _cast(self, module: _Module) -> _Module:
+        """The module itself, or a copy in fp32."""
+        return module if self.dtype == self._own else copy.deepcopy(module).to(self.dtype)
+
+    def _attention(self, attention: Attention, hidden: torch.Tensor, step: int) -> torch.Tensor:
         """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
         config, start, end = self.model.config, self.reference.start(step), hidden.shape[0]
         shape = (-(-end // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
         cache = LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape))
         rope = None if self.model.rotary is None else self.model.rotary.table
         if start:
-            layer.self_attn(hidden[:start], self._batch(0, start), cache, rope)
-        return layer.self_attn(hidden[start:], self._batch(start, end), cache, rope)
+            attention(hidden[:start], self._batch(0, start), cache, rope)
+        return attention(hidden[start:], self._batch(start, end), cache, rope)
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
         """Tokens [start, end) of one request."""

@@ -105,7 +105,7 @@ def verdict_text(report: Report) -> str:
 
 def why_text(first: FirstBad) -> str:
     """What the first bad stage says about its module."""
-    limit = f"limit {first.row.limit:.2e}"
+    limit = f"limit {first.row.alone_limit if first.alone else first.row.limit:.2e}"
     if first.alone and first.row.alone is not None:
         return (
             f"The module is wrong by itself: on the reference's own input it is off by "

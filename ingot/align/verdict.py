@@ -34,7 +34,9 @@ class Row:
         difference: of the engine, run as a whole, from the reference.
         alone: of the stage's module run on the reference's input; None where the input is not recorded.
         floor: relative L2 between two runs of the reference that differ by rounding.
-        limit: ``MULTIPLE`` floors and one unit of the engine's rounding.
+        alone_floor: the same of the engine's module alone, in its dtype and in fp32; ``floor`` for an engine
+            in fp32.
+        eps: one unit of the engine's rounding.
     """
 
     case: int
@@ -43,8 +45,19 @@ class Row:
     difference: Difference
     alone: Difference | None
     floor: float
-    limit: float
+    alone_floor: float
+    eps: float
     logits: LogitsDifference | None = None
+
+    @property
+    def limit(self) -> float:
+        """What counts as noise: ``MULTIPLE`` floors and one unit of rounding."""
+        return MULTIPLE * self.floor + self.eps
+
+    @property
+    def alone_limit(self) -> float:
+        """The same for the module alone."""
+        return MULTIPLE * self.alone_floor + self.eps
 
     @property
     def is_bad(self) -> bool:
@@ -54,7 +67,7 @@ class Row:
     @property
     def is_wrong_alone(self) -> bool:
         """Whether this module, given the right input, is beyond the limit."""
-        return self.alone is not None and not self.alone.relative <= self.limit
+        return self.alone is not None and not self.alone.relative <= self.alone_limit
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,7 @@ def _rows(
     floors: dict[str, tuple[float, float]],
     eps: float,
 ) -> Iterator[Row]:
+    wide = None if isolated.dtype == torch.float32 else isolated.widened()
     for step in range(run.expected.steps + 1):
         for stage, (floor, _) in floors.items():
             expected, got = run.expected.get(step, stage), engine.get(step, stage)
@@ -112,7 +126,8 @@ def _rows(
                 measure(expected, got),
                 None if alone is None else measure(expected, alone),
                 floor,
-                MULTIPLE * floor + eps,
+                floor if wide is None else _alone_floor(wide, step, stage, alone, floor),
+                eps,
                 measure_logits(expected, got) if stage == "logits" else None,
             )
 
@@ -129,6 +144,14 @@ def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float
             if math.isfinite(found.relative):
                 relative, max_abs = max(relative, found.relative), max(max_abs, found.max_abs)
     return relative, max_abs
+
+
+def _alone_floor(wide: Isolated, step: int, stage: str, alone: torch.Tensor | None, floor: float) -> float:
+    """The module's rounding alone, which is below what has gathered up to it."""
+    exact = None if alone is None else wide.run(step, stage)
+    if exact is None or alone is None:
+        return floor
+    return min(floor, measure(exact, alone).relative)
 
 
 def compare_greedy(
@@ -183,7 +206,16 @@ def divergence_of(
     expected, got = _pair(row, alone, run, engine, isolated)
     start = run.expected.start(row.step)
     positions = torch.arange(start, start + len(expected))
-    return Divergence(row.stage, layer_of(row.stage), row.step, positions, inputs, expected, got, row.limit)
+    return Divergence(
+        row.stage,
+        layer_of(row.stage),
+        row.step,
+        positions,
+        inputs,
+        expected,
+        got,
+        row.alone_limit if alone else row.limit,
+    )
 
 
 def _pair(

@@ -177,8 +177,8 @@ def _worst(rows: list[Row]) -> list[Row]:
 
 
 def _share(row: Row) -> float:
-    values = [row.difference.relative, row.alone.relative if row.alone is not None else 0.0]
-    return max(values) / row.limit
+    alone = 0.0 if row.alone is None else row.alone.relative
+    return max(row.difference.relative / row.limit, alone / row.alone_limit)
 
 
 def _logits_text(row: Row) -> str:
