@@ -9,12 +9,13 @@ Knows no reference and no verdict.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ingot.align.stages import OWN_NAMES
 from ingot.align.trace import TraceWriter
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
@@ -44,12 +45,20 @@ class _Pieces:
 
 
 def record_engine(
-    llm: LLM, path: Path, ids: Sequence[int], steps: int, forced: Sequence[int] | None = None
+    llm: LLM,
+    path: Path,
+    ids: Sequence[int],
+    steps: int,
+    forced: Sequence[int] | None = None,
+    *,
+    as_served: bool = False,
 ) -> list[int]:
     """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
 
     Args:
         forced: tokens to feed after the prompt; None: the greedy choices.
+        as_served: run as requests do, with fused kernels and CUDA graphs where there are any; only the logits
+            of each step's last token are written.
 
     Returns:
         The greedy choices after the prompt and after each step, ``steps + 1`` of them.
@@ -60,12 +69,12 @@ def record_engine(
     executor = llm.executor
     checked = _fitting(llm, ids, steps)
     request = executor.admission.request(_NAME, checked, SamplingParams(max_new_tokens=None), 0)
-    request.all_logits = True
+    request.all_logits = not as_served
     writer, pieces = TraceWriter(path), _Pieces()
     choices: list[int] = []
     try:
         executor.scheduler.add(request)
-        with llm.tap("norm"), _hooks(llm.engine.model, pieces), on_device(llm.engine.device):
+        with nullcontext() if as_served else _by_module(llm, pieces), on_device(llm.engine.device):
             for step in range(steps + 1):
                 fed = request.tokens(request.num_computed, request.num_tokens)
                 writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
@@ -73,6 +82,7 @@ def record_engine(
                 pieces.flush(writer, step)
                 request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
         writer.metadata["dtype"] = str(llm.engine.dtype).removeprefix("torch.")
+        writer.metadata["names"] = OWN_NAMES
         writer.metadata["model"] = llm.engine.manifest.model.architecture
     except BaseException:
         writer.abandon()
@@ -103,8 +113,16 @@ def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
         batch = executor.scheduler.schedule()
         logits = executor.runner.run(batch)
         executor.scheduler.computed(batch)
-        pieces.add("logits", logits)
+        if len(logits):
+            pieces.add("logits", logits)
     return int(logits[-1].float().argmax())
+
+
+@contextmanager
+def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
+    """Every module is called, and its output kept, while the block runs."""
+    with llm.tap("norm"), _hooks(llm.engine.model, pieces):
+        yield
 
 
 @contextmanager

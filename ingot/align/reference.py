@@ -52,11 +52,13 @@ class Reference(ABC):
 
     Attributes:
         name: what reports call it.
+        checkpoint: its folder; of a trace, the file.
         noise_name: what its noise is measured between.
     """
 
     name: str
     noise_name: str
+    checkpoint: Path
 
     @abstractmethod
     def record(
@@ -149,6 +151,7 @@ class Trace(Reference):
 
     def __init__(self, path: Path, engine: str, device: torch.device) -> None:
         self.file = StageFile(path)
+        self.checkpoint = path
         self.engine = engine
         self.device = device
         model = self.file.metadata.get("model", "a model")

@@ -14,7 +14,7 @@ import jinja2
 
 from ingot.align.session import Report
 from ingot.align.texts import TextCheck
-from ingot.align.verdict import FirstBad, GreedyRow, Row
+from ingot.align.verdict import SERVED, FirstBad, GreedyRow, Row
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>ingot align: {{ r.engine }}</title>
@@ -111,6 +111,11 @@ def why_text(first: FirstBad) -> str:
             f"The module is wrong by itself: on the reference's own input it is off by "
             f"{first.row.alone.relative:.2e} ({limit})."
         )
+    if first.row.stage == SERVED:
+        return (
+            f"Module by module the engine is within its limits, but computed as requests are it is off by "
+            f"{first.row.difference.relative:.2e} ({limit}): a kernel or a graph that only serving uses."
+        )
     return (
         f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module is beyond "
         "its limit when it is given the reference's input: small differences add up to this."
@@ -154,7 +159,8 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 
 def _row(row: Row) -> dict[str, Any]:
-    return asdict(row) | {"bad": row.is_bad, "wrong_alone": row.is_wrong_alone}
+    limits = {"limit": row.limit, "alone_limit": row.alone_limit}
+    return asdict(row) | limits | {"bad": row.is_bad, "wrong_alone": row.is_wrong_alone}
 
 
 def _case(report: Report, index: int) -> dict[str, Any]:

@@ -21,32 +21,26 @@ import torch
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
 from ingot.align.precision import noisy
-from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference
+from ingot.align.reference import ReferenceRun, open_reference
 from ingot.align.stages import StageFile
-from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
+from ingot.align.target import check_fit, check_same_model, find_target, make_cases
+from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
+    SERVED,
     FirstBad,
     GreedyRow,
     Row,
     compare_case,
     compare_greedy,
+    compare_served,
     divergence_of,
     first_bad,
     look_at,
 )
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
-from ingot.config.runtime import RuntimeConfig
-from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.builder import build_config
-from ingot.engine.loader import compute_dtype
-from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts, read_engine_text, read_text_parts
-from ingot.errors import CheckpointError, RequestError
+from ingot.device import dtype_name, resolve_device
+from ingot.errors import RequestError
 from ingot.llm import LLM
 
-DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
 DEFAULT_STEPS = 4
 CULPRITS = "ingot.align.culprits"
 Progress = Callable[[str], None]
@@ -103,17 +97,6 @@ class Report:
         return "greedy ids" if self.bad_greedy else None
 
 
-@dataclass(frozen=True)
-class _Target:
-    """What is known of an engine before its weights are read."""
-
-    path: str
-    text: TextParts
-    weights: torch.dtype
-    compute: torch.dtype
-    layers: tuple[int, ...] | None
-
-
 def align(
     engine: str | Path,
     reference: str | Path,
@@ -144,80 +127,22 @@ def align(
     if steps is not None and steps < 0:
         raise RequestError("steps must be at least 0", seen=steps, fix="--steps")
     place = resolve_device(device)
-    target = _target(str(engine), place, dtype)
-    source = open_reference(str(reference), original, target.path, place, target.layers)
-    cases, steps = _cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
+    target = find_target(str(engine), place, dtype)
+    source = open_reference(str(reference), original, target.path, place, target.build.layers)
+    check_same_model(target, source)
+    cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
+    for case in cases:
+        check_fit(target, case, steps)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
         progress("running the reference")
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
         progress("running the engine")
-        llm = LLM(
-            target.path,
-            str(place),
-            compute_dtype=dtype_name(target.compute),
-            runtime=RuntimeConfig(cuda_graphs=False),
-        )
-        _check_shapes(llm, runs[0].expected)
+        llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute))
         found = _compare(llm, folder, cases, runs, steps, progress)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
     return Report(*described, cases, *found)
-
-
-def _target(path: str, device: torch.device, dtype: str) -> _Target:
-    folder = Path(path)
-    if is_engine(folder):
-        manifest = Manifest.read(folder)
-        build, text = manifest.build, read_engine_text(folder, manifest)
-        compute = compute_dtype(manifest, device, dtype)
-    else:
-        folder = resolve_checkpoint(path)
-        with open_checkpoint(folder) as source:
-            build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-            text = read_text_parts(source)
-        own = torch.float32 if device.type == "cpu" else parse_dtype(build.dtype)
-        compute = own if dtype == "auto" else parse_dtype(dtype)
-    return _Target(str(folder), text, parse_dtype(build.dtype), compute, build.layers)
-
-
-def _cases(
-    target: _Target, source: Reference, prompts: Sequence[PromptGiven], steps: int
-) -> tuple[list[Case], int]:
-    if isinstance(source, Trace):
-        if target.layers is not None and target.layers[0] > 0:
-            raise CheckpointError("a trace of the whole model, but the engine leaves out the first layers")
-        return [_traced_case(target, source, prompts)], source.file.steps
-    folder = getattr(source, "checkpoint", None)
-    texts = None if folder is None else open_original_text(folder)
-    if not prompts and target.text.tokenizer is None:
-        raise RequestError("the engine has no tokenizer, so there is no default prompt", fix="--ids")
-    return [make_case(target.text, prompt, texts) for prompt in prompts or [DEFAULT_PROMPT]], steps
-
-
-def _traced_case(target: _Target, source: Trace, prompts: Sequence[PromptGiven]) -> Case:
-    """The trace's ids; a prompt given beside it is checked against them."""
-    ids = source.file.ids(0)
-    text = source.file.metadata.get("prompt")
-    if len(prompts) > 1:
-        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", fix="--prompt")
-    given = prompts[0] if prompts else text
-    if given is None or (not prompts and target.text.tokenizer is None):
-        return Case("the trace's prompt", ids)
-    case = make_case(target.text, given, None)
-    return Case(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))
-
-
-def _check_shapes(llm: LLM, expected: StageFile) -> None:
-    """Refuse a reference of another model."""
-    config = llm.engine.manifest.model
-    if expected.num_layers != config.num_layers:
-        raise CheckpointError(
-            "the reference is another model, or its trace leaves out attentions",
-            seen=f"{expected.num_layers} layers with an attention",
-            allowed=f"the engine's {config.num_layers}",
-            fix="--reference",
-        )
 
 
 def _compare(
@@ -233,19 +158,22 @@ def _compare(
     engine, eps = llm.engine, torch.finfo(llm.engine.dtype).eps
     first, findings = None, []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
-        path = folder / f"engine-{i}.safetensors"
-        choices = record_engine(llm, path, case.ids, steps, run.forced)
+        paths = [folder / f"{kind}-{i}.safetensors" for kind in ("engine", "served")]
+        record_engine(llm, paths[0], case.ids, steps, run.forced)
+        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True)
         progress(f"comparing {i + 1}/{len(cases)}")
-        got = StageFile(path)
+        got, served = StageFile(paths[0]), StageFile(paths[1])
         isolated = Isolated(engine.model, engine.dtype, engine.device, run.expected)
-        own = compare_case(i, run, got, isolated, eps)
+        own = [*compare_case(i, run, got, isolated, eps), *compare_served(i, run, served, eps)]
         rows += own
-        greedy += compare_greedy(i, run, got, choices, eps)
+        greedy += compare_greedy(i, run, choices, eps)
         bad = first_bad(own) if first is None else None
         if bad is not None:
-            first = look_at(*bad, run, got, isolated)
-            progress("testing causes")
-            findings = _explain(llm, divergence_of(*bad, run, got, isolated))
+            side = served if bad[0].stage == SERVED else got
+            first = look_at(*bad, run, side, isolated)
+            if side is got:
+                progress("testing causes")
+                findings = _explain(llm, divergence_of(*bad, run, got, isolated))
     return rows, greedy, first, findings
 
 

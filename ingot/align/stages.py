@@ -8,8 +8,7 @@ Owns the stages' names and the module names of known classes behind them. Knows 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from ingot.align.trace import FORMAT
 from ingot.errors import CheckpointError, NoSuchPathError
 
+OWN_NAMES = "stages"  # metadata of a file whose keys are our stages'
 LAYER_STAGES = ("input_norm", "attention", "residual", "post_norm", "mlp", "output")
 LLAMA_NAMES = {
     "input_norm": "input_layernorm",
@@ -43,10 +43,10 @@ _FAMILIES = (
 )
 
 
-def stage_names(num_layers: int) -> list[str]:
-    """Every stage of a step, in order."""
+def stage_names(num_layers: int, features: Sequence[str] = ()) -> list[str]:
+    """Every stage of a step, in order; ``features`` are those of images and audio, before the embedding."""
     inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in LAYER_STAGES]
-    return ["embedding", *inner, "final_norm", "logits"]
+    return [*features, "embedding", *inner, "final_norm", "logits"]
 
 
 def layer_of(stage: str) -> int | None:
@@ -162,7 +162,7 @@ class StageFile:
 
     def _find_names(self) -> dict[str, str]:
         """Stage → key behind the step."""
-        if "0/embedding" in self._keys:
+        if self.metadata.get("names") == OWN_NAMES:
             return {}
         for layers, embedding, norm, names in _FAMILIES:
             first = f"{layers}.0.{names['input_norm']}"
@@ -212,8 +212,3 @@ def _no_trace(path: Path, why: object) -> CheckpointError:
         allowed="a file that `python -m ingot.align.trace` writes",
         fix="--reference",
     )
-
-
-def decode_json(metadata: dict[str, str], key: str) -> Any:
-    """A JSON value of the metadata; None where there is none."""
-    return json.loads(metadata[key]) if key in metadata else None

@@ -24,6 +24,7 @@ from ingot.align.stages import StageFile, layer_of, stage_names
 # Two runs that round independently differ by sqrt(2) floors; another order of sums and roundings in other
 # places cost up to twice the floor in the clean engines measured (docs/align.md). A bug is far above both.
 MULTIPLE = 4.0
+SERVED = "served logits"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,19 @@ def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float
     return relative, max_abs
 
 
+def compare_served(case: int, run: ReferenceRun, served: StageFile, eps: float) -> list[Row]:
+    """The logits of each step's last token, computed as requests are, with every kernel that serves them."""
+    floor, _ = _floor(run.noise, "logits")
+    rows = []
+    for step in range(run.expected.steps + 1):
+        expected, got = run.expected.get(step, "logits"), served.get(step, "logits")
+        if expected is not None and got is not None:
+            last, found = expected[-1:], got[-1:]
+            logits = measure_logits(last, found)
+            rows.append(Row(case, step, SERVED, measure(last, found), None, floor, floor, eps, logits))
+    return rows
+
+
 def _alone_floor(wide: Isolated, step: int, stage: str, alone: torch.Tensor | None, floor: float) -> float:
     """The module's rounding alone, which is below what has gathered up to it."""
     exact = None if alone is None else wide.run(step, stage)
@@ -154,9 +168,7 @@ def _alone_floor(wide: Isolated, step: int, stage: str, alone: torch.Tensor | No
     return min(floor, measure(exact, alone).relative)
 
 
-def compare_greedy(
-    case: int, run: ReferenceRun, engine: StageFile, choices: Sequence[int], eps: float
-) -> list[GreedyRow]:
+def compare_greedy(case: int, run: ReferenceRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
     """Greedy ids after each step. Another id is noise where the reference's logits of the two are closer
     than both can move.
     """
@@ -221,6 +233,11 @@ def divergence_of(
 def _pair(
     row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if row.stage == SERVED:
+        pair = run.expected.get(row.step, "logits"), engine.get(row.step, "logits")
+        assert pair[0] is not None
+        assert pair[1] is not None
+        return pair[0][-1:], pair[1][-1:]
     expected = run.expected.get(row.step, row.stage)
     got = isolated.run(row.step, row.stage) if alone else engine.get(row.step, row.stage)
     assert expected is not None

@@ -10,6 +10,9 @@ import torch
 
 from ingot.align.report import report_html, report_json
 from ingot.align.session import align
+from ingot.align.verdict import SERVED
+from ingot.layers.batch import ForwardBatch
+from ingot.runtime.forward import Forward
 from tests.align.conftest import Spoil, Weights
 from tests.tiny_models import edit_config, random_ids
 
@@ -98,6 +101,23 @@ def test_own_path_finds_weights(spoil: Spoil, originals: dict[str, Path]) -> Non
 
     report = align(spoil("qwen", change), originals["qwen"], ["hello"], steps=1, device="cpu")
     assert report.first_stage == "layers.1.attention"
+
+
+def test_a_kernel_that_only_serving_uses(originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Forward.__call__
+
+    def forward(self: Forward, batch: ForwardBatch) -> torch.Tensor:
+        logits = whole(self, batch)
+        decodes = batch.max_query_len == 1 and not self.by_module
+        return logits.roll(1, -1) if decodes else logits
+
+    monkeypatch.setattr(Forward, "__call__", forward)
+    report = align(originals["llama"], originals["llama"], [IDS], steps=2, device="cpu")
+    assert report.first_stage == SERVED
+    assert report.first is not None
+    assert report.first.row.step == 1
+    assert [row.step for row in report.bad_greedy] == [1, 2]
+    assert "only serving uses" in report_json(report)["first"]["why"]
 
 
 def test_not_a_number(spoil: Spoil, originals: dict[str, Path]) -> None:
