@@ -1,8 +1,9 @@
-"""What a divergence hands to the search for its cause.
+"""The first place where an engine leaves the original, and what explains it.
 
-Owns the evidence about one bad module. Knows neither how it was found nor what it means.
+Owns the two records that align's parts hand to each other. Knows neither how a difference is found nor how it
+is explained.
 
-    divergence = Divergence("layers.3.mlp", 3, 0, positions, inputs, expected, got, floor=4e-4)
+    for finding in explain(divergence, model, config): print(finding.text)
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import torch
 
 @dataclass(frozen=True)
 class Divergence:
-    """A stage at which the engine leaves the reference.
+    """One stage whose output is not the reference's.
 
     Attributes:
-        stage: ``layers.3.attention``, ``layers.3.mlp``, ``embedding``, ``final_norm``, ``logits`` ...
-        layer: the layer's number in the engine; None outside the layers.
-        step: 0 for the prompt, 1 and up for cached decode steps.
-        positions: [T] int64, of the tokens that ran in this step.
-        inputs: the reference's input of the stage's module, [T, hidden_size]; of an attention in a cached
-            step, the inputs of all tokens so far, [S, hidden_size]; of the embedding, token ids [T].
+        stage: ``layers.3.input_norm``, ``.attention``, ``.residual`` (the stream after attention),
+            ``.post_norm`` or ``.post_attention_norm``, ``.mlp``, ``.output`` (the stream after the MLP);
+            ``layers.3`` (the layer as a whole), ``embedding``, ``final_norm``, ``logits``, ``prompt``,
+            ``ids`` or ``greedy``.
+        layer: its number; None outside layers.
+        step: 0 for the prompt, then one for each token fed.
+        positions: [T] positions of the tokens.
+        inputs: the reference's input of that stage's module, [T, hidden]; for attention in a cached step the
+            inputs of all tokens so far, [S, hidden]; for a sum (``.residual``, ``.output``) the branch that
+            joins the stream; for the embedding the ids, [T].
         expected: the reference's output, [T, ...].
         got: the engine's output, [T, ...].
-        floor: relative L2 that counts as noise here.
+        floor: relative L2 difference that counts as noise here.
     """
 
     stage: str
@@ -36,3 +41,20 @@ class Divergence:
     expected: torch.Tensor
     got: torch.Tensor
     floor: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A variant that explains a divergence.
+
+    Attributes:
+        culprit: its name, stable between versions.
+        before: relative L2 difference to the expected output without the variant.
+        after: the same with it.
+        text: one sentence for people.
+    """
+
+    culprit: str
+    before: float
+    after: float
+    text: str

@@ -45,14 +45,23 @@ class Isolated:
     def run(self, step: int, stage: str) -> torch.Tensor | None:
         """The module's output for the step's tokens, on the host; None where the file lacks its input."""
         layer = layer_of(stage)
-        found = self._outside(step, stage) if layer is None else self._inside(step, layer, kind_of(stage))
+        if layer is None:
+            found = self._outside(step, stage)
+        elif stage == f"layers.{layer}":
+            found = self._whole(step, layer)
+        else:
+            found = self._inside(step, layer, kind_of(stage))
         return None if found is None else found.to("cpu")
 
     def inputs(self, step: int, stage: str) -> torch.Tensor | None:
-        """The reference's input of the stage's module, as the file has it; token ids for the embedding."""
+        """The reference's input of the stage's module, as the file has it; token ids for the embedding; for
+        attention and for a whole layer (``layers.3``) those of all tokens so far.
+        """
         layer, kind = layer_of(stage), kind_of(stage)
         if kind == "attention":
             return self.reference.so_far(step, f"layers.{layer}.input_norm")
+        if stage == f"layers.{layer}":
+            return self.reference.so_far(step, self._source(f"{stage}.input_norm"))
         if stage == "embedding":
             return torch.tensor(self.reference.ids(step))
         return self.reference.get(step, self._source(stage))
@@ -115,13 +124,30 @@ class Isolated:
 
     def _attention(self, attention: Attention, hidden: torch.Tensor, step: int) -> torch.Tensor:
         """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
-        config, start, end = self.model.config, self.reference.start(step), hidden.shape[0]
-        shape = (-(-end // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
-        cache = LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape))
-        rope = None if self.model.rotary is None else self.model.rotary.table
+        start, end = self.reference.start(step), hidden.shape[0]
+        cache, rope = self._scratch(hidden)
         if start:
             attention(hidden[:start], self._batch(0, start), cache, rope)
         return attention(hidden[start:], self._batch(start, end), cache, rope)
+
+    def _whole(self, step: int, index: int) -> torch.Tensor | None:
+        """A whole layer, as ``_attention`` runs one of its modules."""
+        stream = self._given(self.inputs(step, f"layers.{index}"))
+        if stream is None:
+            return None
+        layer, start, end = self.model.layers[index], self.reference.start(step), stream.shape[0]
+        cache, rope = self._scratch(stream)
+        if start:
+            layer(stream[:start], None, self._batch(0, start), cache, rope)
+        delta, residual = layer(stream[start:], None, self._batch(start, end), cache, rope)
+        return delta + residual
+
+    def _scratch(self, hidden: torch.Tensor) -> tuple[LayerCache, torch.Tensor | None]:
+        """An empty cache for these tokens, and the rotary table."""
+        config = self.model.config
+        shape = (-(-hidden.shape[0] // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
+        rope = None if self.model.rotary is None else self.model.rotary.table
+        return LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape)), rope
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
         """Tokens [start, end) of one request."""

@@ -73,7 +73,7 @@ def report_json(report: Report) -> dict[str, Any]:
             {"title": c.title, "ids": c.ids, "checks": [_check(k) for k in c.checks]} for c in report.cases
         ],
         "first": None if report.first is None else _first(report.first),
-        "findings": [_finding(f) for f in report.findings],
+        "findings": [asdict(f) for f in report.findings],
         "rows": [_row(row) for row in report.rows],
         "greedy": [asdict(row) for row in report.greedy],
     }
@@ -152,10 +152,6 @@ def _first(first: FirstBad) -> dict[str, Any]:
         "expected_value": first.expected_value,
         "got_value": first.got_value,
     }
-
-
-def _finding(finding: Any) -> dict[str, Any]:
-    return {name: getattr(finding, name) for name in ("culprit", "before", "after", "text")}
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
 from ingot.align.precision import noisy
@@ -33,7 +33,7 @@ from ingot.align.verdict import (
     compare_case,
     compare_greedy,
     compare_served,
-    divergence_of,
+    evidence,
     first_bad,
     look_at,
 )
@@ -57,7 +57,7 @@ class Report:
         rows: every stage, in order.
         greedy: the greedy ids.
         first: the first bad stage of tensors; None where all are within their limits.
-        findings: what explains it, where the search is there: objects with culprit, before, after, text.
+        findings: what explains it, best first; empty where nothing does.
     """
 
     engine: str
@@ -70,7 +70,7 @@ class Report:
     rows: list[Row]
     greedy: list[GreedyRow]
     first: FirstBad | None
-    findings: list[Any] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def bad_texts(self) -> list[TextCheck]:
@@ -152,11 +152,12 @@ def _compare(
     runs: list[ReferenceRun],
     steps: int,
     progress: Progress,
-) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Any]]:
+) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
     greedy: list[GreedyRow] = []
     engine, eps = llm.engine, torch.finfo(llm.engine.dtype).eps
-    first, findings = None, []
+    first: FirstBad | None = None
+    findings: list[Finding] = []
     for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
         paths = [folder / f"{kind}-{i}.safetensors" for kind in ("engine", "served")]
         record_engine(llm, paths[0], case.ids, steps, run.forced)
@@ -173,13 +174,30 @@ def _compare(
             first = look_at(*bad, run, side, isolated)
             if side is got:
                 progress("testing causes")
-                findings = _explain(llm, divergence_of(*bad, run, got, isolated))
+                findings = _explain(llm, evidence(*bad, own, run, got, isolated))
+    findings += _explain(llm, _id_evidence(cases, greedy, alone=first is None))
     return rows, greedy, first, findings
 
 
-def _explain(llm: LLM, divergence: Any) -> list[Any]:
+def _id_evidence(cases: Sequence[Case], greedy: Sequence[GreedyRow], *, alone: bool) -> list[Divergence]:
+    """Token ids that differ; greedy ones only where nothing before them does."""
+    checks = [c for case in cases for c in case.checks if c.is_bad and c.stage == "token ids"]
+    pairs = [("ids", check.expected, check.got) for check in checks[:1]]
+    if alone and not pairs and any(row.is_bad for row in greedy):
+        case = next(row.case for row in greedy if row.is_bad)
+        own = [row for row in greedy if row.case == case]
+        pairs = [("greedy", [row.expected for row in own], [row.got for row in own])]
+    found = []
+    for stage, expected, got in pairs:
+        theirs, ours = torch.tensor(expected), torch.tensor(got)
+        found.append(Divergence(stage, None, 0, torch.arange(len(theirs)), theirs, theirs, ours, 0.0))
+    return found
+
+
+def _explain(llm: LLM, divergences: Sequence[Divergence]) -> list[Finding]:
     """What the search for causes says; nothing where this installation has none."""
-    if divergence is None or importlib.util.find_spec(CULPRITS) is None:
+    if not divergences or importlib.util.find_spec(CULPRITS) is None:
         return []
-    explain = importlib.import_module(CULPRITS).explain
-    return list(explain(divergence, llm.engine.model, llm.engine.manifest.model))
+    explain_first = importlib.import_module(CULPRITS).explain_first
+    found = explain_first(divergences, llm.engine.model, llm.engine.manifest.model)
+    return [] if found is None else list(found[1])

@@ -208,26 +208,40 @@ def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolate
     return FirstBad(row, alone, statistics(expected), statistics(got), position, float(a), float(b))
 
 
-def divergence_of(
-    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
-) -> Divergence | None:
-    """The evidence for the search for the cause; None where the module's input is not recorded."""
-    inputs = isolated.inputs(row.step, row.stage)
-    if inputs is None:
-        return None
-    expected, got = _pair(row, alone, run, engine, isolated)
+def evidence(
+    first: Row, alone: bool, rows: Sequence[Row], run: ReferenceRun, engine: StageFile, isolated: Isolated
+) -> list[Divergence]:
+    """What the search for a cause is given: the modules that are wrong alone in the first one's layer and
+    step, and the layer as a whole; the first bad stage where none is.
+    """
+    if not alone:
+        return _divergence(
+            first.stage, first, first.floor, run, engine.get(first.step, first.stage), isolated
+        )
+    layer, found = layer_of(first.stage), []
+    for row in rows:
+        if row.is_wrong_alone and row.step == first.step and layer_of(row.stage) == layer:
+            got = isolated.run(row.step, row.stage)
+            found += _divergence(row.stage, row, row.alone_limit / MULTIPLE, run, got, isolated)
+    if layer is not None:
+        whole = f"layers.{layer}"
+        got = isolated.run(first.step, whole)
+        found += _divergence(whole, first, first.alone_limit / MULTIPLE, run, got, isolated)
+    return found
+
+
+def _divergence(
+    stage: str, row: Row, floor: float, run: ReferenceRun, got: torch.Tensor | None, isolated: Isolated
+) -> list[Divergence]:
+    """One, or none where the module's input or output is not recorded."""
+    layer = layer_of(stage)
+    output = f"{stage}.output" if stage == f"layers.{layer}" else stage
+    inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, output)
+    if inputs is None or expected is None or got is None:
+        return []
     start = run.expected.start(row.step)
     positions = torch.arange(start, start + len(expected))
-    return Divergence(
-        row.stage,
-        layer_of(row.stage),
-        row.step,
-        positions,
-        inputs,
-        expected,
-        got,
-        row.alone_limit if alone else row.limit,
-    )
+    return [Divergence(stage, layer, row.step, positions, inputs, expected, got, floor)]
 
 
 def _pair(

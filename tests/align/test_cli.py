@@ -25,6 +25,13 @@ def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INGOT_DEBUG", raising=False)
 
 
+@pytest.fixture(scope="module")
+def engine(originals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The LLaMA as an engine."""
+    target = tmp_path_factory.mktemp("engine") / "llama"
+    return build(originals["llama"], target, device="cpu", max_batch_size=2)
+
+
 @pytest.fixture
 def wrong(spoil: Spoil) -> Path:
     def change(weights: Weights) -> None:
@@ -33,8 +40,7 @@ def wrong(spoil: Spoil) -> Path:
     return spoil("llama", change)
 
 
-def test_aligned(originals: dict[str, Path], tmp_path: Path) -> None:
-    engine = build(originals["llama"], tmp_path / "engine", device="cpu", max_batch_size=2)
+def test_aligned(engine: Path, originals: dict[str, Path]) -> None:
     result = ingot("align", engine, "--reference", originals["llama"], *IDS)
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "aligned"
@@ -102,8 +108,7 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
         ((), "--reference"),
     ],
 )
-def test_bad_input(words: tuple[str, ...], message: str, originals: dict[str, Path], tmp_path: Path) -> None:
-    engine = build(originals["llama"], tmp_path / "engine", device="cpu", max_batch_size=2)
+def test_bad_input(words: tuple[str, ...], message: str, engine: Path, originals: dict[str, Path]) -> None:
     places = {name: str(path) for name, path in originals.items()} | {"engine": str(engine)}
     result = ingot("align", engine, *(word.format(**places) for word in words), "--device", "cpu")
     assert result.exit_code == 2
