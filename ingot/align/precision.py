@@ -28,7 +28,7 @@ class Precision:
     def name(self) -> str:
         """``fp32``, or ``fp16 (weights bf16)``."""
         plain = self.weights in (None, self.compute) or self.compute == torch.float64
-        own = dtype_name(self.compute)
+        own = "fp64" if self.compute == torch.float64 else dtype_name(self.compute)
         return own if plain or self.weights is None else f"{own} (weights {dtype_name(self.weights)})"
 
 

@@ -4,7 +4,7 @@ Owns the choice among Hugging Face's class, our own unfused path and a trace, an
 the expected stages and the noise. One model is on the device at a time, and none when a run returns. Knows no
 verdict.
 
-    reference = open_reference("checkpoint", original="auto", device=device, layers=None)
+    reference = open_reference("checkpoint", "auto", "engine", build_config, device)
     runs = reference.record(folder, cases, steps=4, noise=noisy(torch.float16, torch.float16))
 """
 
@@ -24,6 +24,7 @@ from ingot.align.engine_side import record_engine
 from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
 from ingot.align.stages import StageFile
 from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name
 from ingot.engine.manifest import is_engine
@@ -98,7 +99,7 @@ class OwnPath(Reference):
         )
 
     def _load(self, precision: Precision, length: int) -> LLM:
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False)
+        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
         llm = LLM(
             self.checkpoint,
             str(self.device),
@@ -149,7 +150,8 @@ class HuggingFace(Reference):
 class Trace(Reference):
     """A file written by ``ingot.align.trace``; the noise is the engine's own, in the coarser dtype."""
 
-    def __init__(self, path: Path, engine: str, device: torch.device) -> None:
+    def __init__(self, path: Path, engine: str, max_seq_len: int, device: torch.device) -> None:
+        self.max_seq_len = max_seq_len
         self.file = StageFile(path)
         self.checkpoint = path
         self.engine = engine
@@ -177,14 +179,15 @@ class Trace(Reference):
         return [ReferenceRun(self.file, noise_files, choices, forced)]
 
     def _load(self, precision: Precision) -> LLM:
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False)
+        cache = room_for(self.max_seq_len)
+        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache)
         return LLM(
             self.engine, str(self.device), compute_dtype=dtype_name(precision.compute), runtime=runtime
         )
 
 
 def open_reference(
-    given: str, original: str, engine: str, device: torch.device, layers: tuple[int, ...] | None
+    given: str, original: str, engine: str, build: BuildConfig, device: torch.device
 ) -> Reference:
     """What ``--reference`` means: a trace (a file), or a checkpoint run by a class.
 
@@ -196,7 +199,7 @@ def open_reference(
         raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), fix="--original")
     path = Path(given)
     if path.is_file():
-        return Trace(path, engine, device)
+        return Trace(path, engine, build.max_seq_len, device)
     if is_engine(path):
         raise CheckpointError(
             "the reference is an engine: it would be compared with itself",
@@ -204,7 +207,7 @@ def open_reference(
             allowed="the checkpoint it was built from, or a trace",
             fix="--reference",
         )
-    folder = resolve_checkpoint(given)
+    folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return OwnPath(folder, device, layers)
     from ingot.align.huggingface import check_class
@@ -221,6 +224,12 @@ def open_reference(
             fix="--original ingot",
         )
     return OwnPath(folder, device, layers)
+
+
+def room_for(tokens: int) -> int:
+    """Tokens of a KV cache that holds one request of this length, so that the rest stays free for modules."""
+    size = RuntimeConfig().block_size
+    return -(-tokens // size) * size
 
 
 def free_memory() -> None:

@@ -21,7 +21,7 @@ from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
 from ingot.align.precision import noisy
-from ingot.align.reference import ReferenceRun, open_reference
+from ingot.align.reference import ReferenceRun, open_reference, room_for
 from ingot.align.stages import StageFile
 from ingot.align.target import check_fit, check_same_model, find_target, make_cases
 from ingot.align.texts import Case, PromptGiven, TextCheck
@@ -37,6 +37,7 @@ from ingot.align.verdict import (
     first_bad,
     look_at,
 )
+from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import RequestError
 from ingot.llm import LLM
@@ -128,7 +129,7 @@ def align(
         raise RequestError("steps must be at least 0", seen=steps, fix="--steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
-    source = open_reference(str(reference), original, target.path, place, target.build.layers)
+    source = open_reference(str(reference), original, target.path, target.build, place)
     check_same_model(target, source)
     cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
     for case in cases:
@@ -139,7 +140,8 @@ def align(
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
         progress("running the engine")
-        llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute))
+        runtime = RuntimeConfig(cache_tokens=room_for(target.build.max_seq_len))
+        llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
         found = _compare(llm, folder, cases, runs, steps, progress)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
     return Report(*described, cases, *found)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ingot.align.verdict import Row
 
 
+_WIDTH = 180
+
+
 def align(
     engine: EnginePath,
     reference: Annotated[
@@ -118,7 +121,7 @@ def _show(report: Report) -> None:
     for i, case in enumerate(report.cases, start=1):
         console.print(f"prompt {i}:    {case.title} ({len(case.ids)} tokens)", markup=False)
     _show_texts(report)
-    console.width = max(console.width, 120)  # columns are never cut
+    console.width = max(console.width, _WIDTH)  # columns are never cut
     console.print(_table(report))
     _show_first(report)
     style = "bold green" if report.aligned else "bold red"
@@ -199,10 +202,9 @@ def _show_first(report: Report) -> None:
         console.print(f"greedy ids: equal ({len(report.greedy)})")
     if first is None:
         return
-    where = f"prompt {first.row.case + 1}, {'the prompt' if first.row.step == 0 else 'cached'} step"
-    console.print(
-        f"\nfirst bad stage: {first.row.stage} ({where} {first.row.step})", style="bold", markup=False
-    )
+    step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"
+    where = f"{first.row.stage} (prompt {first.row.case + 1}, {step})"
+    console.print(f"\nfirst bad stage: {where}", style="bold", markup=False)
     console.print(why_text(first), markup=False)
     for name, one in (("expected", first.expected), ("got", first.got)):
         moments = f"mean {one.mean:.4g}  std {one.std:.4g}  min {one.min:.4g}  max {one.max:.4g}"

@@ -89,3 +89,13 @@ def test_fewer_layers(originals: dict[str, Path], tmp_path: Path) -> None:
         report = align(engine, originals["qwen2"], [random_ids(8)], steps=1, device="cpu")
         assert report.aligned
         assert {row.stage for row in report.rows} == {*stage_names(1), SERVED}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", [*CLASSES, "qwen"])
+def test_on_a_gpu(kind: str, dtype: str, originals: dict[str, Path]) -> None:
+    prompts = [random_ids(12), random_ids(40)]
+    report = align(originals[kind], originals[kind], prompts, steps=3, device="cuda", dtype=dtype)
+    assert report.aligned
+    assert SERVED in {row.stage for row in report.rows}

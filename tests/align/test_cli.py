@@ -45,7 +45,7 @@ def test_aligned(engine: Path, originals: dict[str, Path]) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "aligned"
     assert "reference:   Hugging Face's LlamaForCausalLM, fp32" in result.stdout
-    assert "noise floor: float64 against fp32" in result.stdout
+    assert "noise floor: fp64 against fp32" in result.stdout
     assert "layers.1.post_norm" in result.stdout
     assert "top-1 100.0%" in result.stdout
     assert "…" not in result.stdout
@@ -56,7 +56,9 @@ def test_diverged(wrong: Path, originals: dict[str, Path], tmp_path: Path) -> No
     result = ingot("align", wrong, "--reference", originals["llama"], *IDS, "--html", page)
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "diverged at layers.1.mlp, step 0"
-    assert "wrong alone" in result.stdout
+    assert "beyond, wrong alone" in result.stdout
+    assert "…" not in result.stdout
+    assert "first bad stage: layers.1.mlp (prompt 1, step 0, the prompt itself)" in result.stdout
     assert "The module is wrong by itself" in result.stdout
     assert "expected 5x32 float32  mean" in result.stdout
     assert "<!doctype html>" in page.read_text()
