@@ -125,7 +125,7 @@ class StageFile:
     def _read(self, key: str, step: int) -> torch.Tensor:
         tensor: torch.Tensor = self._file.get_tensor(key)
         rows = self._squeeze(key, tensor)
-        return rows[self._skip[step] :] if hasattr(self, "_skip") else rows
+        return rows[self._skip[step] :]
 
     def _squeeze(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         is_flat = tensor.dim() == (1 if key.endswith("/input_ids") else 2)

@@ -27,6 +27,7 @@ import torch
 
 FORMAT = "ingot-trace-1"
 STREAM_READERS = ("*norm*", "*ln_*")  # what they read is the residual stream, which no module returns
+_CHUNK = 1 << 24  # bytes; ctypes counts in 32 bits
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -80,8 +81,8 @@ class TraceWriter:
             raise TypeError(f"a trace cannot hold {tensor.dtype} ({key})")
         data = tensor.detach().to("cpu").contiguous()
         size = data.numel() * data.element_size()
-        if size:
-            self._part.write(ctypes.string_at(data.data_ptr(), size))
+        for start in range(0, size, _CHUNK):
+            self._part.write(ctypes.string_at(data.data_ptr() + start, min(_CHUNK, size - start)))
         entry = (key, _NAMES[data.dtype], list(data.shape), self._end, size, data.element_size())
         self._entries.append(entry)
         self._end += size
@@ -114,7 +115,7 @@ class TraceWriter:
 
 def _copy(source: Any, target: Any, size: int) -> None:
     while size:
-        piece = source.read(min(size, 1 << 24))
+        piece = source.read(min(size, _CHUNK))
         target.write(piece)
         size -= len(piece)
 

@@ -97,6 +97,15 @@ def test_the_file_is_safetensors(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
 
 
+def test_a_tensor_of_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "_CHUNK", 7)
+    writer = TraceWriter(tmp_path / "x.safetensors")
+    tensor = torch.randn(5, 3)
+    writer.add("it", tensor)
+    writer.close()
+    assert torch.equal(load_file(tmp_path / "x.safetensors")["it"], tensor)
+
+
 def test_what_a_trace_records(tmp_path: Path) -> None:
     model = make_model(tiny_config("gpt2"))
     path = tmp_path / "x.safetensors"
