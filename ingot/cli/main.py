@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ingot.cli.align import align
 from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
@@ -65,10 +66,10 @@ class Verbs(TyperGroup):
 
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
-    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different",
-    ``eval`` for "beyond the limit".
+    """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
+    "different", ``eval`` for "beyond the limit".
     """
-    if verb in ("diff", "eval") or isinstance(error, NoSuchPathError):
+    if verb in ("diff", "align", "eval") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -103,7 +104,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, explain, inspect, diff, repro):
+for verb in (build, tune, run, chat, explain, inspect, diff, align, repro):
     app.command()(verb)
 app.add_typer(bench)
 app.add_typer(evaluate)

@@ -42,14 +42,15 @@ def test_version_and_help() -> None:
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
     shown = ingot("--help")
     assert shown.exit_code == 0
-    verbs = ("build", "tune", "run", "chat", "explain", "inspect", "diff", "repro", "bench")
+    verbs = ("build", "tune", "run", "chat", "explain", "inspect", "diff", "align", "repro", "eval", "bench")
     assert all(verb in shown.stdout for verb in verbs)
 
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from ingot.cli.main import app\n"
-        "for words in (['--help'], ['--version'], ['run', '--help'], ['bench', 'latency', '--help']):\n"
+        "verbs = (['run'], ['align'], ['bench', 'latency'])\n"
+        "for words in (['--help'], ['--version'], *([*verb, '--help'] for verb in verbs)):\n"
         "    try: app(words)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "print([m for m in ('torch', 'triton', 'transformers', 'huggingface_hub') if m in sys.modules])"
