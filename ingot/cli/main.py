@@ -26,6 +26,7 @@ from ingot.cli.inspect import inspect
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
 from ingot.cli.tune import tune
+from ingot.cli.verify import verify
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
 
@@ -98,7 +99,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff, verify):
     app.command()(verb)
 app.add_typer(bench)
 

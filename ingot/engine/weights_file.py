@@ -1,7 +1,8 @@
-"""weights.safetensors, written one tensor at a time.
+"""weights.safetensors, written and read one tensor at a time.
 
-Owns the writing of a safetensors file whose tensors never lie in memory together; the library's own writer
-wants them all at once. Knows nothing of models.
+Owns the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
+wants them all at once), and its reading without a mapping of the file, whose pages would count as memory.
+Knows nothing of models.
 
     with WeightsWriter(path, layout) as writer:
         writer.add("norm.weight", tensor)
@@ -86,3 +87,31 @@ class WeightsWriter:
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
+
+
+class WeightsReader:
+    """Reads tensors of a file that ``WeightsWriter`` wrote, one at a time, each into memory of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: BinaryIO = path.open("rb")
+        size = int.from_bytes(self._file.read(8), "little")
+        self._header = json.loads(self._file.read(size))
+        self._start = 8 + size
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU."""
+        entry = self._header[name]
+        begin, end = entry["data_offsets"]
+        dtype = next(d for d, told in _NAMES.items() if told == entry["dtype"])
+        if begin == end:
+            return torch.empty(entry["shape"], dtype=dtype)
+        data = bytearray(end - begin)
+        self._file.seek(self._start + begin)
+        self._file.readinto(data)  # type: ignore[attr-defined]
+        return torch.frombuffer(data, dtype=dtype).view(entry["shape"])
+
+    def __enter__(self) -> WeightsReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

@@ -8,11 +8,11 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from numbers import Integral
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Self, overload
 
 import torch
 
@@ -23,11 +23,13 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
+from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
 from ingot.llm.defaults import default_params
 from ingot.llm.flights import Flight, Flights
 from ingot.llm.outputs import Output, Piece
+from ingot.llm.prompt_list import Messages, PromptLike, is_conversation, split_prompts
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -35,12 +37,14 @@ from ingot.runtime.graphs import KINDS
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
 
-Messages = Sequence[Mapping[str, Any]]
-PromptLike = str | Sequence[int] | Prompt
+_log = logging.getLogger(__name__)
 
 
 class LLM:
     """An engine, or a checkpoint assembled in memory, ready to generate.
+
+    An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
+    that is logged.
 
     Args:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
@@ -77,6 +81,9 @@ class LLM:
                 raise ConfigError(
                     "these values are fixed when an engine is built", seen=fixed, fix="build it again"
                 )
+            doubt = standing(Path(path))
+            if doubt is not None:
+                _log.warning("%s", doubt)
             engine = load_engine(Path(path), place, compute_dtype)
         else:
             engine = engine_in_memory(
@@ -89,6 +96,17 @@ class LLM:
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
+
+    @classmethod
+    def of_engine(cls, engine: Engine, runtime: RuntimeConfig | None = None) -> Self:
+        """An engine that is loaded already, whatever its proof says.
+
+        Raises:
+            OutOfMemoryError: the device is too small.
+        """
+        llm = cls.__new__(cls)
+        llm._setup(engine, runtime or RuntimeConfig())
+        return llm
 
     @classmethod
     def from_config(
@@ -120,9 +138,7 @@ class LLM:
             max_seq_len=max_seq_len,
             seed=seed,
         )
-        llm = cls.__new__(cls)
-        llm._setup(engine, runtime or RuntimeConfig())
-        return llm
+        return cls.of_engine(engine, runtime)
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
@@ -376,19 +392,3 @@ def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[P
     with closing(pieces):
         for _, piece in pieces:
             yield piece
-
-
-def split_prompts(
-    value: PromptLike | Messages | Sequence[PromptLike | Messages],
-) -> list[PromptLike | Messages]:
-    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
-    if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
-        return [value]
-    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
-        return [value]  # type: ignore[list-item]
-    return list(value)  # type: ignore[arg-type]
-
-
-def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
