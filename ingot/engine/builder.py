@@ -108,6 +108,7 @@ def build(
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
                 _write(folder, source, assembly, text, given_plan or KernelPlan(), progress)
+                source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
         except OSError as error:

@@ -30,7 +30,7 @@ from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.prompts import GoldenPrompt, golden_prompts
 from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
 from ingot.engine.reference import EXACT, FINER, Arithmetic, Lane, Span, Weights
-from ingot.engine.sketch import Checksum, Sketch, distance, rounded
+from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
 from ingot.layers.decoder import Decoder
 from ingot.processors.tokenizer import Tokenizer
 from ingot.version import VERSION
@@ -115,6 +115,7 @@ def _make(
         try:
             _continue(Lane(model, weights, EXACT), cases, count, progress or _silent)
             floors = _floors(model, weights, cases, dtype)
+            _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite numbers")
             return None
@@ -124,6 +125,13 @@ def _make(
     threads = torch.get_num_threads()
     where = device_name(device)
     return Proof.of(claims, Made(now, where, threads, seconds, dtype_name(dtype), VERSION, torch.__version__))
+
+
+def _tell_overflow(floors: dict[str, Floor]) -> None:
+    for name, floor in floors.items():
+        first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
+        if first is not None:
+            _log.warning("in %s the model overflows, first in %s: build it with --dtype bf16", name, first)
 
 
 class _NotFinite(Exception):
@@ -261,15 +269,16 @@ class _Distances:
         rows = max(distance(centred(a), centred(b)) for a, b in zip(ours, theirs, strict=True))
         gap = (ours.log_softmax(-1) - theirs.log_softmax(-1)).gather(1, self.ids).abs().max()
         largest = float(theirs.gather(1, self.ids).abs().max())
+        logprobs = max(float(gap), eps * largest) if bool(torch.isfinite(gap)) else OVERFLOW
         modules = {n: rounded(max(d, eps)) for n, d in self.modules[name].items()}
-        return Floor(modules, rounded(max(rows, eps)), rounded(max(float(gap), eps * largest)))
+        return Floor(modules, rounded(max(rows, eps)), rounded(logprobs))
 
 
 def _outputs(
     model: Decoder, weights: Weights, ways: dict[str, Arithmetic], spans: list[Span], cases: list[_Under]
 ) -> _Distances:
     """All lanes layer by layer, so that a matrix is read once."""
-    lanes = {name: Lane(model, weights, way) for name, way in ways.items()}
+    lanes = {name: Lane(model, weights, way, single=True) for name, way in ways.items()}
     counts = [len(span.ids) for span in spans]
     modules: dict[str, dict[str, float]] = defaultdict(dict)
     hidden = {name: lane.embed(spans) for name, lane in lanes.items()}

@@ -124,7 +124,7 @@ def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
         with safe_open(path, framework="pt") as file, ThreadPoolExecutor(_threads()) as pool:
             stored = set(file.keys())
             hashes = {
-                name: pool.submit(lambda each: tensor_hash(file.get_tensor(each)), name)
+                name: pool.submit(tensor_hash, file.get_tensor(name))
                 for name in manifest.tensors
                 if name in stored
             }

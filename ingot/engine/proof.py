@@ -214,7 +214,7 @@ def read_proof(folder: Path) -> Proof | None:
         ) from None
     if of_another:
         raise EngineError(
-            f"{PROOF_FILE} is not of this engine: the manifest's hash differs",
+            f"{PROOF_FILE} does not belong to {MANIFEST_FILE}, whose hash it names otherwise",
             seen=path,
             fix="build the engine again",
         )

@@ -30,7 +30,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.schemes import Dense
 
-_CHUNK = 1 << 24  # values of a weight that are widened at once
+_CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
 
 See = Callable[[str, torch.Tensor], None]
@@ -94,9 +94,14 @@ class Weights:
 
 
 class Lane:
-    """One run through a model in one arithmetic, with keys and values of its own."""
+    """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
+    are not kept.
+    """
 
-    def __init__(self, model: Decoder, weights: Weights, arithmetic: Arithmetic) -> None:
+    def __init__(
+        self, model: Decoder, weights: Weights, arithmetic: Arithmetic, *, single: bool = False
+    ) -> None:
+        self._single = single
         self.model = model
         self.config = model.config
         self.weights = weights
@@ -209,7 +214,8 @@ class Lane:
         before = self._cache.get((index, span.sequence))
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
-        self._cache[index, span.sequence] = (k, v)
+        if not self._single:
+            self._cache[index, span.sequence] = (k, v)
         group = config.num_heads // config.num_kv_heads
         wide_k, wide_v = (part.repeat_interleave(group, dim=1) for part in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, wide_k) * config.attention_scale

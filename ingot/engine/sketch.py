@@ -26,7 +26,9 @@ from ingot.config.base import JsonConfig
 
 NUM_PROJECTIONS = 8
 _DIGITS = 9
+_ROUND = 256  # lengths of rows of signs, so that most calls find theirs in the cache
 _TINY = 1e-30
+OVERFLOW = 1e30  # a distance from values that are infinite or no numbers
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Sketch:
         wide = rows.double()
         count, size = wide.shape
         channels = signs(f"{self._name}/channels", size).to(wide.device)
-        tokens = signs(f"{self._name}/tokens", first + count)[:, first:].to(wide.device)
+        enough = -(-(first + count) // _ROUND) * _ROUND
+        tokens = signs(f"{self._name}/tokens", enough)[:, first : first + count].to(wide.device)
         projected = (tokens.T * (token_normed(wide) @ channels.T)).sum(0)
         self._projections += projected.cpu()
         self._square += float(wide.square().sum())
@@ -81,22 +84,22 @@ def token_normed(rows: torch.Tensor) -> torch.Tensor:
 
 
 def deviation(ours: Checksum, theirs: Checksum) -> float:
-    """About the relative L2 distance between two activations of one shape; infinite where a number is
+    """About the relative L2 distance between two activations of one shape; ``OVERFLOW`` where a number is
     none."""
     if (ours.count, ours.size) != (theirs.count, theirs.size):
-        return math.inf
+        return OVERFLOW
     pairs = zip(ours.projections, theirs.projections, strict=True)
     sketched = math.sqrt(sum((a - b) ** 2 for a, b in pairs) / NUM_PROJECTIONS)
     scale = max(theirs.norm, _TINY)
     in_norm = abs(ours.norm - theirs.norm) / scale
     in_mean = abs(ours.mean - theirs.mean) * math.sqrt(ours.count * ours.size) / scale
     found = (sketched, in_norm, in_mean)
-    return max(found) if all(map(math.isfinite, found)) else math.inf
+    return max(found) if all(map(math.isfinite, found)) else OVERFLOW
 
 
 def distance(rows: torch.Tensor, exact: torch.Tensor) -> float:
     """What ``deviation`` estimates, of whole activations [T, H]: the larger of ‖X - Y‖ / ‖Y‖ before and after
-    the division of every token by its root mean square.
+    the division of every token by its root mean square; ``OVERFLOW`` where values are no numbers.
     """
     a, b = rows.double(), exact.double()
     return max(_relative(a, b), _relative(token_normed(a), token_normed(b)))
@@ -104,10 +107,10 @@ def distance(rows: torch.Tensor, exact: torch.Tensor) -> float:
 
 def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
     value = float((a - b).norm() / b.norm().clamp(min=_TINY))
-    return value if math.isfinite(value) else math.inf
+    return value if math.isfinite(value) else OVERFLOW
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def signs(name: str, count: int) -> torch.Tensor:
     """[NUM_PROJECTIONS, count] of +1 and -1, float64, the bits of SHAKE-256(name): the same everywhere, and a
     longer row begins with the shorter one.

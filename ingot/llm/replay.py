@@ -24,12 +24,12 @@ from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.device import dtype_name
 from ingot.engine.golden import row_checksum, row_digest
 from ingot.engine.proof import Case, Claims, Floor, Position
-from ingot.engine.sketch import Checksum, Sketch, deviation
+from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
 from ingot.runtime.selection import TokenLogprobs
 
-FACTOR = 6.0
+FACTOR = 5.0
 _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
 
 
@@ -53,7 +53,7 @@ class Replay:
 
     def measure(self, what: str, error: float, floor: float) -> bool:
         """Keep a deviation; whether it is within the limit."""
-        ratio = error / floor if math.isfinite(error) and math.isfinite(floor) else math.inf
+        ratio = error / floor if max(error, floor) < OVERFLOW else math.inf
         self.worst[what] = max(self.worst.get(what, 0.0), ratio)
         return ratio <= FACTOR
 
@@ -142,10 +142,8 @@ def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played
         lowest = min(ours.values())
         error = abs(ours[token] - expected) if token in ours else max(expected - lowest, 0.0)
         if not played.measure("logprobs", error, floor.logprobs):
-            text = (
-                f'case "{case.name}", new token {step + 1}: log-probability of {token} is off by {error:.3g}'
-            )
-            played.fail("logits", case.name, f"{text}, {error / floor.logprobs:.3g} noise floors")
+            text = f'case "{case.name}", new token {step + 1}: the log-probability of {token}'
+            played.fail("logits", case.name, f"{text} {_told(error, floor.logprobs)}")
             return
 
 
@@ -166,8 +164,8 @@ def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
             total += 1
             equal += row_digest(logits[row.position]) == row.digest
             if not played.measure("logits", error, floor.logits):
-                text = f'case "{case.name}", prompt token {row.position + 1}: logits are off by {error:.3g}'
-                played.fail("logits", case.name, f"{text}, {error / floor.logits:.3g} noise floors")
+                text = f'case "{case.name}", prompt token {row.position + 1}: the row of logits'
+                played.fail("logits", case.name, f"{text} {_told(error, floor.logits)}")
                 break
     played.notes.append(f"{equal} of {total} rows of logits are the same to 1/64")
 
@@ -180,8 +178,7 @@ def _modules(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
         for name, part, error in _deviations(llm, case):
             if played.measure("modules", error, floor.modules[name]):
                 continue
-            floors = error / floor.modules[name]
-            text = f'{name} is off by {error:.3g}, {floors:.3g} noise floors (case "{case.name}"'
+            text = f'{name} {_told(error, floor.modules[name])} (case "{case.name}"'
             found = (order[name], name, f"{text}, {part} tokens)")
             first = found if first is None or found[0] < first[0] else first
     if first is not None:
@@ -199,6 +196,14 @@ def _deviations(llm: LLM, case: Case) -> Iterator[tuple[str, str, float]]:
         yield name, "prompt", deviation(_sketch(name, seen[name][:length]), expected)
         if name in case.new and same >= len(case.new_ids) - 1:
             yield name, "decoded", deviation(_sketch(name, seen[name][length:]), case.new[name])
+
+
+def _told(error: float, floor: float) -> str:
+    if floor >= OVERFLOW:
+        return "overflows in this dtype, as where it was built; build it with --dtype bf16"
+    if not error < OVERFLOW:
+        return "is no number"
+    return f"is off by {error:.3g}, {error / floor:.3g} noise floors"
 
 
 def _sketch(name: str, rows: torch.Tensor) -> Checksum:

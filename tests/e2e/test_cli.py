@@ -122,7 +122,7 @@ def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None
     words = ("build", checkpoint, "-o", target, "--device", "cpu")
     result = ingot(*words)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].startswith(f"{target}: 10")
+    assert result.stdout.splitlines()[-1].startswith(f"{target}: 13")
     assert " kB, built in " in result.stdout
     assert result.stderr == ""
     again = ingot(*words)

@@ -145,7 +145,7 @@ class TestBytes:
     def test_the_proof_of_another_engine(self, copy: Callable[[str], Path], built: dict[str, Path]) -> None:
         engine = copy("llama")
         shutil.copyfile(built["qwen2"] / "proof.json", engine / "proof.json")
-        assert "not of this engine" in verify(engine, "cpu").failures[0].message
+        assert "does not belong to manifest.json" in verify(engine, "cpu").failures[0].message
 
 
 def off(function: Callable[..., Any], by: float) -> Callable[..., Any]:
