@@ -26,6 +26,29 @@ from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2")
+ODD: dict[str, dict[str, Any]] = {
+    "window": {"sliding_window": 11},
+    "tied": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}},
+    "yarn": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 1e4,
+        }
+    },
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_theta": 1e4,
+        }
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +110,18 @@ class TestProven:
             engine = build(checkpoint, tmp_path / str(length), max_seq_len=length, device="cpu")
             found = verify(engine, "cpu")
             assert (found.verdict, found.num_cases) == ("proven", cases), found.failures
+
+    @pytest.mark.parametrize("kind", ["window", "llama3", "yarn", "linear", "tied", "ntk"])
+    def test_other_mathematics(self, tmp_path: Path, kind: str) -> None:
+        """The reference and the runtime are two implementations; each must know what a config can ask for."""
+        if kind == "ntk":
+            write_tiny(tmp_path / "checkpoint", seq_length=32, max_position_embeddings=256)
+        else:
+            architecture = "mistral" if kind == "window" else "llama"
+            save_model(tiny_config(architecture, **ODD[kind]), tmp_path / "checkpoint", seed=3)
+        found = verify(build(tmp_path / "checkpoint", tmp_path / "engine", device="cpu"), "cpu")
+        assert found.verdict == "proven", found.failures
+        assert found.num_cases == 5
 
     def test_the_pocket_model(self, tmp_path: Path) -> None:
         found = verify(build(ROOT / "models" / "pocket-chat", tmp_path / "pocket", device="cpu"), "cpu")
@@ -202,6 +237,14 @@ class TestNumbers:
 
         monkeypatch.setattr(LLM, "of_engine", bent)
         assert verify(built["qwen3"], "cpu", note=False).first_bad_module == "layers.1.mlp"
+
+    def test_a_kernel_that_gives_no_numbers(
+        self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(mlp, "silu_mul", off(mlp.silu_mul, float("nan")))
+        found = verify(built["llama"], "cpu", note=False)
+        assert found.first_bad_module == "layers.0.mlp"
+        assert [kind for kind, _ in kinds_and_names(found)][:2] == ["module", "engine"]
 
     def test_another_tokenizer_is_told(self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
         from ingot.processors.tokenizer_tiktoken import TiktokenTokenizer
