@@ -8,16 +8,19 @@ the noise floors. Knows no kernels and no runtime.
 It costs one pass over the weights for each new token and one for the floors, with 1,000 tokens' arithmetic
 in all, and the memory of one matrix; a GPU with room for the weights reads them once. Where every pass
 reads the file again, fewer new tokens keep the reading near 64 GB. The numbers are those of the machine's
-PyTorch and its number of threads: the same again on the same machine with the same threads.
+PyTorch and its number of threads: the same again on the same machine with the same threads. Below 256 MB of
+weights a CPU uses one.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +43,7 @@ TOP = 5
 FLOOR_CASES = ("short", "script", "over one block")
 _FEWEST_NEW = 3
 _MOST_READ = 64 << 30
+_SMALL = 256 << 20
 _MOST_ROWS_OF = 100  # tokens of a prompt whose whole logits are kept at some positions
 _log = logging.getLogger(__name__)
 
@@ -107,7 +111,8 @@ def _make(
 ) -> Proof | None:
     start = time.perf_counter()
     dtype = parse_dtype(build.dtype)
-    with Weights(folder / WEIGHTS_FILE, model, device) as weights:
+    weights = Weights(folder / WEIGHTS_FILE, model, device)
+    with _threads(weights) as threads:
         count = _new_tokens(weights, build.max_seq_len)
         room = build.max_seq_len - count if count else 0
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
@@ -122,7 +127,6 @@ def _make(
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors)
     seconds = rounded(time.perf_counter() - start)
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    threads = torch.get_num_threads()
     where = device_name(device)
     return Proof.of(claims, Made(now, where, threads, seconds, dtype_name(dtype), VERSION, torch.__version__))
 
@@ -136,6 +140,18 @@ def _tell_overflow(floors: dict[str, Floor]) -> None:
 
 class _NotFinite(Exception):
     """A logit is infinite or no number."""
+
+
+@contextmanager
+def _threads(weights: Weights) -> Iterator[int]:
+    """One thread for a small model on a CPU: as fast, and the same numbers whatever the process has."""
+    before = torch.get_num_threads()
+    if weights.device.type == "cpu" and weights.num_bytes < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:
@@ -210,23 +226,25 @@ def _pass(
     hidden = lane.embed(spans)
     for index in range(lane.config.num_layers):
         hidden = lane.layer(index, hidden, spans, see)
+        lane.weights.release()
     hidden = lane.final_norm(hidden, see)
-    last = torch.tensor(counts).cumsum(0) - 1
-    logits = lane.logits(hidden[last.to(hidden.device)])
-    if part == "prompt":
-        _keep_rows(lane, cases, hidden.split(counts))
-    return logits
+    chosen = [_kept_rows(case) if part == "prompt" else [] for case in cases]
+    starts_in_pass = itertools.accumulate(counts, initial=0)
+    wanted = [[*rows, n - 1] for rows, n in zip(chosen, counts, strict=True)]
+    places = [first + row for first, rows in zip(starts_in_pass, wanted, strict=False) for row in rows]
+    logits = lane.logits(hidden[torch.tensor(places, device=hidden.device)])
+    lane.weights.release()
+    last = []
+    for case, rows, own in zip(cases, chosen, logits.split([len(w) for w in wanted]), strict=True):
+        case.rows += [Row(p, row_checksum(r), row_digest(r)) for p, r in zip(rows, own, strict=False)]
+        last.append(own[-1])
+    return torch.stack(last)
 
 
-def _keep_rows(lane: Lane, cases: list[_Under], hidden: Sequence[torch.Tensor]) -> None:
-    """Whole logits at the first, a middle and the last token of the prompts that are not long."""
-    for case, states in zip(cases, hidden, strict=True):
-        length = len(case.prompt.ids)
-        if length > _MOST_ROWS_OF:
-            continue
-        chosen = sorted({0, length // 2, length - 1})
-        for position, row in zip(chosen, lane.logits(states[chosen]), strict=True):
-            case.rows.append(Row(position, row_checksum(row), row_digest(row)))
+def _kept_rows(case: _Under) -> list[int]:
+    """Where whole logits are kept: at the first, a middle and the last token of a prompt that is not long."""
+    length = len(case.prompt.ids)
+    return [] if length > _MOST_ROWS_OF else sorted({0, length // 2, length - 1})
 
 
 def _position(row: torch.Tensor) -> Position:
@@ -294,6 +312,7 @@ def _outputs(
         seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in lanes}
         for name, lane in lanes.items():
             hidden[name] = lane.layer(index, hidden[name], spans, seen[name].__setitem__)
+        weights.release()
         compare(seen)
     seen = {name: {} for name in lanes}
     chosen = torch.tensor(_chosen_rows(cases, counts))

@@ -4,11 +4,10 @@ Owns an implementation that shares nothing with the kernels, their twins or the 
 does not repeat their mistakes; it runs on any device and holds one layer of weights. Knows no requests and
 no proof.
 
-    with Weights(path, model, device) as weights:
-        lane = Lane(model, weights, EXACT)
-        hidden = lane.embed(spans)
-        for index in range(len(model.layers)): hidden = lane.layer(index, hidden, spans, see)
-        logits = lane.logits(hidden[rows])
+    lane = Lane(model, Weights(path, model, device), EXACT)
+    hidden = lane.embed(spans)
+    for index in range(len(model.layers)): hidden = lane.layer(index, hidden, spans, see)
+    logits = lane.logits(lane.final_norm(hidden, see)[rows])
 
 A lane has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
 fp32 sums, 16-bit values between.
@@ -80,17 +79,14 @@ class Weights:
     def __getitem__(self, name: str) -> torch.Tensor:
         if name in self._kept:
             return self._kept[name]
-        tensor = self._reader.read(name).to(self.device)
+        tensor = self._reader.read(name)
         if self.resident:
-            self._kept[name] = tensor
+            tensor = self._kept[name] = tensor.to(self.device)
         return tensor
 
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.__exit__()
-        self._kept.clear()
+    def release(self) -> None:
+        """Let go of the pages of the file that were read so far."""
+        self._reader.release()
 
 
 class Lane:
@@ -141,10 +137,11 @@ class Lane:
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
-        return table[torch.tensor(ids, device=table.device)].to(self.arithmetic.dtype)
+        rows = table[torch.tensor(ids, device=table.device)]
+        return rows.to(self.weights.device, self.arithmetic.dtype)
 
     def _vector(self, name: str) -> torch.Tensor:
-        return self.weights[name].to(self.arithmetic.dtype)
+        return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
 
     def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
         weight, eps = self._vector(f"{name}.weight"), self.config.norm_eps
@@ -158,11 +155,12 @@ class Lane:
         linear = self.model.get_submodule(name)
         assert isinstance(linear, Linear)
         if not isinstance(linear.scheme, Dense):
-            stored = {leaf: self.weights[f"{name}.{leaf}"] for leaf in linear._parameters}
+            names = linear._parameters
+            stored = {leaf: self.weights[f"{name}.{leaf}"].to(x.device) for leaf in names}
             return self.arithmetic.round(linear.scheme.apply(x, stored))
         weight = self.weights[weight_name or f"{name}.weight"]
         pieces = weight.split(max(1, _CHUNK // weight.shape[1]))
-        y = torch.cat([x @ piece.to(x.dtype).T for piece in pieces], dim=-1)
+        y = torch.cat([x @ piece.to(x.device).to(x.dtype).T for piece in pieces], dim=-1)
         if linear.has_bias:
             y += self._vector(f"{name}.bias")
         return self.arithmetic.round(y)

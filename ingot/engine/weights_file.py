@@ -1,8 +1,7 @@
 """weights.safetensors, written and read one tensor at a time.
 
 Owns the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
-wants them all at once), and its reading without a mapping of the file, whose pages would count as memory.
-Knows nothing of models.
+wants them all at once), and its reading in place. Knows nothing of models.
 
     with WeightsWriter(path, layout) as writer:
         writer.add("norm.weight", tensor)
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,28 +90,31 @@ class WeightsWriter:
 
 
 class WeightsReader:
-    """Reads tensors of a file that ``WeightsWriter`` wrote, one at a time, each into memory of its own."""
+    """Tensors of a file that ``WeightsWriter`` wrote, as views of a private mapping of it.
+
+    Pages that were read count as this process's memory until ``release``, after which they come from the
+    system's cache again.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: BinaryIO = path.open("rb")
-        size = int.from_bytes(self._file.read(8), "little")
-        self._header = json.loads(self._file.read(size))
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            self._header = json.loads(file.read(size))
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._start = 8 + size
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU."""
+        """One tensor, on the CPU; nothing is read before its values are used, and none may be written."""
         entry = self._header[name]
         begin, end = entry["data_offsets"]
         dtype = next(d for d, told in _NAMES.items() if told == entry["dtype"])
         if begin == end:
             return torch.empty(entry["shape"], dtype=dtype)
-        data = bytearray(end - begin)
-        self._file.seek(self._start + begin)
-        self._file.readinto(data)  # type: ignore[attr-defined]
-        return torch.frombuffer(data, dtype=dtype).view(entry["shape"])
+        count = (end - begin) // dtype.itemsize
+        flat = torch.frombuffer(self._map, dtype=dtype, offset=self._start + begin, count=count)
+        return flat.view(entry["shape"])
 
-    def __enter__(self) -> WeightsReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def release(self) -> None:
+        """Let go of the pages that were read; tensors stay valid."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)

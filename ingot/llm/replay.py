@@ -45,11 +45,15 @@ class Failure(JsonConfig):
 
 @dataclass
 class Replay:
-    """What came of a replay; ``worst`` are the largest deviations in noise floors."""
+    """What came of a replay; ``worst`` are the largest deviations in noise floors, ``equal_rows`` the rows of
+    logits that round to the same 1/64 everywhere, which is told and not judged.
+    """
 
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
+    equal_rows: int = 0
+    num_rows: int = 0
     first_bad_module: str | None = None
 
     def measure(self, what: str, error: float, floor: float) -> bool:
@@ -173,7 +177,7 @@ def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
                 text = f'case "{case.name}", prompt token {row.position + 1}: the row of logits'
                 played.fail("logits", case.name, f"{text} {_told(error, floor.logits)}")
                 break
-    played.notes.append(f"{equal} of {total} rows of logits are the same to 1/64")
+    played.equal_rows, played.num_rows = equal, total
 
 
 def _modules(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:

@@ -45,6 +45,8 @@ class Verification(JsonConfig):
             execution.
         notes: what was not compared, and why.
         worst: the largest deviation by what was compared, in noise floors.
+        equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
+            judged.
         proven_by: when, where and in which dtype the proof was made.
         noted: whether verify.json could be written.
     """
@@ -59,6 +61,8 @@ class Verification(JsonConfig):
     notes: tuple[str, ...]
     worst: dict[str, float]
     num_cases: int
+    equal_rows: int
+    num_rows: int
     num_tensors: int
     proven_by: dict[str, Any] | None
     metrics: tuple[Metric, ...]
@@ -111,6 +115,8 @@ def verify(
         notes=tuple(played.notes),
         worst=played.worst,
         num_cases=len(proof.claims.cases) if proof is not None and dtype is not None else 0,
+        equal_rows=played.equal_rows,
+        num_rows=played.num_rows,
         num_tensors=len(manifest.tensors),
         proven_by=None if proof is None else proof.made.to_json(),
         metrics=() if proof is None else proof.claims.metrics,
