@@ -134,6 +134,19 @@ class TestProven:
         assert contents(again) == contents(built["qwen3"])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_proven_on_a_gpu_and_on_a_cpu(built: dict[str, Path], tmp_path: Path, kind: str, dtype: str) -> None:
+    """Graphs and fused kernels are within the floor that plain PyTorch measured, wherever it did."""
+    checkpoint = built[kind].parent / "checkpoints" / kind
+    for place in ("cuda", "cpu"):
+        engine = build(checkpoint, tmp_path / place, dtype=dtype, device=place, tune=False)
+        for device in ("cuda", "cpu"):
+            found = verify(engine, device)
+            assert found.verdict == "proven", (place, device, found.failures)
+
+
 class TestBytes:
     @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "norm.weight"])
     def test_one_flipped_mantissa_bit_is_named(self, copy: Callable[[str], Path], name: str) -> None:
