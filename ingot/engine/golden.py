@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -272,7 +273,19 @@ def _floors(model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
     found = _outputs(model, weights, ways, spans, chosen)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
-    return {name: found.floor(name, better) for name, better in pairs.items()}
+    floors = {name: found.floor(name, better) for name, better in pairs.items()}
+    return floors | {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
+
+
+def _of_any_order(floor: Floor, hidden_size: int) -> Floor:
+    """An fp32 floor for libraries that sum one term after another, as they do for a single row: the error of
+    such a sum of K terms walks at random to about eps sqrt(K) / 4, where blocked sums stay below. All floors
+    grow as the first module's does, since errors pass through the layers in proportion.
+    """
+    walk = torch.finfo(torch.float32).eps * math.sqrt(hidden_size) / 4
+    scale = max(1.0, walk / next(iter(floor.modules.values())))
+    modules = {name: rounded(value * scale) for name, value in floor.modules.items()}
+    return Floor(modules, rounded(floor.logits * scale), rounded(floor.logprobs * scale))
 
 
 @dataclass
