@@ -120,8 +120,8 @@ def _answers(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
     for case, output in zip(claims.cases, llm.generate(prompts, params.replace(logprobs=most)), strict=True):
         same = _ids(case, output.answers[0], floor, played)
         for step, found in list(enumerate(output.answers[0].logprobs or ()))[: same + 1]:
-            if step < len(case.steps):
-                _likeliest(case, step, found, floor, played)
+            if step < len(case.steps) and not _likeliest(case, step, found, floor, played):
+                break  # what follows a wrong token is wrong too
 
 
 def _ids(case: Case, answer: Answer, floor: Floor, played: Replay) -> int:
@@ -145,8 +145,10 @@ def _note(played: Replay, text: str) -> None:
         played.notes.append(text)
 
 
-def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played: Replay) -> None:
-    """Log-probabilities of the case's likeliest tokens; one that is not among the engine's is below them."""
+def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played: Replay) -> bool:
+    """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not among
+    the engine's is below them.
+    """
     position, ours = case.steps[step], dict(found.top)
     for token, expected in _logprobs(position):
         lowest = min(ours.values())
@@ -154,7 +156,8 @@ def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played
         if not played.measure("logprobs", error, floor.logprobs):
             text = f'case "{case.name}", new token {step + 1}: the log-probability of {token}'
             played.fail("logits", case.name, f"{text} {_told(error, floor.logprobs)}")
-            return
+            return False
+    return True
 
 
 def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
