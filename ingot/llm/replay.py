@@ -146,8 +146,8 @@ def _note(played: Replay, text: str) -> None:
 
 
 def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played: Replay) -> bool:
-    """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not among
-    the engine's is below them.
+    """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not
+    among the engine's is below them.
     """
     position, ours = case.steps[step], dict(found.top)
     for token, expected in _logprobs(position):
