@@ -30,6 +30,7 @@ from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
 from ingot.cli.tune import tune
+from ingot.cli.verify import verify
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
 
@@ -104,7 +105,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, explain, inspect, diff, align, repro):
+for verb in (build, tune, run, chat, explain, inspect, diff, verify, align, repro):
     app.command()(verb)
 app.add_typer(bench)
 app.add_typer(evaluate)

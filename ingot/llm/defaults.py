@@ -1,19 +1,20 @@
 """Sampling values that a checkpoint recommends.
 
-Owns the reading of generation_config.json as sampling parameters, and which of them it gave. Knows nothing of
-requests.
+Owns the reading of generation_config.json as sampling parameters, which of them it gave, and the values of
+each prompt of a call. Knows nothing of requests.
 
     default_params({"do_sample": True, "top_p": 0.8})
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
+from ingot.processors.tokenizer import Tokenizer
 
 SAMPLED_FIELDS = ("temperature", "top_k", "top_p", "min_p")
 _ALWAYS = ("repetition_penalty", "max_new_tokens")
@@ -58,3 +59,31 @@ def read_defaults(generation: Mapping[str, Any]) -> Defaults:
         except RequestError:
             refused[name] = generation[name]
     return Defaults(params, frozenset(used), refused)
+
+
+def params_for(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
+    tokenizer: Tokenizer | None,
+    count: int,
+) -> list[SamplingParams]:
+    """The values of each of ``count`` prompts.
+
+    Raises:
+        RequestError: not as many as prompts, no SamplingParams, or stop strings without a tokenizer.
+    """
+    if params is None:
+        params = default
+    if isinstance(params, SamplingParams):
+        params = [params] * count
+    if not isinstance(params, Sequence) or not all(isinstance(v, SamplingParams) for v in params):
+        raise RequestError(
+            "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
+        )
+    if len(params) != count:
+        raise RequestError("as many params as prompts", seen=len(params), allowed=count, fix="params")
+    if tokenizer is None and any(v.stop for v in params):
+        raise RequestError(
+            "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"
+        )
+    return list(params)

@@ -8,6 +8,7 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -22,9 +23,10 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
+from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
-from ingot.llm.defaults import default_params
+from ingot.llm.defaults import default_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.flights import Flight, Flights
@@ -37,9 +39,14 @@ from ingot.runtime.graphs import KINDS
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
 
+_log = logging.getLogger(__name__)
+
 
 class LLM:
     """An engine, or a checkpoint assembled in memory, ready to generate.
+
+    An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
+    that is logged.
 
     Args:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
@@ -76,6 +83,9 @@ class LLM:
                 raise ConfigError(
                     "these values are fixed when an engine is built", seen=fixed, fix="build it again"
                 )
+            doubt = standing(Path(path))
+            if doubt is not None:
+                _log.warning("%s", doubt)
             engine = load_engine(Path(path), place, compute_dtype)
         else:
             engine = engine_in_memory(
@@ -88,6 +98,17 @@ class LLM:
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
+
+    @classmethod
+    def of_engine(cls, engine: Engine, runtime: RuntimeConfig | None = None) -> Self:
+        """An engine that is loaded already, whatever its proof says.
+
+        Raises:
+            OutOfMemoryError: the device is too small.
+        """
+        llm = cls.__new__(cls)
+        llm._setup(engine, runtime or RuntimeConfig())
+        return llm
 
     @classmethod
     def from_config(
@@ -119,9 +140,7 @@ class LLM:
             max_seq_len=max_seq_len,
             seed=seed,
         )
-        llm = cls.__new__(cls)
-        llm._setup(engine, runtime or RuntimeConfig())
-        return llm
+        return cls.of_engine(engine, runtime)
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
@@ -178,7 +197,7 @@ class LLM:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
         many = split_prompts(prompts)
-        return self._run([self._entry(p) for p in many], self._params_for(params, len(many)))
+        return self._run([self._entry(p) for p in many], self._params(params, len(many)))
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Output: ...
@@ -205,7 +224,7 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
         entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._run(entries, self._params_for(params, len(entries)))
+        outputs = self._run(entries, self._params(params, len(entries)))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
@@ -338,7 +357,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> Generator[tuple[int, Piece], None, None]:
         entries = [self._entry(p) for p in prompts]
-        return self._pieces(entries, self._checked(entries, self._params_for(params, len(entries))))
+        return self._pieces(entries, self._checked(entries, self._params(params, len(entries))))
 
     def _pieces(
         self, entries: list[tuple[list[int], bool]], values: list[SamplingParams]
@@ -359,24 +378,10 @@ class LLM:
             for flight in flights:
                 self._flights.cancel(flight)
 
-    def _params_for(
+    def _params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        if params is None:
-            params = self.default_params
-        if isinstance(params, SamplingParams):
-            params = [params] * count
-        if not isinstance(params, Sequence) or not all(isinstance(v, SamplingParams) for v in params):
-            raise RequestError(
-                "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
-            )
-        if len(params) != count:
-            raise RequestError("as many params as prompts", seen=len(params), allowed=count, fix="params")
-        if self.tokenizer is None and any(v.stop for v in params):
-            raise RequestError(
-                "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"
-            )
-        return list(params)
+        return params_for(params, self.default_params, self.tokenizer, count)
 
 
 def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:

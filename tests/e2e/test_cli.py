@@ -42,7 +42,8 @@ def test_version_and_help() -> None:
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
     shown = ingot("--help")
     assert shown.exit_code == 0
-    verbs = ("build", "tune", "run", "chat", "explain", "inspect", "diff", "align", "repro", "eval", "bench")
+    verbs = ("build", "tune", "run", "chat", "explain", "inspect", "diff", "verify", "align", "repro")
+    verbs += ("eval", "bench")
     assert all(verb in shown.stdout for verb in verbs)
 
 
@@ -123,7 +124,7 @@ def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None
     words = ("build", checkpoint, "-o", target, "--device", "cpu")
     result = ingot(*words)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].startswith(f"{target}: 10")
+    assert result.stdout.splitlines()[-1].startswith(f"{target}: 13")
     assert " kB, built in " in result.stdout
     assert result.stderr == ""
     again = ingot(*words)
