@@ -25,6 +25,7 @@ from ingot.cli.diff import diff
 from ingot.cli.inspect import inspect
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
+from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
@@ -98,7 +99,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff):
+for verb in (build, tune, run, chat, inspect, diff, sweep):
     app.command()(verb)
 app.add_typer(bench)
 

@@ -120,6 +120,11 @@ class LLM:
             max_seq_len=max_seq_len,
             seed=seed,
         )
+        return cls.from_engine(engine, runtime)
+
+    @classmethod
+    def from_engine(cls, engine: Engine, runtime: RuntimeConfig | None = None) -> Self:
+        """An engine that is loaded already, with a KV cache of its own; OutOfMemoryError without room."""
         llm = cls.__new__(cls)
         llm._setup(engine, runtime or RuntimeConfig())
         return llm
