@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C564B")
 OTHER_COLOR, FRONT_COLOR = "#444444", "#B0B0B0"
 LABEL_SIZE, MARK_SIZE = 10.0, 4.0  # pixels: height of a label's letters, radius of a mark
 _LETTER = 0.62  # width of a letter over its height
+_PIECE, _THIN = 4.0, 1.5  # of a line: how far apart its pieces are, and half their width
 _PAD = 0.09  # of the range, at either end
 _LOG_FROM = 6.0  # largest over least value
 _MOST_TICKS = 7
@@ -123,17 +125,30 @@ class Frame:
         return self.x.at(x) * self.width, self.y.at(y) * self.height
 
     def labels(self) -> list[Label]:
-        """A label for each mark that has room for one; none touches another, or a mark."""
+        """A label for each mark that has room for one; none touches another, or a mark, and none a line
+        where there is another place.
+        """
         places = [self.place(m.x, m.y) for series in self.panel.series for m in series.marks]
         taken = [_Box(x - MARK_SIZE, y - MARK_SIZE, 2 * MARK_SIZE, 2 * MARK_SIZE) for x, y in places]
+        lines = self._lines()
         found = []
         for series in self.panel.series:
             for mark in series.marks:
-                box = self._free(mark, taken)
+                box = self._free(mark, [*taken, *lines]) or self._free(mark, taken)
                 if box is not None:
                     taken.append(box)
                     found.append(Label(mark.label, box.x, box.y, series.color))
         return found
+
+    def _lines(self) -> list[_Box]:
+        """What the lines between marks cover, in small pieces."""
+        paths = [[(m.x, m.y) for m in series.marks] for series in self.panel.series]
+        return [
+            piece
+            for path in [*paths, list(self.panel.front)]
+            for a, b in pairwise(self.place(*point) for point in path)
+            for piece in _pieces(a, b)
+        ]
 
     def _free(self, mark: Mark, taken: Sequence[_Box]) -> _Box | None:
         """The first box around a mark that touches nothing."""
@@ -178,6 +193,14 @@ def _around(x: float, y: float, width: float, height: float) -> Iterable[_Box]:
             yield _Box(*at, width, height)
         for at in ((left, level), (right, above), (left, below)):
             yield _Box(*at, width, height)
+
+
+def _pieces(a: tuple[float, float], b: tuple[float, float]) -> Iterable[_Box]:
+    """Boxes along a line, a few pixels apart."""
+    steps = max(1, round(math.dist(a, b) / _PIECE))
+    for i in range(steps + 1):
+        x, y = (p + (q - p) * i / steps for p, q in zip(a, b, strict=True))
+        yield _Box(x - _THIN, y - _THIN, 2 * _THIN, 2 * _THIN)
 
 
 def _even(low: float, high: float) -> list[float]:

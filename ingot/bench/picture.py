@@ -17,7 +17,7 @@ from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, 
 from ingot.errors import DeviceError
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in points
-_LEFT, _RIGHT, _BELOW = 62.0, 14.0, 96.0
+_LEFT, _RIGHT, _BELOW = 62.0, 14.0, 72.0
 _DPI = 110
 _LINE, _TITLE_LINE = 13.0, 26.0
 

@@ -95,7 +95,7 @@ def panels(record: Record) -> list[Panel]:
     by_memory = record["pareto"]["against"] == "memory"
     found = [
         _panel(
-            "Speed against memory",
+            "Speed against memory, by batch size",
             of,
             _series(lines, palette, lambda line, p: memory_gb(p) * scale),
             front if by_memory else set(),
@@ -103,7 +103,11 @@ def panels(record: Record) -> list[Panel]:
     ]
     if all(point["figures"]["decode_ms"] for line in lines for point in line["points"]):
         step = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
-        found.append(_panel("Speed against latency", "ms a decode step (each request's token)", step, set()))
+        found.append(
+            _panel(
+                "Speed against latency, by batch size", "ms a decode step (each request's token)", step, set()
+            )
+        )
     if not by_memory:
         found.append(_quality_panel(lines, palette, record["pareto"]))
     return found
@@ -190,4 +194,10 @@ def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -
     front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)
     better = "lower" if lower_is_better(metric) else "higher"
     x_label = f"{metric} ({better} is better)"
-    return Panel("Speed against quality", x_label, "output tokens/s", tuple(series), tuple(front))
+    return Panel(
+        "Speed against quality, at the fastest batch size",
+        x_label,
+        "output tokens/s",
+        tuple(series),
+        tuple(front),
+    )

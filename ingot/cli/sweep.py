@@ -148,11 +148,10 @@ def _quality(
         return None, None
     if random_weights is not None:
         raise typer.BadParameter("random weights have no quality: --data needs a CHECKPOINT")
-    raise ConfigError(
-        "the quality of a precision is measured by ingot eval, which this version lacks",
-        seen=str(data),
-        fix="--data, leave it out",
-    )
+    from ingot.cli.sweep_quality import text_quality
+
+    quality = text_quality(data, limit)
+    return quality, quality.to_json()
 
 
 def _finish(out: Path, no_png: bool, as_json: bool) -> None:

@@ -1,0 +1,69 @@
+"""What a sweep measures the quality of a precision with.
+
+Owns the way from a sweep to ``ingot eval``'s perplexity: a sweep knows no metric, and an evaluation no sweep.
+
+    quality = TextQuality("held_out.jsonl", limit=100)
+    quality(SideSpec(path="models/pocket-chat", dtype="bf16"))      # {"perplexity": 7.31}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ingot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ingot.bench.side import SideSpec
+
+_EVALUATE = "ingot.evaluate"
+_METRIC = "perplexity"
+
+
+@dataclass(frozen=True)
+class TextQuality:
+    """Perplexity on the first ``limit`` items of a file (None: all)."""
+
+    data: str
+    limit: int | None = None
+
+    def __call__(self, spec: SideSpec) -> dict[str, float]:
+        """The perplexity of what the spec names.
+
+        Raises:
+            IngotError: the side or the data cannot be read.
+        """
+        data, side, perplexity = (
+            importlib.import_module(f"{_EVALUATE}.{name}") for name in ("data", "side", _METRIC)
+        )
+        items = data.read_data(Path(self.data), limit=self.limit)
+        one = side.SideSpec(path=spec.path, kind=spec.kind, device=spec.device, dtype=spec.dtype)
+        found = perplexity.perplexity(one, None, items, ())
+        metrics = found.record["sides"][0]["metrics"]
+        return {_METRIC: metrics[_METRIC]}
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record: metric, file and its hash, items taken at most."""
+        digest = hashlib.sha256(Path(self.data).read_bytes()).hexdigest()[:16]
+        return {"metric": _METRIC, "file": self.data, "sha256": digest, "limit": self.limit}
+
+
+def text_quality(data: Path, limit: int | None) -> TextQuality:
+    """The quality on a file, made sure of before anything is measured.
+
+    Raises:
+        ConfigError: this version has no evaluation, or the file is not there.
+    """
+    if importlib.util.find_spec(f"{_EVALUATE}.{_METRIC}") is None:
+        raise ConfigError(
+            "--data is measured by ingot eval's perplexity, which this version lacks",
+            seen=str(data),
+            fix="--data, leave it out",
+        )
+    if not data.is_file():
+        raise ConfigError("there is no such file", seen=str(data), fix="--data")
+    return TextQuality(str(data), limit)
