@@ -17,7 +17,7 @@ from typing import Self
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#8C564B")
 OTHER_COLOR, FRONT_COLOR = "#444444", "#B0B0B0"
 LABEL_SIZE, MARK_SIZE = 10.0, 4.0  # pixels: height of a label's letters, radius of a mark
-_LETTER = 0.62  # width of a letter over its height
+_LETTER = 0.7  # width of a letter over its height
 _PIECE, _THIN = 4.0, 1.5  # of a line: how far apart its pieces are, and half their width
 _PAD = 0.09  # of the range, at either end
 _LOG_FROM = 6.0  # largest over least value

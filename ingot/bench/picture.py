@@ -58,7 +58,9 @@ def write_png(panels: Sequence[Panel], title: str, lines: Sequence[str], path: P
         box = ((each * i + _LEFT) / width, _BELOW / height, WIDTH / width, HEIGHT / height)
         _draw(figure.add_axes(box), Frame.of(panel, WIDTH, HEIGHT))
     handles = {h.get_label(): h for axes in figure.axes for h in axes.get_legend_handles_labels()[0]}
-    figure.legend(handles=list(handles.values()), loc="lower center", ncols=5, fontsize=9, frameon=False)
+    figure.legend(
+        handles=list(handles.values()), loc="lower center", ncols=4 * len(panels), fontsize=9, frameon=False
+    )
     figure.savefig(path)
 
 

@@ -107,12 +107,14 @@ def sweep(
         quality_of=told,
         threads=threads,
     )
+    done = False
     try:
         with ends_once(), progress() as say:
             _run(wanted, out, quality, fresh, say)
-    except (KeyboardInterrupt, SystemExit):
-        _write_what_there_is(out, no_png)
-        raise
+        done = True
+    finally:
+        if not done:  # interrupted, or one side cannot be loaded
+            _write_what_there_is(out, no_png)
     _finish(out, no_png, as_json)
 
 
