@@ -257,8 +257,11 @@ def _measure_line(
         at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
         if "quality" in told:
             store.add(head | told | at | stamp)
-        if "point" in told:
+        if "point" in told and batch:
             store.add(head | {"batch": batch} | told["point"] | at | stamp)
+        if "point" in told and not batch:  # the process died of the quality: once more, without it
+            store.add(head | {"quality": {}, "reason": told["point"]["reason"]} | at | stamp)
+            _measure_line(line, wanted, store, stamp, None, say, measure)
 
 
 def _missing(batches: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
@@ -275,14 +278,15 @@ def _line_record(name: str, records: list[Record]) -> Record:
     points = [newest[batch] for batch in sorted(newest) if newest[batch]["status"] == OK]
     ends = [record for record in newest.values() if record["status"] != OK]
     end = min(ends, key=lambda record: record["batch"]) if ends else None
-    rated = [record["quality"] for record in records if "quality" in record]
+    rated = [record for record in records if "quality" in record]
     first = records[0]
     return {
         "name": name,
         "kind": first["kind"],
         "dtype": first["dtype"],
         "quant": first["quant"],
-        "quality": rated[-1] if rated else {},
+        "quality": rated[-1]["quality"] if rated else {},
+        "no_quality": rated[-1].get("reason") if rated else None,
         "points": [{key: p[key] for key in _POINT} for p in points],
         "limit": None if end is None else {key: end[key] for key in ("batch", "status", "reason")},
     }

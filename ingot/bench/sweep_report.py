@@ -14,6 +14,7 @@ from typing import Any
 from ingot.bench.chart import COLORS, OTHER_COLOR, Mark, Panel, Series
 from ingot.bench.report import Table, number, percent
 from ingot.bench.sweep import lower_is_better, memory_gb
+from ingot.bench.sweep_line import DIED
 
 Record = dict[str, Any]
 _SMALL_GB = 1.0
@@ -44,13 +45,25 @@ def sweep_lines(record: Record) -> list[str]:
 
 
 def limits(record: Record) -> list[str]:
-    """Where each line ended that met a limit."""
+    """Where each line ended that met a limit, and which have no quality though one was asked for."""
     ended = [line for line in record["lines"] if line["limit"] is not None]
+    without = [line for line in record["lines"] if line["no_quality"] is not None]
     return [
-        f"{line['name']}: batch {line['limit']['batch']} {_ending(line['limit']['status'])} "
-        f"({line['limit']['reason']})"
-        for line in ended
+        *(
+            f"{line['name']}: batch {line['limit']['batch']} {_ending(line['limit']['status'])} "
+            f"({line['limit']['reason']})"
+            for line in ended
+        ),
+        *(f"{line['name']}: no quality ({line['no_quality']})" for line in without),
     ]
+
+
+def broken(record: Record) -> bool:
+    """Whether something else than memory kept a point or a quality from being measured."""
+    return any(
+        line["no_quality"] is not None or (line["limit"] or {}).get("status") == DIED
+        for line in record["lines"]
+    )
 
 
 def sweep_table(record: Record) -> Table:
@@ -141,7 +154,7 @@ def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
 
 
 def _ending(status: str) -> str:
-    return "does not fit" if status == "does not fit" else "could not be measured"
+    return "could not be measured" if status == DIED else status
 
 
 def _colors(lines: list[Record]) -> dict[str, str]:

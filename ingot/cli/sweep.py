@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ingot.bench.sweep_line import Quality
 
 REPEATS = 3
+_FAILED = 1
 _FILES = ("sweep.json", "sweep.html", "sweep.png")
 
 
@@ -79,7 +80,8 @@ def sweep(
 ) -> None:
     """Measure precision by batch up to the size that no longer fits: speed, memory, quality.
 
-    Points are kept as they are measured: the same command again goes on where the last one ended.
+    Points are kept as they are measured: the same command again goes on where the last one ended. Exit code
+    0: measured, sizes that do not fit included; 1: a process died; 2: misused.
     """
     if out is None:
         raise typer.BadParameter("give the folder that the results go to", param_hint="--out")
@@ -115,7 +117,8 @@ def sweep(
     finally:
         if not done:  # interrupted, or one side cannot be loaded
             _write_what_there_is(out, no_png)
-    _finish(out, no_png, as_json)
+    if _finish(out, no_png, as_json):
+        raise typer.Exit(_FAILED)
 
 
 def _run(
@@ -156,12 +159,19 @@ def _quality(
     return quality, quality.to_json()
 
 
-def _finish(out: Path, no_png: bool, as_json: bool) -> None:
-    """Write the results of a folder's points, and show them."""
+def _finish(out: Path, no_png: bool, as_json: bool) -> bool:
+    """Write the results of a folder's points, and show them; whether something is missing in them."""
+    from ingot.bench.sweep_report import broken
+
     record = _write(out, no_png)
     if as_json:
         print_json(record)
-        return
+    else:
+        _show(record, out)
+    return broken(record)
+
+
+def _show(record: Record, out: Path) -> None:
     from ingot.bench.sweep_report import limits, sweep_lines, sweep_table, sweep_title
 
     for line in (sweep_title(record), *sweep_lines(record)):

@@ -33,7 +33,7 @@ from ingot.bench.sweep_line import (
     measure_apart,
     measure_line,
 )
-from ingot.bench.sweep_report import limits, panels, sweep_table
+from ingot.bench.sweep_report import broken, limits, panels, sweep_table
 from ingot.bench.sweep_store import POINTS, Store, read_points
 from ingot.bench.work import Work
 from ingot.cli.main import app
@@ -171,7 +171,7 @@ def test_the_cache_of_a_real_engine_is_resized_until_it_does_not_hold_the_batch(
 
 def test_a_process_that_dies_ends_its_line_and_is_tried_again(checkpoint: Path, tmp_path: Path) -> None:
     line = Line("fp32", spec_of(checkpoint))
-    told = list(measure_apart(line, LineWanted((1,), SHAPE, with_quality=True), Deadly()))
+    told = list(measure_apart(line, LineWanted((1,), SHAPE, with_quality=True), deadly))
     assert told[-1]["point"]["status"] == DIED
     assert "killed" in told[-1]["point"]["reason"]
 
@@ -187,12 +187,25 @@ def test_a_process_that_dies_ends_its_line_and_is_tried_again(checkpoint: Path, 
     assert (tried, record["lines"][0]["limit"]) == ([1, 2], None)
 
 
-class Deadly:
+def deadly(spec: SideSpec) -> dict[str, float]:
     """A quality that the machine kills."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
 
-    def __call__(self, spec: SideSpec) -> dict[str, float]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        return {}
+
+def test_a_process_that_dies_of_the_quality_leaves_the_speed(checkpoint: Path, tmp_path: Path) -> None:
+    def dies(line: Line, wanted: LineWanted, quality: Quality | None) -> Iterator[Told]:
+        if quality is not None:
+            yield {"point": {"status": DIED, "reason": "killed"}}
+        else:
+            yield from measure_line(line, wanted, None, FakeSide)
+
+    sweep = Sweep(spec_of(checkpoint), batches=(1, 2), shape=SHAPE)
+    record = run_sweep(sweep, tmp_path, quality=deadly, measure=dies)
+    assert sizes(record["lines"][0]) == [1, 2]
+    assert record["lines"][0]["limit"] is None
+    assert limits(record) == ["fp32: no quality (killed)"]
+    assert broken(record)
 
 
 # --- points that are kept --------------------------------------------------------------------------------
