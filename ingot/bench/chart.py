@@ -179,9 +179,13 @@ class _Box:
         return across and other.y <= self.y and end_y <= other.y + other.height
 
 
-def tick_text(value: float) -> str:
-    """20000 → 20,000; 0.5 → 0.5."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """20000 → 20,000; 0.5 → 0.5; with as many digits as tell all values apart."""
+    for digits in range(4, 17):
+        texts = [f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}" for value in values]
+        if len(set(texts)) == len(values):
+            break
+    return texts
 
 
 def _around(x: float, y: float, width: float, height: float) -> Iterable[_Box]:

@@ -8,12 +8,13 @@ Owns the reading of peaks. Knows no side.
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Memory:
     Attributes:
         weights: of all parameters.
         cache: of the keys and values.
-        peak: the most that was taken at once: of a GPU's memory by tensors, on a CPU by the whole process
-            (never less than before); None where it is not told.
+        peak: the most that was taken at once: of a GPU's memory by tensors, on a CPU by the whole process,
+            libraries included; None where it is not told.
     """
 
     weights: int
@@ -42,7 +43,7 @@ class Memory:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """The most memory taken since ``forget_peak``; on a CPU since the process began, None beyond Linux."""
+    """The most memory taken since ``forget_peak``; None on a CPU beyond Linux."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if not _STATUS.exists():
@@ -58,3 +59,6 @@ def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+    elif _RESET.exists():
+        with suppress(OSError):  # a kernel that does not allow it counts on from the process's beginning
+            _RESET.write_text("5", encoding="ascii")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_text
+from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_texts
 from ingot.errors import DeviceError
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in points
@@ -71,7 +71,7 @@ def _draw(axes: Any, frame: Frame) -> None:
     axes.set_title(panel.title, fontsize=11, loc="left")
     for axis, scale, size in ((axes.xaxis, frame.x, frame.width), (axes.yaxis, frame.y, frame.height)):
         ticks = scale.ticks()
-        axis.set_ticks([scale.at(tick) * size for tick in ticks], [tick_text(tick) for tick in ticks])
+        axis.set_ticks([scale.at(tick) * size for tick in ticks], tick_texts(ticks))
     axes.tick_params(labelsize=8)
     axes.grid(color="#EEEEEE")
     axes.set_axisbelow(True)

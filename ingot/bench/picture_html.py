@@ -14,7 +14,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
-from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_text
+from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_texts
 from ingot.bench.report import Table
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in pixels
@@ -109,6 +109,7 @@ def svg(panel: Panel) -> str:
     """One panel as an SVG element."""
     frame = Frame.of(panel, WIDTH, HEIGHT)
     floor = _ABOVE + HEIGHT
+    x_ticks, y_ticks = frame.x.ticks(), frame.y.ticks()
 
     def at(x: float, y: float) -> tuple[float, float]:
         across, up = frame.place(x, y)
@@ -147,9 +148,11 @@ def svg(panel: Panel) -> str:
         lines=lines,
         labels=labels,
         x_ticks=[
-            {"at": round(_LEFT + frame.x.at(t) * WIDTH, 1), "text": tick_text(t)} for t in frame.x.ticks()
+            {"at": round(_LEFT + frame.x.at(tick) * WIDTH, 1), "text": text}
+            for tick, text in zip(x_ticks, tick_texts(x_ticks), strict=True)
         ],
         y_ticks=[
-            {"at": round(floor - frame.y.at(t) * HEIGHT, 1), "text": tick_text(t)} for t in frame.y.ticks()
+            {"at": round(floor - frame.y.at(tick) * HEIGHT, 1), "text": text}
+            for tick, text in zip(y_ticks, tick_texts(y_ticks), strict=True)
         ],
     )

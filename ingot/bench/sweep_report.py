@@ -150,7 +150,9 @@ def _cells(line: Record, point: Record, scale: float) -> tuple[str, ...]:
 
 
 def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
-    return tuple(number(line["quality"].get(metric)) for metric in metrics)
+    """To six digits, as precisions differ in late ones."""
+    found = [line["quality"].get(metric) for metric in metrics]
+    return tuple("-" if value is None else f"{value:.6g}" for value in found)
 
 
 def _ending(status: str) -> str:
