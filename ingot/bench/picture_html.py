@@ -7,18 +7,30 @@ Owns the page and its SVG. Knows no measurement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
-from ingot.bench.chart import FRONT_COLOR, LABEL_SIZE, MARK_SIZE, Frame, Panel, tick_texts
+from ingot.bench.chart import (
+    FRONT_COLOR,
+    LABEL_SIZE,
+    MARK_SIZE,
+    Frame,
+    Label,
+    Panel,
+    Scale,
+    Series,
+    tick_texts,
+)
 from ingot.bench.report import Table
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in pixels
 _LEFT, _RIGHT, _ABOVE, _BELOW = 66.0, 16.0, 30.0, 44.0
+_FLOOR = _ABOVE + HEIGHT
 
 _SVG = """<svg viewBox="0 0 {{ width }} {{ height }}" width="{{ width }}" role="img" aria-label="{{ title }}">
 <text x="{{ left }}" y="18" class="title">{{ title }}</text>
@@ -108,51 +120,54 @@ def write_html(panels: Sequence[Panel], page: Page, path: Path) -> None:
 def svg(panel: Panel) -> str:
     """One panel as an SVG element."""
     frame = Frame.of(panel, WIDTH, HEIGHT)
-    floor = _ABOVE + HEIGHT
-    x_ticks, y_ticks = frame.x.ticks(), frame.y.ticks()
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        across, up = frame.place(x, y)
-        return round(_LEFT + across, 1), round(floor - up, 1)
-
-    def path(points: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{x},{y}" for x, y in (at(*point) for point in points))
-
-    lines = [
-        {
-            "color": series.color,
-            "dashed": series.dashed,
-            "points": path([(m.x, m.y) for m in series.marks]),
-            "dots": [dict(zip("xy", at(m.x, m.y), strict=True), told=m.told) for m in series.marks],
-        }
-        for series in panel.series
-    ]
-    labels = [
-        {"text": la.text, "color": la.color, "x": round(_LEFT + la.x, 1), "y": round(floor - la.y - 1, 1)}
-        for la in frame.labels()
-    ]
-    template = Environment(autoescape=True).from_string(_SVG)
-    return template.render(
-        width=_LEFT + WIDTH + _RIGHT,
-        height=floor + _BELOW,
-        title=panel.title,
-        x_label=panel.x_label,
-        y_label=panel.y_label,
-        left=_LEFT,
-        right=_LEFT + WIDTH,
-        top=_ABOVE,
-        floor=floor,
-        radius=MARK_SIZE,
-        front=path(panel.front),
-        front_color=FRONT_COLOR,
-        lines=lines,
-        labels=labels,
-        x_ticks=[
-            {"at": round(_LEFT + frame.x.at(tick) * WIDTH, 1), "text": text}
-            for tick, text in zip(x_ticks, tick_texts(x_ticks), strict=True)
-        ],
-        y_ticks=[
-            {"at": round(floor - frame.y.at(tick) * HEIGHT, 1), "text": text}
-            for tick, text in zip(y_ticks, tick_texts(y_ticks), strict=True)
-        ],
+    return (
+        Environment(autoescape=True)
+        .from_string(_SVG)
+        .render(
+            width=_LEFT + WIDTH + _RIGHT,
+            height=_FLOOR + _BELOW,
+            title=panel.title,
+            x_label=panel.x_label,
+            y_label=panel.y_label,
+            left=_LEFT,
+            right=_LEFT + WIDTH,
+            top=_ABOVE,
+            floor=_FLOOR,
+            radius=MARK_SIZE,
+            front=_path(frame, panel.front),
+            front_color=FRONT_COLOR,
+            lines=[_line(frame, series) for series in panel.series],
+            labels=[_label(label) for label in frame.labels()],
+            x_ticks=_ticks(frame.x, lambda share: _LEFT + share * WIDTH),
+            y_ticks=_ticks(frame.y, lambda share: _FLOOR - share * HEIGHT),
+        )
     )
+
+
+def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:
+    """Pixels from the left and from the top of the drawing."""
+    across, up = frame.place(x, y)
+    return round(_LEFT + across, 1), round(_FLOOR - up, 1)
+
+
+def _path(frame: Frame, points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x},{y}" for x, y in (_at(frame, *point) for point in points))
+
+
+def _line(frame: Frame, series: Series) -> dict[str, Any]:
+    dots = [dict(zip("xy", _at(frame, m.x, m.y), strict=True), told=m.told) for m in series.marks]
+    points = _path(frame, [(m.x, m.y) for m in series.marks])
+    return {"color": series.color, "dashed": series.dashed, "points": points, "dots": dots}
+
+
+def _label(label: Label) -> dict[str, Any]:
+    x, y = round(_LEFT + label.x, 1), round(_FLOOR - label.y - 1, 1)
+    return {"text": label.text, "color": label.color, "x": x, "y": y}
+
+
+def _ticks(scale: Scale, place: Callable[[float], float]) -> list[dict[str, Any]]:
+    ticks = scale.ticks()
+    return [
+        {"at": round(place(scale.at(tick)), 1), "text": text}
+        for tick, text in zip(ticks, tick_texts(ticks), strict=True)
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -66,10 +66,9 @@ class LineWanted:
     threads: int | None = None
 
 
-def doubling(known: Sequence[int] = ()) -> tuple[int, ...]:
-    """1, 2, 4 and so on to ``AUTO_MOST``, without the sizes that are ``known``."""
-    sizes = [1 << power for power in range(AUTO_MOST.bit_length())]
-    return tuple(size for size in sizes if size not in known)
+def doubling() -> tuple[int, ...]:
+    """1, 2, 4 and so on to ``AUTO_MOST``."""
+    return tuple(1 << power for power in range(AUTO_MOST.bit_length()))
 
 
 def measure_line(
