@@ -36,6 +36,7 @@ from ingot.bench.sweep_line import (
 from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
+from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
@@ -154,9 +155,11 @@ def run_sweep(
     line, and so does a process that dies, whose size is tried again in the next run.
 
     Raises:
-        ConfigError: the folder holds points of other settings.
+        ConfigError: the requests are too long for the model, or the folder holds points of other settings.
         IngotError: a side cannot be loaded for another reason than memory.
     """
+    model = read_shape(wanted.spec).config
+    _check_length(wanted.shape.longest, model)
     lines = wanted.lines()
     for line in lines:
         if line.spec.kind == "hf":
@@ -165,7 +168,7 @@ def run_sweep(
     store = Store(folder)
     settings = wanted.settings(here.get("gpu") or here["cpu"] or "unknown CPU")
     store.open(settings, fresh=fresh)
-    stamp = {"settings": settings, "shape": _shape(wanted.spec), "machine": here, "command": command}
+    stamp = {"settings": settings, "shape": _shape(model), "machine": here, "command": command}
     for line in lines:
         _measure_line(line, wanted, store, stamp, quality, say, measure)
     return record_of(store.records)
@@ -307,10 +310,22 @@ def _speed(point: Record) -> float:
     return float(point["figures"]["output_tokens_per_s"])
 
 
-def _shape(spec: SideSpec) -> Record:
-    config = read_shape(spec).config
+def _shape(model: DecoderConfig) -> Record:
     names = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size", "vocab_size")
-    return {name: getattr(config, name) for name in names if hasattr(config, name)}
+    return {name: getattr(model, name) for name in names}
+
+
+def _check_length(longest: int, model: DecoderConfig) -> None:
+    """Raises:
+    ConfigError: the model has fewer positions than a request has tokens.
+    """
+    if longest > model.max_positions:
+        raise ConfigError(
+            "the requests are longer than the model's context",
+            seen=f"{longest} tokens, prompt and output together",
+            allowed=f"<= {model.max_positions}",
+            fix="--prompt-tokens or --new-tokens",
+        )
 
 
 def _sha256(spec: SideSpec) -> str:

@@ -408,6 +408,7 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         ((checkpoint, "--random-weights", checkpoint, *out), "either CHECKPOINT or --random-weights"),
         ((checkpoint, "--batch", "1,x", *out), "batch sizes must be whole numbers"),
         ((checkpoint, "--batch", "0", *out), "batch sizes must be whole numbers"),
+        ((checkpoint, *out, "--prompt-tokens", 128), "longer than the model's context"),
         ((checkpoint, "--dtype", "fp32,", *out), "names with commas between"),
         ((checkpoint, "--quant", "w3", *out), "unknown quantization scheme"),
         ((checkpoint, "--limit", "3", *out), "--limit needs --data"),
