@@ -29,6 +29,7 @@ from ingot.cli.inspect import inspect
 from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
+from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
@@ -105,7 +106,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, explain, inspect, diff, verify, align, repro):
+for verb in (build, tune, run, chat, explain, inspect, diff, verify, align, repro, sweep):
     app.command()(verb)
 app.add_typer(bench)
 app.add_typer(evaluate)

@@ -132,13 +132,9 @@ class LLM:
             CheckpointError: the config cannot be read, or its architecture is unknown.
             DeviceError: the device is not there, or too small.
         """
+        place = resolve_device(device)
         engine = engine_from_config(
-            Path(config),
-            resolve_device(device),
-            dtype,
-            max_batch_size=max_batch_size,
-            max_seq_len=max_seq_len,
-            seed=seed,
+            Path(config), place, dtype, max_batch_size=max_batch_size, max_seq_len=max_seq_len, seed=seed
         )
         return cls.of_engine(engine, runtime)
 
