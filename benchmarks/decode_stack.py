@@ -1,8 +1,8 @@
 """Random weights and caches of a 7B LLaMA's decode step, and the step as the kernels compute it.
 
-Owns the shapes and the order of launches; knows no timing. ``kernels_decode.py`` times it.
+Owns the shapes and the order of launches; knows no timing. ``decode_variants.py`` times it.
 
-    logits = Stack(layers=32, batch=8).fused_step(8, plan)
+    logits = Stack(layers=32, batch=8).hybrid_step(8, plan, frozenset(SHAPES))
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ class Shape:
 
 
 LLAMA_7B = Shape()
-CONTEXT, SHAPES = LLAMA_7B.context, LLAMA_7B.products()
+SHAPES = LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
-SERIAL: Plan = {"attention": {"OVERLAP": 1}}
 
 
 class Stack:
-    """Random weights of ``layers`` layers and a head, and the caches of a batch; fused and unfused steps."""
+    """Random weights of ``layers`` layers and a head, and the caches of a batch."""
 
     def __init__(
         self, layers: int, batch: int, device: str = "cuda", shape: Shape = LLAMA_7B, heads: int = 2
@@ -128,28 +127,6 @@ class Stack:
             return small_linear(source, weight, residual=x, tiles=tiles)
         return small_linear_parts(source, weight, tiles)
 
-    def unfused(self, op: str, layer: int, rows: int) -> Any:
-        """The same with the matrix library and the separate kernels."""
-        x = self.x[:rows]
-        if op == "attention":
-            return self.attend(self.q[:rows], layer, None)
-        if op == "norm":
-            return rms_norm(x, self.norm, EPS, x)
-        weight = self.weight(op, layer)
-        if op == "qkv":
-            qkv = F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
-            return rope_kv_write(qkv, *self.place(rows, layer))
-        if op == "gate_up":
-            return silu_mul(F.linear(rms_norm(x, self.norm, EPS, x)[0], weight))
-        if op == "head":
-            return F.linear(rms_norm(x, self.norm, EPS, x)[0], weight)
-        return F.linear(self.inner[:rows] if op == "down" else x, weight)
-
-    def fused_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """Logits of ``rows`` requests."""
-        folded = rows == 1 and (plan.get("qkv") or {}).get("BLOCK_T", 1) == 1
-        return self.folded_step(rows, plan) if folded else self.matrix_step(rows, plan)
-
     def folded_step(self, rows: int, plan: Plan) -> torch.Tensor:
         """Norms folded into the products: six launches a layer and one for the head."""
         x, norm = self.x[:rows], (self.norm, EPS)
@@ -161,10 +138,6 @@ class Stack:
             inner = small_gate_up(x, weights["gate_up"], *norm, plan.get("gate_up"))
             x = small_linear(inner, weights["down"], residual=x, tiles=plan.get("down"))
         return small_linear(x, self.weight("head", 0), None, None, *norm, plan.get("head"))
-
-    def matrix_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """Norms after the split sums: eight launches a layer."""
-        return self.hybrid_step(rows, plan, frozenset(SHAPES))
 
     def hybrid_step(self, rows: int, plan: Plan, small: frozenset[str]) -> torch.Tensor:
         """Of the products those in ``small`` by the small kernels, the others by the matrix library.
@@ -208,15 +181,3 @@ class Stack:
                 small_linear_parts(y, weight, plan.get(op)), x, self.norm, EPS, tiles=plan.get("norm")
             )
         return rms_norm(x.addmm_(y, weight.t()), self.norm, EPS, tiles=plan.get("rms"))
-
-    def unfused_step(self, rows: int, plan: Plan) -> torch.Tensor:
-        """The same logits through the matrix library, ten launches a layer."""
-        delta, residual = self.x[:rows], None
-        for layer in range(self.layers):
-            weights = {op: self.weight(op, layer) for op in SHAPES}
-            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
-            q = rope_kv_write(F.linear(hidden, weights["qkv"]), *self.place(rows, layer))
-            delta = F.linear(self.attend(q, layer, plan.get("attention")).flatten(1), weights["o"])
-            hidden, residual = rms_norm(delta, self.norm, EPS, residual)
-            delta = F.linear(silu_mul(F.linear(hidden, weights["gate_up"])), weights["down"])
-        return F.linear(rms_norm(delta, self.norm, EPS, residual)[0], self.weight("head", 0))

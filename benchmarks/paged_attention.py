@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernels_decode import READ_GB_S, compact, graph_us
+from timing import READ_GB_S, compact, graph_us
 
 from ingot.kernels.paged_attention import candidate_tiles, paged_attention
 

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from ingot.engine.builder import build
     from ingot.engine.tuner import tune
     from ingot.llm import LLM
+    from ingot.llm.verify import verify
     from ingot.processors.prompt import Prompt
 
 __version__ = VERSION
-__all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build", "tune"]
+__all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build", "tune", "verify"]
 
 _HOMES = {
     "LLM": "ingot.llm",
     "Prompt": "ingot.processors.prompt",
     "build": "ingot.engine.builder",
     "tune": "ingot.engine.tuner",
+    "verify": "ingot.llm.verify",
 }
 
 

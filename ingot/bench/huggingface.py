@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.bench.load import Ask, PromptSource
+from ingot.bench.memory import Memory, forget_peak, peak_bytes
 from ingot.bench.run import Run
 from ingot.bench.side import SideSpec
 from ingot.bench.work import Work, weight_bytes
@@ -58,6 +59,21 @@ class HuggingFaceSide:
         tables = [m for m in self._model.modules() if isinstance(m, torch.nn.Embedding)]
         read = weight_bytes(self._model, [*tables], self._model.get_output_embeddings())
         self.work = Work.of(config, read, self.dtype.itemsize)
+
+    def resize(self, batch: int) -> None:
+        """Padded batches of ``batch`` rows from now on."""
+        forget_peak(self.device)
+        self.max_batch_size = batch
+
+    def memory(self) -> Memory:
+        """Bytes of weights, of the keys and values of a batch of the longest requests, and the peak since the
+        last ``resize``.
+        """
+        return Memory(
+            weights=sum(p.nbytes for p in self._model.parameters()),
+            cache=self.max_batch_size * self.max_seq_len * self.work.kv_bytes,
+            peak=peak_bytes(self.device),
+        )
 
     def warm_up(self, most: int) -> None:
         """One short generation."""

@@ -8,6 +8,7 @@ measurement.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from ingot.bench.load import Ask, PromptSource
+from ingot.bench.memory import Memory, forget_peak, peak_bytes
 from ingot.bench.run import Run
 from ingot.bench.side import SideSpec
 from ingot.bench.work import Work, read_bytes
@@ -24,7 +26,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.config.step_sizes import batch_buckets
 from ingot.device import dtype_name
 from ingot.engine.manifest import is_engine
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.llm import LLM
 
 _WARM_UP_TOKENS = 3  # a prefill and two decode steps
@@ -48,6 +50,37 @@ class IngotSide:
         self.vocab_size = model.config.vocab_size
         caches = executor.runner.caches
         self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
+
+    def resize(self, batch: int) -> None:
+        """A new KV cache for ``batch`` of the longest requests, over the same weights.
+
+        Raises:
+            OutOfMemoryError: it does not hold all of them at once.
+        """
+        engine, runtime = self._llm.engine, self._llm.runtime
+        limits = engine.manifest.build.replace(max_batch_size=batch)
+        engine = dataclasses.replace(engine, manifest=engine.manifest.replace(build=limits))
+        del self._llm
+        forget_peak(self.device)
+        self._llm = LLM.of_engine(engine, runtime)
+        self.max_batch_size = batch
+        caches, size = self._llm.executor.runner.caches, runtime.block_size
+        room = caches[0].keys.shape[0] // -(-self.max_seq_len // size)
+        if room < batch:
+            raise OutOfMemoryError(
+                "the KV cache does not hold the batch",
+                seen=f"room for {room} of {batch} requests of {self.max_seq_len} tokens",
+                fix="a smaller --batch, fewer tokens, or a larger GPU",
+            )
+
+    def memory(self) -> Memory:
+        """Bytes of weights and cache, and the peak since the last ``resize``."""
+        caches = self._llm.executor.runner.caches
+        return Memory(
+            weights=sum(p.nbytes for p in self._llm.engine.model.parameters()),
+            cache=sum(c.keys.nbytes + c.values.nbytes for c in caches),
+            peak=peak_bytes(self.device),
+        )
 
     def warm_up(self, most: int) -> None:
         """Greedy graphs of all buckets up to ``most`` requests, prompts of many lengths, one generation."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ingot.bench.load import Ask
+from ingot.bench.memory import Memory
 from ingot.bench.run import Run
 from ingot.bench.work import Work
 from ingot.checkpoint.hub import resolve_checkpoint
@@ -76,6 +77,18 @@ class Side(Protocol):
 
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
         """Answer all requests, given at once, and say when tokens arrived."""
+        ...
+
+    def resize(self, batch: int) -> None:
+        """Make room for exactly ``batch`` of the longest requests; the weights stay, the peak starts anew.
+
+        Raises:
+            OutOfMemoryError: there is no such room.
+        """
+        ...
+
+    def memory(self) -> Memory:
+        """What it takes of the device's memory."""
         ...
 
     def facts(self) -> dict[str, Any]:

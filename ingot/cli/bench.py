@@ -52,9 +52,9 @@ def latency(
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
-    _set_threads(flags.threads)
-    with _progress() as say:
-        record = bench_latency(spec, wanted, _other(spec, flags.against), command=_command(), say=say)
+    set_threads(flags.threads)
+    with progress() as say:
+        record = bench_latency(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
     _show(record, flags.json_file)
 
 
@@ -97,10 +97,10 @@ def throughput(
         load = fixed_load(fixed, flags.prompt_tokens, flags.new_tokens)
     else:
         load = mixed_load(MIXED if mixed is None else mixed)
-    _set_threads(flags.threads)
+    set_threads(flags.threads)
     other = _other(spec, flags.against, hf_batch)
-    with _progress() as say:
-        record = bench_throughput(spec, Throughput(load, repeats), other, command=_command(), say=say)
+    with progress() as say:
+        record = bench_throughput(spec, Throughput(load, repeats), other, command=command_line(), say=say)
     _show(record, flags.json_file)
 
 
@@ -121,8 +121,8 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     if resolve_device(spec.device).type != "cuda":
         raise typer.BadParameter("kernels are measured on a GPU, and this is a CPU", param_hint="--device")
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
-    with _progress() as say:
-        record = bench_kernels(spec, wanted, command=_command(), say=say)
+    with progress() as say:
+        record = bench_kernels(spec, wanted, command=command_line(), say=say)
     _show(record, flags.json_file)
 
 
@@ -201,19 +201,19 @@ def _longest(spec: SideSpec) -> int | None:
     return spec.max_seq_len
 
 
-def _set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
 
 
-def _command() -> str:
+def command_line() -> str:
     return shlex.join(["ingot", *sys.argv[1:]])
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None] | None]:
+def progress() -> Iterator[Callable[[str], None] | None]:
     """What is being measured, on stderr; None where that is no terminal."""
     if not stderr().is_terminal:
         yield None
@@ -233,7 +233,7 @@ def _show(record: Record, json_file: str | None) -> None:
         stdout().print(line, markup=False)
     for table in tables(record):
         stdout().print()
-        _print_table(table)
+        print_table(table)
     for side in record["sides"]:
         for doubt in side.get("doubts", ()):
             stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
@@ -243,7 +243,7 @@ def _show(record: Record, json_file: str | None) -> None:
         path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     """With lines on a terminal, as aligned text elsewhere."""
     from ingot.bench.report import plain
 

@@ -51,6 +51,9 @@ def build(
     tune: Annotated[
         bool, typer.Option("--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.")
     ] = True,
+    proof: Annotated[
+        bool, typer.Option("--proof/--no-proof", help="Store golden cases for `ingot verify`.")
+    ] = True,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
 ) -> None:
@@ -67,6 +70,8 @@ def build(
                 progress=progress,
                 tune=tune,
                 tune_progress=tune_progress,
+                proof=proof,
+                proof_progress=tune_progress,
                 **given(
                     dtype=dtype,
                     device=device,

@@ -43,7 +43,7 @@ def write(text: str) -> None:
 def print_json(value: Any) -> None:
     """One line of JSON on stdout; numbers that JSON cannot hold (infinity, NaN) become null."""
     escaped = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
-    sys.stdout.write(json.dumps(_finite(value), ensure_ascii=escaped) + "\n")
+    sys.stdout.write(json.dumps(finite(value), ensure_ascii=escaped) + "\n")
 
 
 def print_error(error: IngotError) -> None:
@@ -78,9 +78,10 @@ def _listed(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The value with null for every number that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {k: _finite(v) for k, v in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -26,7 +26,7 @@ def inspect(
     from ingot.engine.describe import describe
     from ingot.llm.defaults import default_params
 
-    found = describe(_folder(engine))
+    found = describe(local_folder(engine))
     params = default_params(found.manifest.generation)
     if as_json:
         value = found.to_json() | {"default_params": params.to_json()}
@@ -37,7 +37,7 @@ def inspect(
         _show_tensors(found)
 
 
-def _folder(name: str) -> Path:
+def local_folder(name: str) -> Path:
     """A folder, or a snapshot that is on this machine already: to look inside nothing is downloaded."""
     from ingot.checkpoint.hub import resolve_checkpoint
 
@@ -81,7 +81,28 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     yield "sampling", _changed(params)
     yield "kernel plan", _plan(found)
     if found.kind == "engine":
+        yield from _proof(found)
         yield "versions", f"ingot {found.manifest.ingot_version}, format {found.manifest.format_version}"
+
+
+def _proof(found: Description) -> Iterator[tuple[str, str]]:
+    if found.proof is None:
+        yield "proven by", f"nothing: {found.doubt}"
+        return
+    made = found.proof.made
+    yield "proven by", f"Ingot {made.ingot} on {made.device}, {made.time}, {made.dtype} weights"
+    cases = (f"{name} {prompt}+{new}" for name, (prompt, new) in found.proof.cases.items())
+    yield "golden cases", ", ".join(cases) + " (tokens of prompt + new)" if found.proof.cases else "none"
+    for metric in found.proof.metrics:
+        limit = f"{'<=' if metric.better == 'lower' else '>='} {metric.limit:g}"
+        yield "metric", f"{metric.name} {metric.value:g} (limit {limit}) on {metric.data}"
+    if found.doubt is not None:
+        yield "verified", found.doubt
+    else:
+        yield (
+            "verified",
+            f"here, {found.proof.verified}" if found.proof.verified else "not on this machine yet",
+        )
 
 
 def _positions(found: Description) -> str:

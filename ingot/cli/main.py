@@ -17,16 +17,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ingot.cli.align import align
 from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
+from ingot.cli.eval import evaluate
+from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
 from ingot.cli.plan import plan
+from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.sampling import names_flag
+from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
+from ingot.cli.verify import verify
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
 
@@ -63,8 +69,10 @@ class Verbs(TyperGroup):
 
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
-    """2 where the command line is at fault, 1 where the work failed; ``diff`` keeps its 1 for "different"."""
-    if verb == "diff" or isinstance(error, NoSuchPathError):
+    """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
+    "different", ``eval`` for "beyond the limit".
+    """
+    if verb in ("diff", "align", "eval") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -99,9 +107,10 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, inspect, diff, plan):
+for verb in (build, tune, run, chat, plan, explain, inspect, diff, verify, align, repro, sweep):
     app.command()(verb)
 app.add_typer(bench)
+app.add_typer(evaluate)
 
 
 def _never_fail_to_encode() -> None:

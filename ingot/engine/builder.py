@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
@@ -20,7 +22,15 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly
-from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
+from ingot.engine.golden import make_proof
+from ingot.engine.manifest import (
+    MANIFEST_FILE,
+    PLAN_FILE,
+    PROOF_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    Manifest,
+)
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
@@ -45,20 +55,23 @@ def build(
     chat_template: str | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
+    proof: bool = True,
     revision: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
     tune_progress: Progress | None = None,
+    proof_progress: Progress | None = None,
 ) -> Path:
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
-    The same checkpoint, arguments and version give the same bytes in every file but plan.json. A build that
-    fails or is interrupted leaves nothing behind, and an engine that was there stays as it was.
+    The same checkpoint, arguments and version give the same bytes in every file but plan.json, which is
+    measured, and proof.json, whose numbers are of this machine's arithmetic. A build that fails or is
+    interrupted leaves nothing behind, and an engine that was there stays as it was.
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, and where schemes that
-            compute when they pack do so. Weights that are only copied need none.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``: where kernels are tuned, the proof is computed, and
+            schemes that compute when they pack do so. Weights that are only copied need none.
         max_batch_size: most requests in one step.
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
@@ -67,10 +80,12 @@ def build(
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
             plan is empty: defaults.
+        proof: store golden cases for ``ingot verify``; without, the engine is unproven and says so.
         revision: branch, tag or commit of a hub id.
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
         tune_progress: called as (what is measured, steps done, steps in all).
+        proof_progress: called as (what, passes over the weights done, passes in all).
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
@@ -93,6 +108,9 @@ def build(
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
                 _write(folder, source, assembly, text, given_plan or KernelPlan(), progress)
+                source.close()  # its mapped pages count as memory
+                if proof:
+                    _prove(folder, assembly, text, place, proof_progress)
         except OSError as error:
             raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
     return target
@@ -160,6 +178,15 @@ def _write(
         raise BuildError(
             what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
         ) from error
+
+
+def _prove(
+    folder: Path, assembly: Assembly, text: TextParts, device: torch.device, progress: Progress | None
+) -> None:
+    """Write proof.json beside the files that it is of."""
+    found = make_proof(folder, assembly.model, assembly.build, text.tokenizer, device, progress)
+    if found is not None:
+        (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
 
 
 def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:

@@ -21,7 +21,15 @@ from safetensors import SafetensorError, safe_open
 
 from ingot.config.base import JsonConfig
 from ingot.engine.integrity import check_engine
-from ingot.engine.manifest import MANIFEST_FILE, PLAN_FILE, WEIGHTS_FILE, Manifest, TensorEntry
+from ingot.engine.manifest import (
+    MANIFEST_FILE,
+    NOTE_FILE,
+    PLAN_FILE,
+    PROOF_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    TensorEntry,
+)
 from ingot.errors import EngineError
 
 ABSENT = "(absent)"
@@ -143,10 +151,15 @@ def _versions(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """sha256 by name: the tokenizer's files as the manifest says, and whatever else lies in the folder."""
-    compared = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE)
+    """sha256 by name: the tokenizer's files as the manifest says, and whatever else lies in the folder.
+
+    A proof only is there or not: its numbers follow from what is compared, and are of one machine's rounding.
+    """
+    compared = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
     others = sorted(f for f in folder.iterdir() if f.is_file() and f.name not in compared)
     hashes = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in others}
+    if (folder / PROOF_FILE).is_file():
+        hashes[PROOF_FILE] = "a proof"
     return {f"tokenizer/{name}": digest for name, digest in manifest.files.items()} | hashes
 
 

@@ -22,10 +22,13 @@ from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
+from ingot.engine.integrity import check_files
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.memory_sizes import kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan
+from ingot.engine.proof import Made, Metric, read_note, read_proof, standing, this_host
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
@@ -37,6 +40,19 @@ class TensorFact(JsonConfig):
     dtype: str
     shape: tuple[int, ...]
     sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class ProofFact(JsonConfig):
+    """A proof without its numbers. ``verified`` is when ``ingot verify`` last ended on this machine, if it
+    did.
+    """
+
+    sha256: str
+    made: Made
+    cases: dict[str, tuple[int, ...]]
+    metrics: tuple[Metric, ...]
+    verified: str | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,8 @@ class Description(JsonConfig):
         plan_unused: why this machine's first GPU, or its CPU where there is none, does not use the plan; None
             where it does, and without one.
         generation: the checkpoint's generation_config.json.
+        proof: of an engine: what proves it; None where nothing does.
+        doubt: why the engine is not to be trusted on this machine; None where nothing speaks against it.
     """
 
     path: str
@@ -66,6 +84,8 @@ class Description(JsonConfig):
     vocabulary: int | None
     chat_format: str | None
     tensors: dict[str, TensorFact]
+    proof: ProofFact | None = None
+    doubt: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """See ``JsonConfig.to_json``; tensors come once, the manifest's fields beside the others."""
@@ -85,6 +105,22 @@ def describe(folder: Path) -> Description:
     return _engine(folder) if is_engine(folder) else _checkpoint(folder)
 
 
+def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
+    """Manifest and text parts of an engine, or of the one that a checkpoint would become by default.
+
+    Raises:
+        EngineError, CheckpointError: the folder is neither, or damaged.
+    """
+    if is_engine(folder):
+        manifest = Manifest.read(folder)
+        check_files(folder, manifest)
+        return manifest, read_engine_text(folder, manifest)
+    with open_checkpoint(folder) as source:
+        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+        text = read_text_parts(source)
+        return make_manifest(Assembly.of(source, config, QuantConfig()), source, text), text
+
+
 def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
     plan = read_own_plan(folder, resolve_device("auto"))
@@ -93,7 +129,30 @@ def _engine(folder: Path) -> Description:
     )
     facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
     text = read_engine_text(folder, manifest)
-    return _describe("engine", folder, manifest, plan, model, text, facts)
+    found = _describe("engine", folder, manifest, plan, model, text, facts)
+    return found.replace(proof=_proof_fact(folder), doubt=standing(folder))
+
+
+def _proof_fact(folder: Path) -> ProofFact | None:
+    """An engine's proof in short; a damaged one is none, and ``doubt`` tells of it."""
+    try:
+        proof = read_proof(folder)
+    except EngineError:
+        return None
+    if proof is None:
+        return None
+    note = read_note(folder)
+    here = note is not None and note.host == this_host() and note.proof_sha256 == proof.sha256
+    cases: dict[str, tuple[int, ...]] = {
+        case.name: (len(case.prompt_ids), len(case.new_ids)) for case in proof.claims.cases
+    }
+    return ProofFact(
+        proof.sha256,
+        proof.made,
+        cases,
+        proof.claims.metrics,
+        note.time if note is not None and here else None,
+    )
 
 
 def _checkpoint(folder: Path) -> Description:

@@ -5,6 +5,7 @@ Owns the comparison of files and tensors with the hashes in the manifest. Knows 
     check_files(folder, manifest)
     with TensorHashes(manifest) as hashes:
         for name, tensor in tensors: hashes.add(name, tensor)      # hashed beside the loading
+    find_damage(folder, manifest)                                  # all of it, for `ingot verify`
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +37,7 @@ class TensorHashes:
 
     def __init__(self, manifest: Manifest) -> None:
         self._expected = {name: entry.sha256 for name, entry in manifest.tensors.items()}
-        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
+        self._pool = ThreadPoolExecutor(_threads())
         self._found: dict[str, Future[str]] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +76,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """
     for name, digest in manifest.files.items():
         path = folder / TOKENIZER_FOLDER / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if not _is_file(path, digest):
             raise EngineError(
                 "a tokenizer file is missing or not the one that was built",
                 seen=path,
@@ -98,3 +100,51 @@ def check_engine(folder: Path, manifest: Manifest) -> None:
         raise EngineError(
             f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
         ) from None
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file of an engine, or a tensor in it, that is not what was built."""
+
+    file: str
+    tensor: str | None
+    what: str
+
+
+def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
+    """Everything in an engine folder that differs from its manifest, by hash; reads all of it, runs
+    nothing."""
+    found = [
+        Damage(f"{TOKENIZER_FOLDER}/{name}", None, "is missing or not the one that was built")
+        for name, digest in manifest.files.items()
+        if not _is_file(folder / TOKENIZER_FOLDER / name, digest)
+    ]
+    path = folder / WEIGHTS_FILE
+    try:
+        with safe_open(path, framework="pt") as file, ThreadPoolExecutor(_threads()) as pool:
+            stored = set(file.keys())
+            hashes = {
+                name: pool.submit(tensor_hash, file.get_tensor(name))
+                for name in manifest.tensors
+                if name in stored
+            }
+            for name, entry in manifest.tensors.items():
+                if name not in hashes:
+                    found.append(Damage(WEIGHTS_FILE, name, "is missing"))
+                elif hashes[name].result() != entry.sha256:
+                    found.append(
+                        Damage(WEIGHTS_FILE, name, "is not the one that was built: its hash differs")
+                    )
+        extra = sorted(stored - set(manifest.tensors))
+        found += [Damage(WEIGHTS_FILE, name, "is not in the manifest") for name in extra]
+    except (SafetensorError, OSError) as error:
+        found.append(Damage(WEIGHTS_FILE, None, f"cannot be read: {error}"))
+    return found
+
+
+def _is_file(path: Path, digest: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+
+
+def _threads() -> int:
+    return min(_MOST_THREADS, os.cpu_count() or 1)

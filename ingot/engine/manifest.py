@@ -23,6 +23,8 @@ FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 PLAN_FILE = "plan.json"
+PROOF_FILE = "proof.json"
+NOTE_FILE = "verify.json"
 TOKENIZER_FOLDER = "tokenizer"
 
 

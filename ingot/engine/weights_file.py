@@ -1,7 +1,7 @@
-"""weights.safetensors, written one tensor at a time.
+"""weights.safetensors, written and read one tensor at a time.
 
-Owns the writing of a safetensors file whose tensors never lie in memory together; the library's own writer
-wants them all at once. Knows nothing of models.
+Owns the writing of a safetensors file whose tensors never lie in memory together (the library's own writer
+wants them all at once), and its reading in place. Knows nothing of models.
 
     with WeightsWriter(path, layout) as writer:
         writer.add("norm.weight", tensor)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -86,3 +87,34 @@ class WeightsWriter:
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
+
+
+class WeightsReader:
+    """Tensors of a file that ``WeightsWriter`` wrote, as views of a private mapping of it.
+
+    Pages that were read count as this process's memory until ``release``, after which they come from the
+    system's cache again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            self._header = json.loads(file.read(size))
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._start = 8 + size
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, on the CPU; nothing is read before its values are used, and none may be written."""
+        entry = self._header[name]
+        begin, end = entry["data_offsets"]
+        dtype = next(d for d, told in _NAMES.items() if told == entry["dtype"])
+        if begin == end:
+            return torch.empty(entry["shape"], dtype=dtype)
+        count = (end - begin) // dtype.itemsize
+        flat = torch.frombuffer(self._map, dtype=dtype, offset=self._start + begin, count=count)
+        return flat.view(entry["shape"])
+
+    def release(self) -> None:
+        """Let go of the pages that were read; tensors stay valid."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)

@@ -19,6 +19,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Executor, Update
+from ingot.runtime.likelihood import Keep, keep_likelihood, keep_logits
 
 
 class Flight:
@@ -99,8 +100,15 @@ class Flights:
 
     def logits(self, prompt_ids: list[int]) -> torch.Tensor:
         """float32 [num_tokens, vocab_size] on the CPU: the logits at every position of a prompt."""
+        return self._kept(prompt_ids, keep_logits)
+
+    def log_likelihood(self, prompt_ids: list[int]) -> torch.Tensor:
+        """float32 [num_tokens - 1] on the CPU: the log-probability of every token but the first."""
+        return self._kept(prompt_ids, keep_likelihood(prompt_ids))
+
+    def _kept(self, prompt_ids: list[int], keep: Keep) -> torch.Tensor:
         request_id = f"r{next(self._ids)}"
-        self.executor.add_logits(request_id, prompt_ids)
+        self.executor.add_logits(request_id, prompt_ids, keep)
         try:
             while not self.executor.logits_ready(request_id):
                 self.step()

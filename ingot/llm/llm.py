@@ -8,9 +8,9 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -23,11 +23,15 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
 from ingot.engine.manifest import is_engine
+from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import ConfigError, RequestError
-from ingot.llm.defaults import default_params
+from ingot.llm.defaults import default_params, params_for
+from ingot.llm.explain import explain_request
+from ingot.llm.explanation import Explanation
 from ingot.llm.flights import Flight, Flights
 from ingot.llm.outputs import Output, Piece
+from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts, with_chat_stops
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -35,12 +39,14 @@ from ingot.runtime.graphs import KINDS
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
 
-Messages = Sequence[Mapping[str, Any]]
-PromptLike = str | Sequence[int] | Prompt
+_log = logging.getLogger(__name__)
 
 
 class LLM:
     """An engine, or a checkpoint assembled in memory, ready to generate.
+
+    An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
+    that is logged.
 
     Args:
         path: an engine folder, a checkpoint folder, or a Hugging Face id.
@@ -77,6 +83,9 @@ class LLM:
                 raise ConfigError(
                     "these values are fixed when an engine is built", seen=fixed, fix="build it again"
                 )
+            doubt = standing(Path(path))
+            if doubt is not None:
+                _log.warning("%s", doubt)
             engine = load_engine(Path(path), place, compute_dtype)
         else:
             engine = engine_in_memory(
@@ -89,6 +98,17 @@ class LLM:
                 chat_template=chat_template,
             )
         self._setup(engine, runtime or RuntimeConfig())
+
+    @classmethod
+    def of_engine(cls, engine: Engine, runtime: RuntimeConfig | None = None) -> Self:
+        """An engine that is loaded already, whatever its proof says.
+
+        Raises:
+            OutOfMemoryError: the device is too small.
+        """
+        llm = cls.__new__(cls)
+        llm._setup(engine, runtime or RuntimeConfig())
+        return llm
 
     @classmethod
     def from_config(
@@ -112,17 +132,11 @@ class LLM:
             CheckpointError: the config cannot be read, or its architecture is unknown.
             DeviceError: the device is not there, or too small.
         """
+        place = resolve_device(device)
         engine = engine_from_config(
-            Path(config),
-            resolve_device(device),
-            dtype,
-            max_batch_size=max_batch_size,
-            max_seq_len=max_seq_len,
-            seed=seed,
+            Path(config), place, dtype, max_batch_size=max_batch_size, max_seq_len=max_seq_len, seed=seed
         )
-        llm = cls.__new__(cls)
-        llm._setup(engine, runtime or RuntimeConfig())
-        return llm
+        return cls.of_engine(engine, runtime)
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
         self.engine = engine
@@ -179,7 +193,7 @@ class LLM:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
         many = split_prompts(prompts)
-        return self._run([self._entry(p) for p in many], self._params_for(params, len(many)))
+        return self._run([self._entry(p) for p in many], self._params(params, len(many)))
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None) -> Output: ...
@@ -206,7 +220,7 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
         entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._run(entries, self._params_for(params, len(entries)))
+        outputs = self._run(entries, self._params(params, len(entries)))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
@@ -215,12 +229,7 @@ class LLM:
 
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
-        if self.tokenizer is None or self.chat_format is None:
-            what = "chat template" if self.tokenizer is not None else "tokenizer"
-            raise RequestError(
-                f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file"
-            )
-        return self.chat_format.prompt_ids(messages, self.tokenizer)
+        return chat_ids(messages, self.engine.text)
 
     def stream(self, prompt: PromptLike | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
@@ -259,6 +268,26 @@ class LLM:
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
         return self._flights.logits(ids)
 
+    def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
+        """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
+        CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
+        """
+        return self._flights.log_likelihood(Prompt.of(prompt).token_ids(self.tokenizer))
+
+    def explain(
+        self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
+    ) -> Explanation:
+        """What a request is made of, without running it: its exact prompt, what ends it, where every value is
+        from, and what Hugging Face's ``generate`` would do differently.
+
+        Args:
+            params: as in ``generate``, or only the values that a request names, over the defaults.
+
+        Raises:
+            RequestError: it is no prompt, or a value is out of range.
+        """
+        return explain_request(self.engine.manifest, self.engine.text, prompt, params)
+
     def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
         (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
@@ -284,10 +313,7 @@ class LLM:
         return tap(self.engine.model, self.executor, *patterns)
 
     def _entry(self, prompt: PromptLike | Messages) -> tuple[list[int], bool]:
-        """A prompt's token ids, and whether it is a conversation."""
-        if is_conversation(prompt):
-            return self.chat_ids(prompt), True  # type: ignore[arg-type]
-        return Prompt.of(prompt).token_ids(self.tokenizer), False
+        return prompt_entry(prompt, self.engine.text)
 
     def _run(self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]) -> list[Output]:
         """Answer prompts, given as token ids and whether they are conversations."""
@@ -306,7 +332,8 @@ class LLM:
         self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]
     ) -> list[SamplingParams]:
         """The values of each request, which can be served."""
-        values = [self._with_chat_stops(v) if c else v for (_, c), v in zip(entries, params, strict=True)]
+        text = self.engine.text
+        values = [with_chat_stops(v, text) if c else v for (_, c), v in zip(entries, params, strict=True)]
         for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
             self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
         return values
@@ -326,7 +353,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> Generator[tuple[int, Piece], None, None]:
         entries = [self._entry(p) for p in prompts]
-        return self._pieces(entries, self._checked(entries, self._params_for(params, len(entries))))
+        return self._pieces(entries, self._checked(entries, self._params(params, len(entries))))
 
     def _pieces(
         self, entries: list[tuple[list[int], bool]], values: list[SamplingParams]
@@ -347,48 +374,13 @@ class LLM:
             for flight in flights:
                 self._flights.cancel(flight)
 
-    def _with_chat_stops(self, params: SamplingParams) -> SamplingParams:
-        """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
-        extra = self.chat_format.stop_strings if self.chat_format is not None else ()
-        return params.replace(stop=(*params.stop, *extra)) if extra else params
-
-    def _params_for(
+    def _params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
     ) -> list[SamplingParams]:
-        if params is None:
-            params = self.default_params
-        if isinstance(params, SamplingParams):
-            params = [params] * count
-        if not isinstance(params, Sequence) or not all(isinstance(v, SamplingParams) for v in params):
-            raise RequestError(
-                "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
-            )
-        if len(params) != count:
-            raise RequestError("as many params as prompts", seen=len(params), allowed=count, fix="params")
-        if self.tokenizer is None and any(v.stop for v in params):
-            raise RequestError(
-                "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"
-            )
-        return list(params)
+        return params_for(params, self.default_params, self.tokenizer, count)
 
 
 def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:
     with closing(pieces):
         for _, piece in pieces:
             yield piece
-
-
-def split_prompts(
-    value: PromptLike | Messages | Sequence[PromptLike | Messages],
-) -> list[PromptLike | Messages]:
-    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
-    if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
-        return [value]
-    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
-        return [value]  # type: ignore[list-item]
-    return list(value)  # type: ignore[arg-type]
-
-
-def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)

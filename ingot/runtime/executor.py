@@ -32,6 +32,7 @@ from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.graphs import KINDS
 from ingot.runtime.kv_cache import BlockManager
+from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
@@ -97,6 +98,7 @@ class Executor:
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
         self._prompt_logits: dict[str, list[torch.Tensor]] = {}
+        self._keep: dict[str, Keep] = {}
         self._host_bound: set[str] = set()
         self._ahead: _StepAhead | None = None
 
@@ -136,8 +138,12 @@ class Executor:
         """Ids of the requests that are not finished."""
         return set(self._owner.values())
 
-    def add_logits(self, request_id: str, prompt_ids: Sequence[int]) -> None:
+    def add_logits(self, request_id: str, prompt_ids: Sequence[int], keep: Keep = keep_logits) -> None:
         """Queue a prompt whose logits at every position are wanted; nothing is generated.
+
+        Args:
+            keep: what of a chunk's logits ([count, vocab_size], in the model's dtype, on the device) stays,
+                given them and the position of their first token.
 
         Raises:
             RequestError: as ``add``.
@@ -146,6 +152,7 @@ class Executor:
         request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0)
         request.all_logits = True
         self._prompt_logits[request_id] = []
+        self._keep[request_id] = keep
         self._start(request, request_id)
 
     def logits_ready(self, request_id: str) -> bool:
@@ -153,7 +160,10 @@ class Executor:
         return request_id not in self._owner
 
     def take_logits(self, request_id: str) -> torch.Tensor:
-        """float32 [num_tokens, vocab_size] on the CPU, once the request has finished."""
+        """What was kept of all positions, once the request has finished: by default float32
+        [num_tokens, vocab_size] on the CPU.
+        """
+        del self._keep[request_id]
         return torch.cat(self._prompt_logits.pop(request_id))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -163,6 +173,7 @@ class Executor:
                 self._end(request)
         self._groups.pop(request_id, None)
         self._prompt_logits.pop(request_id, None)
+        self._keep.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Capture decode graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps
@@ -200,6 +211,7 @@ class Executor:
                 self._end(request)
             self._groups.clear()
             self._prompt_logits.clear()
+            self._keep.clear()
             if isinstance(error, torch.OutOfMemoryError) and self._setting is not None:
                 what, seen = "a step does not fit the device's memory", first_sentence(error)
                 raise out_of_memory(what, self._setting, self.runner.device, seen=seen) from None
@@ -255,7 +267,8 @@ class Executor:
                 pieces = self._prompt_logits[request.request_id]
                 if item.start == 0:
                     pieces.clear()  # a preempted prompt starts over
-                pieces.append(logits[row : row + item.count].cpu().float())
+                keep = self._keep[request.request_id]
+                pieces.append(keep(logits[row : row + item.count], item.start))
                 row += item.count
                 if item.samples:
                     updates.append(self._finished(request, FinishReason.LENGTH))

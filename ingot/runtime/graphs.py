@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.config.step_sizes import batch_buckets
 from ingot.runtime.forward import Forward
-from ingot.runtime.recording import Recorder
+from ingot.runtime.recording import record
 from ingot.runtime.sampled_step import sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
@@ -28,6 +27,14 @@ GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 KINDS = {"greedy": GREEDY, "unfiltered": UNFILTERED, "filtered": FILTERED}
+
+
+def batch_buckets(max_batch_size: int) -> list[int]:
+    """1, 2, 4, then multiples of 8 up to the first that holds the largest batch."""
+    buckets = [1, 2, 4]
+    while buckets[-1] < max_batch_size:
+        buckets.append(8 if buckets[-1] == 4 else buckets[-1] + 8)
+    return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
@@ -63,7 +70,7 @@ class DecodeGraphs:
         self.buckets = batch_buckets(max_batch_size)
         self._buffers: dict[int, StepBuffer] = {}
         self._captured: dict[tuple[int, tuple[RowSampling, ...] | None], _Captured] = {}
-        self._recorder = Recorder(device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def fits(self, num_requests: int) -> bool:
         """Whether a bucket holds this many requests."""
@@ -125,5 +132,5 @@ class DecodeGraphs:
 
         run()  # compiles kernels and fills workspaces outside of the capture
         self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
-        self._captured[bucket, kind] = _Captured(*self._recorder.record(run))
+        self._captured[bucket, kind] = _Captured(*record(run, self._pool, self.device))
         return self._captured[bucket, kind]

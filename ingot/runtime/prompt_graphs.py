@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.config.step_sizes import REQUEST_BUCKETS, TOKEN_BUCKETS
 from ingot.runtime.forward import Forward
-from ingot.runtime.recording import Recorder
+from ingot.runtime.recording import record
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 
+TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 2048)
+REQUEST_BUCKETS = (1, 4, 16)
 # Beyond so many tokens an H200 computes a 7B layer for longer than the host needs to launch it: only the gaps
 # between launches are left to win, and padding must cost less than they do.
 HOST_BOUND = 1024
@@ -47,7 +48,7 @@ class PromptGraphs:
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = forward.caches[0].block_size
-        self._recorder = Recorder(device)
+        self._pool = torch.cuda.graph_pool_handle()
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     @staticmethod
@@ -82,7 +83,7 @@ class PromptGraphs:
         buffer.upload()
         batch = buffer.padded_batch(tokens, self.max_seq_len)
         self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
-        graph, logits = self._recorder.record(lambda: self.forward(batch))
+        graph, logits = record(lambda: self.forward(batch), self._pool, self.device)
         self._captured[tokens, requests] = _Captured(graph, buffer, logits)
         return self._captured[tokens, requests]
 

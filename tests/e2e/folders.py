@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -12,11 +13,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    """sha256 of every file; of proof.json without when and where it was made."""
+    return {str(p.relative_to(folder)): _hash(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _hash(path: Path) -> str:
+    data = path.read_bytes()
+    if path.name == "proof.json":
+        claims = {name: value for name, value in json.loads(data).items() if name != "made"}
+        data = json.dumps(claims).encode()
+    return hashlib.sha256(data).hexdigest()
 
 
 def run_python(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -42,15 +42,16 @@ def test_version_and_help() -> None:
     assert ingot("--version").stdout == f"ingot {VERSION}\n"
     shown = ingot("--help")
     assert shown.exit_code == 0
-    verbs = ("build", "tune", "run", "chat", "inspect", "diff", "plan", "bench")
+    verbs = ("build", "tune", "run", "chat", "plan", "explain", "inspect", "diff", "verify", "align")
+    verbs += ("repro", "sweep", "eval", "bench")
     assert all(verb in shown.stdout for verb in verbs)
 
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from ingot.cli.main import app\n"
-        "for words in (['--help'], ['--version'], ['run', '--help'], ['plan', '--help'],\n"
-        "              ['bench', 'latency', '--help']):\n"
+        "verbs = (['run'], ['align'], ['plan'], ['bench', 'latency'])\n"
+        "for words in (['--help'], ['--version'], *([*verb, '--help'] for verb in verbs)):\n"
         "    try: app(words)\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "print([m for m in ('torch', 'triton', 'transformers', 'huggingface_hub') if m in sys.modules])"
@@ -123,7 +124,7 @@ def test_build_says_path_and_size_last(checkpoint: Path, tmp_path: Path) -> None
     words = ("build", checkpoint, "-o", target, "--device", "cpu")
     result = ingot(*words)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].startswith(f"{target}: 10")
+    assert result.stdout.splitlines()[-1].startswith(f"{target}: 13")
     assert " kB, built in " in result.stdout
     assert result.stderr == ""
     again = ingot(*words)

@@ -1,0 +1,177 @@
+"""An Ingot model run step by step, its stages written to a file.
+
+Owns the hooks on our modules and the teacher-forced loop through the real scheduler and the paged cache.
+Knows no reference and no verdict.
+
+    choices = record_engine(llm, Path("engine.safetensors"), ids, steps=4, forced=reference_ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.align.stages import OWN_NAMES
+from ingot.align.trace import TraceWriter
+from ingot.config.sampling import SamplingParams
+from ingot.device import on_device
+from ingot.errors import RequestError
+from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.llm import LLM
+from ingot.runtime.request import Request
+
+_NAME = "align"
+
+
+class _Pieces:
+    """Stages of one step; a prompt may run in several chunks."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, stage: str, tensor: torch.Tensor) -> None:
+        """One more chunk of a stage."""
+        self._pieces.setdefault(stage, []).append(tensor.detach().to("cpu", copy=True))
+
+    def flush(self, writer: TraceWriter, step: int) -> None:
+        """Write the step's stages in the order in which they ran, and forget them."""
+        for stage, pieces in self._pieces.items():
+            writer.add(f"{step}/{stage}", torch.cat(pieces))
+        self._pieces.clear()
+
+
+def record_engine(
+    llm: LLM,
+    path: Path,
+    ids: Sequence[int],
+    steps: int,
+    forced: Sequence[int] | None = None,
+    *,
+    as_served: bool = False,
+) -> list[int]:
+    """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
+
+    Args:
+        forced: tokens to feed after the prompt; None: the greedy choices.
+        as_served: run as requests do, with fused kernels and CUDA graphs where there are any; only the logits
+            of each step's last token are written.
+
+    Returns:
+        The greedy choices after the prompt and after each step, ``steps + 1`` of them.
+
+    Raises:
+        RequestError: prompt and steps do not fit the engine.
+    """
+    executor = llm.executor
+    checked = _fitting(llm, ids, steps)
+    request = executor.admission.request(_NAME, checked, SamplingParams(max_new_tokens=None), 0)
+    request.all_logits = not as_served
+    writer, pieces = TraceWriter(path), _Pieces()
+    choices: list[int] = []
+    try:
+        executor.scheduler.add(request)
+        with nullcontext() if as_served else _by_module(llm, pieces), on_device(llm.engine.device):
+            for step in range(steps + 1):
+                fed = request.tokens(request.num_computed, request.num_tokens)
+                writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
+                choices.append(_run_step(llm, request, pieces))
+                pieces.flush(writer, step)
+                request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
+        writer.metadata["dtype"] = str(llm.engine.dtype).removeprefix("torch.")
+        writer.metadata["names"] = OWN_NAMES
+        writer.metadata["model"] = llm.engine.manifest.model.architecture
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        executor.scheduler.finish(request)
+    writer.close()
+    return choices
+
+
+def _fitting(llm: LLM, ids: Sequence[int], steps: int) -> list[int]:
+    limit = llm.engine.manifest.build.max_seq_len
+    if len(ids) + steps > limit:
+        raise RequestError(
+            "prompt and steps do not fit the engine",
+            seen=f"{len(ids)} tokens and {steps} steps",
+            allowed=f"{limit} together",
+            fix="--steps",
+        )
+    return llm.executor.admission.checked_ids(ids, room=0)
+
+
+def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
+    """Compute all known tokens of the request; returns the greedy choice after the last."""
+    executor = llm.executor
+    logits = torch.empty(0)
+    while request.num_uncomputed:
+        batch = executor.scheduler.schedule()
+        logits = executor.runner.run(batch)
+        executor.scheduler.computed(batch)
+        if len(logits):
+            pieces.add("logits", logits)
+    return int(logits[-1].float().argmax())
+
+
+@contextmanager
+def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
+    """Every module is called, and its output kept, while the block runs."""
+    with llm.tap("norm"), _hooks(llm.engine.model, pieces):
+        yield
+
+
+@contextmanager
+def _hooks(model: Decoder, pieces: _Pieces) -> Iterator[None]:
+    """Collect every stage but the logits while the block runs."""
+    handles = []
+
+    def keep(module: torch.nn.Module, stage: str, choose: Callable[[Any], torch.Tensor]) -> None:
+        def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            pieces.add(stage, choose(output))
+
+        handles.append(module.register_forward_hook(hook))
+
+    def embedded(module: torch.nn.Module, inputs: Any) -> None:
+        pieces.add("embedding", inputs[0])
+
+    handles.append(model.layers[0].register_forward_pre_hook(embedded))
+    for i, layer in enumerate(model.layers):
+        assert isinstance(layer, DecoderLayer)
+        keep(layer.input_layernorm, f"layers.{i}.input_norm", _first)
+        keep(layer.self_attn, f"layers.{i}.attention", _itself)
+        keep(layer.post_attention_layernorm, f"layers.{i}.residual", _second)
+        keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", _first)
+        keep(layer.mlp, f"layers.{i}.mlp", _itself)
+        keep(layer, f"layers.{i}.output", _sum)
+    keep(model.norm, "final_norm", _first)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _itself(output: Any) -> torch.Tensor:
+    found: torch.Tensor = output
+    return found
+
+
+def _first(output: Any) -> torch.Tensor:
+    found: torch.Tensor = output[0]
+    return found
+
+
+def _second(output: Any) -> torch.Tensor:
+    found: torch.Tensor = output[1]
+    return found
+
+
+def _sum(output: Any) -> torch.Tensor:
+    """A layer hands on its last branch and the residual apart; the next norm adds them."""
+    found: torch.Tensor = output[0] + output[1]
+    return found

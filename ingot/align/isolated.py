@@ -1,0 +1,179 @@
+"""One module of the engine run on the reference's input.
+
+Owns the way from a stage's name to a call of our module with a scratch cache. What comes out differs from the
+reference by this module alone, whatever happened before it. Knows no verdict.
+
+    got = Isolated(llm.engine.model, dtype, device, reference).run(step=0, stage="layers.3.mlp")
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from ingot.align.stages import StageFile, kind_of, layer_of
+from ingot.layers.attention import Attention
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.decoder import Decoder, DecoderLayer
+
+_BLOCK = 64
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+class Isolated:
+    """Runs an engine's modules on inputs from a file of stages, in their own dtype or in fp32 copies."""
+
+    def __init__(
+        self, model: Decoder, dtype: torch.dtype, device: torch.device, reference: StageFile
+    ) -> None:
+        self.model = model
+        self.dtype = dtype
+        self.device = device
+        self.reference = reference
+        self._own = dtype
+
+    def widened(self) -> Isolated:
+        """The same modules computing in fp32, each copied when it runs."""
+        wide = Isolated(self.model, self.dtype, self.device, self.reference)
+        wide.dtype = torch.float32
+        return wide
+
+    @torch.inference_mode()
+    def run(self, step: int, stage: str) -> torch.Tensor | None:
+        """The module's output for the step's tokens, on the host; None where the file lacks its input."""
+        layer = layer_of(stage)
+        if layer is None:
+            found = self._outside(step, stage)
+        elif stage == f"layers.{layer}":
+            found = self._whole(step, layer)
+        else:
+            found = self._inside(step, layer, kind_of(stage))
+        return None if found is None else found.to("cpu")
+
+    def inputs(self, step: int, stage: str) -> torch.Tensor | None:
+        """The reference's input of the stage's module, as the file has it; token ids for the embedding; for
+        attention and for a whole layer (``layers.3``) those of all tokens so far.
+        """
+        layer, kind = layer_of(stage), kind_of(stage)
+        if kind == "attention":
+            return self.reference.so_far(step, f"layers.{layer}.input_norm")
+        if stage == f"layers.{layer}":
+            return self.reference.so_far(step, self._source(f"{stage}.input_norm"))
+        if stage == "embedding":
+            return torch.tensor(self.reference.ids(step))
+        return self.reference.get(step, self._source(stage))
+
+    def _source(self, stage: str) -> str:
+        """The stage that a module reads."""
+        layer = layer_of(stage)
+        if layer is None:
+            last = f"layers.{len(self.model.layers) - 1}.output"
+            return {"final_norm": last, "logits": "final_norm"}[stage]
+        before = "embedding" if layer == 0 else f"layers.{layer - 1}.output"
+        names = {"input_norm": before, "residual": "attention", "post_norm": "residual"}
+        name = (names | {"mlp": "post_norm", "output": "mlp"})[kind_of(stage)]
+        return name if name == before else f"layers.{layer}.{name}"
+
+    def _outside(self, step: int, stage: str) -> torch.Tensor | None:
+        model = self.model
+        if stage == "embedding":
+            ids = torch.tensor(self.reference.ids(step), device=self.device)
+            return model.embed(ids, self._positions(step))
+        x = self._get(step, self._source(stage))
+        if x is None:
+            return None
+        return self._cast(model.norm)(x)[0] if stage == "final_norm" else self._cast(model.lm_head)(x)
+
+    def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
+        layer = self.model.layers[index]
+        assert isinstance(layer, DecoderLayer)
+        x = self._given(self.inputs(step, f"layers.{index}.{kind}"))
+        if x is None:
+            return None
+        if kind == "attention":
+            return self._attention(self._cast(layer.self_attn), x, step)
+        if kind == "mlp":
+            return self._cast(layer.mlp)(x)
+        if kind == "input_norm":
+            return self._cast(layer.input_layernorm)(x)[0]
+        if kind == "post_norm":
+            return self._cast(layer.post_attention_layernorm)(x)[0]
+        return self._joined(step, index, kind, x)
+
+    def _joined(self, step: int, index: int, kind: str, branch: torch.Tensor) -> torch.Tensor | None:
+        """The stream after a branch joins it, which the norm behind the branch computes."""
+        name = (
+            self._source(f"layers.{index}.input_norm") if kind == "residual" else f"layers.{index}.residual"
+        )
+        stream = self._get(step, name)
+        if stream is None:
+            return None
+        layers, norm = self.model.layers, self.model.norm
+        if kind == "residual":
+            norm = layers[index].post_attention_layernorm  # type: ignore[assignment]
+        elif index + 1 < len(layers):
+            norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
+        return self._cast(norm)(branch, stream)[1]
+
+    def _cast(self, module: _Module) -> _Module:
+        """The module itself, or a copy in fp32."""
+        return module if self.dtype == self._own else copy.deepcopy(module).to(self.dtype)
+
+    def _attention(self, attention: Attention, hidden: torch.Tensor, step: int) -> torch.Tensor:
+        """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
+        start, end = self.reference.start(step), hidden.shape[0]
+        cache, rope = self._scratch(hidden)
+        if start:
+            attention(hidden[:start], self._batch(0, start), cache, rope)
+        return attention(hidden[start:], self._batch(start, end), cache, rope)
+
+    def _whole(self, step: int, index: int) -> torch.Tensor | None:
+        """A whole layer, as ``_attention`` runs one of its modules."""
+        stream = self._given(self.inputs(step, f"layers.{index}"))
+        if stream is None:
+            return None
+        layer, start, end = self.model.layers[index], self.reference.start(step), stream.shape[0]
+        cache, rope = self._scratch(stream)
+        if start:
+            layer(stream[:start], None, self._batch(0, start), cache, rope)
+        delta, residual = layer(stream[start:], None, self._batch(start, end), cache, rope)
+        return delta + residual
+
+    def _scratch(self, hidden: torch.Tensor) -> tuple[LayerCache, torch.Tensor | None]:
+        """An empty cache for these tokens, and the rotary table."""
+        config = self.model.config
+        shape = (-(-hidden.shape[0] // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
+        rope = None if self.model.rotary is None else self.model.rotary.table
+        return LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape)), rope
+
+    def _batch(self, start: int, end: int) -> ForwardBatch:
+        """Tokens [start, end) of one request."""
+        device = self.device
+        positions = torch.arange(start, end, device=device)
+        offset = self.model.rope_offset(len(self.reference.ids(0)))
+        return ForwardBatch(
+            input_ids=torch.zeros_like(positions),
+            positions=positions,
+            rope_rows=positions + offset,
+            slot_mapping=positions,
+            block_tables=torch.arange(-(-end // _BLOCK), device=device, dtype=torch.int32)[None],
+            query_start=torch.tensor([0, end - start], device=device, dtype=torch.int32),
+            seq_lens=torch.tensor([end], device=device, dtype=torch.int32),
+            logits_indices=positions[:0],
+            max_query_len=end - start,
+            max_seq_len=end,
+            num_decodes=int(end - start == 1),
+        )
+
+    def _positions(self, step: int) -> torch.Tensor:
+        start = self.reference.start(step)
+        return torch.arange(start, start + len(self.reference.ids(step)), device=self.device)
+
+    def _get(self, step: int, stage: str) -> torch.Tensor | None:
+        return self._given(self.reference.get(step, stage))
+
+    def _given(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(self.device, self.dtype)

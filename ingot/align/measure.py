@@ -1,0 +1,94 @@
+"""How far two tensors are apart, and what each looks like.
+
+Owns the formulas. Knows no stage and no limit.
+
+    measure(expected, got).relative
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``got`` against ``expected``, both [T, channels].
+
+    Attributes:
+        max_abs: the largest difference.
+        relative: root of the mean over tokens of (‖got - expected‖ / ‖expected‖)². Every token weighs the
+            same, so that one of huge norm (a first token often has it) does not hide the others.
+        cosine: mean over tokens.
+        token, channel: where the largest difference is.
+    """
+
+    max_abs: float
+    relative: float
+    cosine: float
+    token: int
+    channel: int
+
+
+@dataclass(frozen=True)
+class LogitsDifference:
+    """``top1``: share of tokens with the same likeliest id; ``kl``: mean KL(expected ‖ got) in nats."""
+
+    top1: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a tensor looks like."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    mean: float
+    std: float
+    min: float
+    max: float
+
+
+def measure(expected: torch.Tensor, got: torch.Tensor) -> Difference:
+    """Both are compared in fp64; NaN and infinity in one and not the other are an infinite difference."""
+    a, b = expected.flatten(1).double(), got.flatten(1).double()
+    if a.shape != b.shape:
+        return Difference(math.inf, math.inf, 0.0, 0, 0)
+    gap = (b - a).abs()
+    gap = torch.where(a == b, torch.zeros_like(gap), gap).nan_to_num(math.inf, math.inf)
+    tiny = torch.finfo(torch.float32).tiny
+    norms = a.norm(dim=1)
+    relative = (gap.norm(dim=1) / norms.clamp(min=tiny)).square().mean().sqrt()
+    cosine = ((a * b).sum(1) + tiny) / (norms * b.norm(dim=1) + tiny)
+    where = int(gap.argmax())
+    width = gap.shape[1]
+    mean_cosine = float(cosine.mean().nan_to_num(0.0))
+    return Difference(float(gap.max()), _number(relative), mean_cosine, where // width, where % width)
+
+
+def measure_logits(expected: torch.Tensor, got: torch.Tensor) -> LogitsDifference:
+    """Top-1 agreement and KL divergence of two [T, vocab_size] tensors."""
+    p, q = expected.double().log_softmax(-1), got.double().log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1).mean()
+    return LogitsDifference(float((p.argmax(-1) == q.argmax(-1)).double().mean()), max(_number(kl), 0.0))
+
+
+def statistics(tensor: torch.Tensor) -> Statistics:
+    """Shape, dtype and the first moments."""
+    values = tensor.double()
+    return Statistics(
+        tuple(tensor.shape),
+        str(tensor.dtype).removeprefix("torch."),
+        float(values.mean()),
+        float(values.std(correction=0)),
+        float(values.min()),
+        float(values.max()),
+    )
+
+
+def _number(value: torch.Tensor) -> float:
+    found = float(value)
+    return math.inf if math.isnan(found) else found

@@ -1,0 +1,293 @@
+"""The original that an engine is compared with.
+
+Owns the choice among Hugging Face's class, our own unfused path and a trace, and the runs of each that give
+the expected stages and the noise. One model is on the device at a time, and none when a run returns. Knows no
+verdict.
+
+    reference = open_reference("checkpoint", "auto", "engine", build_config, device)
+    runs = reference.record(folder, cases, steps=4, noise=noisy(torch.float16, torch.float16))
+"""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ingot.align.engine_side import record_engine
+from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
+from ingot.align.stages import StageFile
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.config.build import BuildConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import dtype_name
+from ingot.engine.manifest import is_engine
+from ingot.errors import CheckpointError, ConfigError
+from ingot.llm import LLM
+
+Original = Literal["auto", "hf", "ingot"]
+ORIGINALS = ("auto", "hf", "ingot")
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """One case: the expected stages, and the same stages with noise.
+
+    ``choices`` are the reference's greedy ids after the prompt and each step; ``forced`` those that were fed.
+    """
+
+    expected: StageFile
+    noise: tuple[StageFile, StageFile]
+    choices: list[int]
+    forced: list[int]
+
+
+class Reference(ABC):
+    """Gives the expected stages of prompts.
+
+    Attributes:
+        name: what reports call it.
+        checkpoint: its folder; of a trace, the file.
+        noise_name: what its noise is measured between.
+    """
+
+    name: str
+    noise_name: str
+    checkpoint: Path
+
+    @abstractmethod
+    def record(
+        self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
+    ) -> list[ReferenceRun]:
+        """Run every case in fp32 and again with noise; files go into ``folder``."""
+
+
+class OwnPath(Reference):
+    """Our modules, one by one in fp32, from the checkpoint; for a class that Hugging Face lacks.
+
+    It shares weight map and modules with the engine, so it finds what a build, a dtype or a kernel changes,
+    and not what our reading of the architecture gets wrong: a trace does.
+    """
+
+    def __init__(self, checkpoint: Path, device: torch.device, layers: tuple[int, ...] | None) -> None:
+        self.checkpoint = checkpoint
+        self.device = device
+        self.layers = None if layers is None else "{}:{}".format(*layers)
+        self.name = "Ingot's own path, fp32"
+        self.noise_name = ""
+
+    def record(
+        self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
+    ) -> list[ReferenceRun]:
+        """As ``Reference.record``; where fp64 is asked for, the noise is another order of sums."""
+        permuted = noise.compute == torch.float64
+        low = Precision(noise.weights, torch.float32) if permuted else noise
+        self.noise_name = f"{low.name} against fp32" + (", other order of sums" if permuted else "")
+        return _two_runs(
+            lambda precision: self._load(precision, max(map(len, cases)) + steps),
+            folder,
+            cases,
+            steps,
+            low,
+            permuted=permuted,
+        )
+
+    def _load(self, precision: Precision, length: int) -> LLM:
+        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
+        llm = LLM(
+            self.checkpoint,
+            str(self.device),
+            compute_dtype=dtype_name(precision.compute),
+            runtime=runtime,
+            max_batch_size=1,
+            max_seq_len=length,
+            layers=self.layers,
+        )
+        round_weights(llm.engine.model, precision.weights)
+        return llm
+
+
+class HuggingFace(Reference):
+    """Hugging Face's class, eager attention in fp32."""
+
+    def __init__(self, checkpoint: Path, device: torch.device, layers: tuple[int, ...] | None) -> None:
+        self.checkpoint = checkpoint
+        self.device = device
+        self.num_layers = None if layers is None else layers[1]
+        self.name = "Hugging Face's class, fp32"
+        self.noise_name = ""
+
+    def record(
+        self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
+    ) -> list[ReferenceRun]:
+        """As ``Reference.record``."""
+        from ingot.align.huggingface import record_class
+
+        self.noise_name = f"{noise.name} against fp32"
+
+        def run(precision: Precision, tag: str, forced: Sequence[list[int]] | None) -> list[list[int]]:
+            paths = [_path(folder, tag, i) for i in range(len(cases))]
+            given = (self.checkpoint, self.device, self.num_layers, precision)
+            name, found = record_class(*given, paths, cases, steps, forced)
+            self.name = f"Hugging Face's {name}, fp32"
+            free_memory()
+            return found
+
+        choices = run(PLAIN, "expected", None)
+        run(noise, "noise", choices)
+        return [
+            _reference_run(folder, i, found, StageFile(_path(folder, "noise", i)))
+            for i, found in enumerate(choices)
+        ]
+
+
+class Trace(Reference):
+    """A file written by ``ingot.align.trace``; the noise is the engine's own, in the coarser dtype."""
+
+    def __init__(self, path: Path, engine: str, max_seq_len: int, device: torch.device) -> None:
+        self.max_seq_len = max_seq_len
+        self.file = StageFile(path)
+        self.checkpoint = path
+        self.engine = engine
+        self.device = device
+        model = self.file.metadata.get("model", "a model")
+        self.name = f"trace of {model}, {dtype_name(self.file.dtype)}"
+        self.noise_name = ""
+
+    def record(
+        self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
+    ) -> list[ReferenceRun]:
+        """As ``Reference.record``; the case and the steps are the trace's."""
+        compute = torch.float32 if noise.compute == torch.float64 else noise.compute
+        coarse = max((compute, self.file.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+        permuted = coarse == torch.float32
+        self.noise_name = f"the engine's {dtype_name(coarse)} against its fp32"
+        self.noise_name += ", other order of sums" if permuted else ""
+        forced = [self.file.ids(step)[-1] for step in range(1, self.file.steps + 1)]
+        runs = _two_runs(
+            self._load, folder, cases, steps, Precision(None, coarse), [forced], permuted=permuted
+        )
+        noise_files = runs[0].noise
+        rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
+        choices = [int(row[-1].argmax()) for row in rows if row is not None]
+        return [ReferenceRun(self.file, noise_files, choices, forced)]
+
+    def _load(self, precision: Precision) -> LLM:
+        cache = room_for(self.max_seq_len)
+        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache)
+        return LLM(
+            self.engine, str(self.device), compute_dtype=dtype_name(precision.compute), runtime=runtime
+        )
+
+
+def open_reference(
+    given: str, original: str, engine: str, build: BuildConfig, device: torch.device
+) -> Reference:
+    """What ``--reference`` means: a trace (a file), or a checkpoint run by a class.
+
+    Raises:
+        CheckpointError: it is an engine, it cannot be found, or no class is there for it.
+        ConfigError: ``original`` is none of ``ORIGINALS``.
+    """
+    if original not in ORIGINALS:
+        raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), fix="--original")
+    path = Path(given)
+    if path.is_file():
+        return Trace(path, engine, build.max_seq_len, device)
+    if is_engine(path):
+        raise CheckpointError(
+            "the reference is an engine: it would be compared with itself",
+            seen=given,
+            allowed="the checkpoint it was built from, or a trace",
+            fix="--reference",
+        )
+    folder, layers = resolve_checkpoint(given), build.layers
+    if original == "ingot":
+        return OwnPath(folder, device, layers)
+    from ingot.align.huggingface import check_class
+
+    missing = check_class(folder)
+    starts_late = layers is not None and layers[0] > 0
+    if missing is None and not starts_late:
+        return HuggingFace(folder, device, layers)
+    if original == "hf":
+        raise CheckpointError(
+            "Hugging Face's class cannot be the reference",
+            seen=missing or "an engine that leaves out the first layers",
+            allowed="a class of transformers and layers from 0 on",
+            fix="--original ingot",
+        )
+    return OwnPath(folder, device, layers)
+
+
+def room_for(tokens: int) -> int:
+    """Tokens of a KV cache that holds one request of this length, so that the rest stays free for modules."""
+    size = RuntimeConfig().block_size
+    return -(-tokens // size) * size
+
+
+def free_memory() -> None:
+    """Give back what a model that is gone held on a GPU."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _path(folder: Path, tag: str, case: int) -> Path:
+    return folder / f"{tag}-{case}.safetensors"
+
+
+def _reference_run(folder: Path, case: int, choices: list[int], noise: StageFile) -> ReferenceRun:
+    expected = StageFile(_path(folder, "expected", case))
+    return ReferenceRun(expected, (expected, noise), choices, choices[:-1])
+
+
+def _two_runs(
+    load: Callable[[Precision], LLM],
+    folder: Path,
+    cases: Sequence[Sequence[int]],
+    steps: int,
+    noise: Precision,
+    forced: Sequence[list[int]] | None = None,
+    *,
+    permuted: bool,
+) -> list[ReferenceRun]:
+    """Our own modules in fp32, then with noise."""
+    with _loaded(load, PLAIN) as llm:
+        choices = [
+            record_engine(
+                llm, _path(folder, "expected", i), ids, steps, None if forced is None else forced[i]
+            )
+            for i, ids in enumerate(cases)
+        ]
+    order = None
+    with _loaded(load, noise) as llm:
+        if permuted:
+            order = permute_channels(llm.engine.model)
+        for i, ids in enumerate(cases):
+            fed = choices[i] if forced is None else forced[i]
+            record_engine(llm, _path(folder, "noise", i), ids, steps, fed)
+    return [
+        _reference_run(folder, i, found, StageFile(_path(folder, "noise", i), order))
+        for i, found in enumerate(choices)
+    ]
+
+
+@contextmanager
+def _loaded(load: Callable[[Precision], LLM], precision: Precision) -> Iterator[LLM]:
+    """A model for a block; its memory is free afterwards."""
+    llm = load(precision)
+    try:
+        yield llm
+    finally:
+        del llm
+        free_memory()
+
+
+__all__ = ["ORIGINALS", "PLAIN", "Original", "Reference", "ReferenceRun", "noisy", "open_reference"]

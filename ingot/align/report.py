@@ -1,0 +1,194 @@
+"""A comparison as JSON and as one HTML page.
+
+Owns their layout. Knows no terminal: the table of ``ingot align`` is the CLI's.
+
+    Path("align.html").write_text(report_html(report))
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import jinja2
+
+from ingot.align.session import Report
+from ingot.align.texts import TextCheck
+from ingot.align.verdict import SERVED, FirstBad, GreedyRow, Row
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>ingot align: {{ r.engine }}</title>
+<style>
+body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem }
+th, td { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child, .text { text-align: left }
+td, pre { font-family: ui-monospace, monospace; font-size: 12.5px }
+.bad td { background: #fde8e8 } .yes { color: #17692f } .no { color: #a31515 }
+.bar { display: inline-block; height: .6rem; background: #7aa7d8; vertical-align: middle }
+.bad .bar { background: #d86a6a } pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap }
+</style></head><body>
+<h1>ingot align: <span class="{{ 'yes' if r.aligned else 'no' }}">{{ verdict }}</span></h1>
+<table>
+{% for name, value in facts %}<tr><td>{{ name }}</td><td class="text">{{ value }}</td></tr>{% endfor %}
+</table>
+{% if first %}<h2>First bad stage: {{ r.first.row.stage }}, step {{ r.first.row.step }}</h2>
+<p>{{ why }}</p>
+<table><tr><th></th>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for side in ("expected", "got") %}<tr><td>{{ side }}</td>
+{% for name in columns %}<td>{{ first[side][name] }}</td>{% endfor %}</tr>{% endfor %}</table>
+<p>Largest difference at position {{ r.first.position }}, channel {{ channel }}:
+expected {{ "%.6g" % r.first.expected_value }}, got {{ "%.6g" % r.first.got_value }}.</p>{% endif %}
+{% if r.findings %}<h2>Causes</h2><ul>
+{% for f in r.findings %}<li>{{ f.text }}</li>{% endfor %}</ul>{% endif %}
+{% for case in cases %}<h2>Prompt {{ loop.index }}: {{ case.title }}</h2>
+{% for check in case.checks %}<p>{{ check.stage }}: <b class="{{ 'no' if check.is_bad else 'yes' }}">
+{{ "differs" if check.is_bad else "equal" }}</b> ({{ check.against }})</p>
+{% if check.is_bad %}<pre>expected {{ check.expected }}
+got      {{ check.got }}</pre>{% endif %}{% endfor %}
+{% for step, rows in case.steps %}<details {{ "open" if rows.open }}>
+<summary>{{ "the prompt" if step == 0 else "decode step %d" % step }}{{ rows.greedy }}</summary>
+<table><tr><th>stage</th><th>max-abs</th><th>relative L2</th><th>alone</th><th>floor</th><th>limit</th>
+<th>cosine</th><th>of limit</th></tr>
+{% for row in rows.rows %}<tr class="{{ 'bad' if row.bad }}"><td>{{ row.stage }}</td>
+{% for cell in row.cells %}<td>{{ cell }}</td>{% endfor %}
+<td class="text"><span class="bar" style="width:{{ row.width }}px"></span> {{ row.share }}</td></tr>
+{% endfor %}</table></details>{% endfor %}{% endfor %}
+</body></html>
+"""
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """Everything that was found; relative differences are those of ``Difference.relative``."""
+    return {
+        "aligned": report.aligned,
+        "first_stage": report.first_stage,
+        "engine": report.engine,
+        "reference": report.reference,
+        "noise": report.noise,
+        "dtype": report.dtype,
+        "device": report.device,
+        "steps": report.steps,
+        "cases": [
+            {"title": c.title, "ids": c.ids, "checks": [_check(k) for k in c.checks]} for c in report.cases
+        ],
+        "first": None if report.first is None else _first(report.first),
+        "findings": [asdict(f) for f in report.findings],
+        "rows": [_row(row) for row in report.rows],
+        "greedy": [asdict(row) for row in report.greedy],
+    }
+
+
+def report_html(report: Report) -> str:
+    """One page that needs no other file."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    first = None if report.first is None else _first(report.first)
+    return environment.from_string(_PAGE).render(
+        r=report,
+        verdict=verdict_text(report),
+        facts=facts(report),
+        first=first,
+        why=why_text(report.first) if report.first is not None else "",
+        channel=None if first is None else first["channel"],
+        columns=("shape", "dtype", "mean", "std", "min", "max"),
+        cases=[_case(report, index) for index in range(len(report.cases))],
+    )
+
+
+def verdict_text(report: Report) -> str:
+    """``aligned``, or where it is not."""
+    if report.aligned:
+        return "aligned"
+    step = "" if report.first is None or report.bad_texts else f", step {report.first.row.step}"
+    return f"diverged at {report.first_stage}{step}"
+
+
+def why_text(first: FirstBad) -> str:
+    """What the first bad stage says about its module."""
+    limit = f"limit {first.row.alone_limit if first.alone else first.row.limit:.2e}"
+    if first.alone and first.row.alone is not None:
+        return (
+            f"The module is wrong by itself: on the reference's own input it is off by "
+            f"{first.row.alone.relative:.2e} ({limit})."
+        )
+    if first.row.stage == SERVED:
+        return (
+            f"Module by module the engine is within its limits, but computed as requests are it is off by "
+            f"{first.row.difference.relative:.2e} ({limit}): a kernel or a graph that only serving uses."
+        )
+    return (
+        f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module is beyond "
+        "its limit when it is given the reference's input: small differences add up to this."
+    )
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """What was compared with what."""
+    return [
+        ("engine", f"{report.engine}, {report.dtype} on {report.device}"),
+        ("reference", report.reference),
+        ("noise floor", report.noise),
+        ("steps", f"the prompt and {report.steps} cached decode steps"),
+    ]
+
+
+def _check(check: TextCheck) -> dict[str, Any]:
+    return asdict(check) | {"equal": not check.is_bad, "first": check.first}
+
+
+def _first(first: FirstBad) -> dict[str, Any]:
+    where = first.row.alone if first.alone and first.row.alone is not None else first.row.difference
+    return {
+        "stage": first.row.stage,
+        "case": first.row.case,
+        "step": first.row.step,
+        "wrong_alone": first.alone,
+        "why": why_text(first),
+        "expected": asdict(first.expected),
+        "got": asdict(first.got),
+        "position": first.position,
+        "token": where.token,
+        "channel": where.channel,
+        "expected_value": first.expected_value,
+        "got_value": first.got_value,
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    limits = {"limit": row.limit, "alone_limit": row.alone_limit}
+    return asdict(row) | limits | {"bad": row.is_bad, "wrong_alone": row.is_wrong_alone}
+
+
+def _case(report: Report, index: int) -> dict[str, Any]:
+    """A case as the page shows it: its steps, each with rows of text."""
+    case = report.cases[index]
+    steps = []
+    for step in sorted({row.step for row in report.rows if row.case == index}):
+        rows = [_cells(row) for row in report.rows if (row.case, row.step) == (index, step)]
+        greedy = next((g for g in report.greedy if (g.case, g.step) == (index, step)), None)
+        is_open = step == 0 or any(row["bad"] for row in rows)
+        steps.append((step, {"rows": rows, "open": is_open, "greedy": _greedy_text(greedy)}))
+    return {"title": case.title, "checks": case.checks, "steps": steps}
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    found = row.difference
+    alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
+    numbers = [f"{found.max_abs:.2e}", f"{found.relative:.2e}", alone]
+    share = min(found.relative / row.limit, 1e6)
+    cells = [*numbers, f"{row.floor:.2e}", f"{row.limit:.2e}", f"{found.cosine:.6f}"]
+    bad = row.is_bad or row.is_wrong_alone
+    return {
+        "stage": row.stage,
+        "cells": cells,
+        "bad": bad,
+        "width": int(min(share, 3) * 40),
+        "share": f"{share:.2g}",
+    }
+
+
+def _greedy_text(row: GreedyRow | None) -> str:
+    if row is None:
+        return ""
+    same = row.expected == row.got
+    return f": greedy id {row.expected}" + ("" if same else f", the engine's {row.got}")

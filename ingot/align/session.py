@@ -1,0 +1,205 @@
+"""One comparison of an engine with its original, from prompts to a report.
+
+Owns the order of things: prompts, the reference (loaded, run, freed), the engine, the verdict, the causes.
+Knows no terminal.
+
+    report = align("engine", "checkpoint", ["Hello"], steps=4)
+    report.aligned
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from ingot.align.divergence import Divergence, Finding
+from ingot.align.engine_side import record_engine
+from ingot.align.isolated import Isolated
+from ingot.align.precision import noisy
+from ingot.align.reference import ReferenceRun, open_reference, room_for
+from ingot.align.stages import StageFile
+from ingot.align.target import check_fit, check_same_model, find_target, make_cases
+from ingot.align.texts import Case, PromptGiven, TextCheck
+from ingot.align.verdict import (
+    SERVED,
+    FirstBad,
+    GreedyRow,
+    Row,
+    compare_case,
+    compare_greedy,
+    compare_served,
+    evidence,
+    first_bad,
+    look_at,
+)
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import dtype_name, resolve_device
+from ingot.errors import RequestError
+from ingot.llm import LLM
+
+DEFAULT_STEPS = 4
+CULPRITS = "ingot.align.culprits"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison found.
+
+    Attributes:
+        engine, reference, noise: what was compared, and what the floor is measured between.
+        dtype: of the engine's arithmetic.
+        cases: the prompts with their checks of text and ids.
+        rows: every stage, in order.
+        greedy: the greedy ids.
+        first: the first bad stage of tensors; None where all are within their limits.
+        findings: what explains it, best first; empty where nothing does.
+    """
+
+    engine: str
+    reference: str
+    noise: str
+    dtype: str
+    device: str
+    steps: int
+    cases: list[Case]
+    rows: list[Row]
+    greedy: list[GreedyRow]
+    first: FirstBad | None
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def bad_texts(self) -> list[TextCheck]:
+        """Checks of rendered prompts and token ids that failed."""
+        return [check for case in self.cases for check in case.checks if check.is_bad]
+
+    @property
+    def bad_greedy(self) -> list[GreedyRow]:
+        """Greedy ids that differ by more than noise."""
+        return [row for row in self.greedy if row.is_bad]
+
+    @property
+    def aligned(self) -> bool:
+        """Whether nothing is beyond noise."""
+        return self.first is None and not self.bad_texts and not self.bad_greedy
+
+    @property
+    def first_stage(self) -> str | None:
+        """The name of the first stage that is bad, in the order of the stages."""
+        if self.bad_texts:
+            return self.bad_texts[0].stage
+        if self.first is not None:
+            return self.first.row.stage
+        return "greedy ids" if self.bad_greedy else None
+
+
+def align(
+    engine: str | Path,
+    reference: str | Path,
+    prompts: Sequence[PromptGiven] = (),
+    *,
+    steps: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    original: str = "auto",
+    progress: Progress = lambda text: None,
+) -> Report:
+    """Compare an engine with its original, stage by stage.
+
+    Args:
+        engine: an engine folder; a checkpoint or a Hugging Face id is assembled in memory.
+        reference: a checkpoint folder, a Hugging Face id, or a trace.
+        prompts: text, token ids or messages; a trace has its own.
+        steps: cached decode steps after each prompt (4); a trace has its own.
+        dtype: of the engine's arithmetic, as ``compute_dtype`` of ``LLM``.
+        original: ``hf``, ``ingot`` (our own fp32 path) or ``auto``: Hugging Face's class where there is one.
+        progress: is told what is under way.
+
+    Raises:
+        RequestError: a prompt cannot be used, or prompt and steps do not fit.
+        CheckpointError, EngineError: engine or reference cannot be read.
+        DeviceError: the device is not there, or transformers is not installed.
+    """
+    if steps is not None and steps < 0:
+        raise RequestError("steps must be at least 0", seen=steps, fix="--steps")
+    place = resolve_device(device)
+    target = find_target(str(engine), place, dtype)
+    source = open_reference(str(reference), original, target.path, target.build, place)
+    check_same_model(target, source)
+    cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
+    for case in cases:
+        check_fit(target, case, steps)
+    with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
+        folder = Path(name)
+        progress("running the reference")
+        noise = noisy(target.weights, target.compute)
+        runs = source.record(folder, [case.ids for case in cases], steps, noise)
+        progress("running the engine")
+        runtime = RuntimeConfig(cache_tokens=room_for(target.build.max_seq_len))
+        llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
+        found = _compare(llm, folder, cases, runs, steps, progress)
+    described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
+    return Report(*described, cases, *found)
+
+
+def _compare(
+    llm: LLM,
+    folder: Path,
+    cases: list[Case],
+    runs: list[ReferenceRun],
+    steps: int,
+    progress: Progress,
+) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
+    rows: list[Row] = []
+    greedy: list[GreedyRow] = []
+    engine, eps = llm.engine, torch.finfo(llm.engine.dtype).eps
+    first: FirstBad | None = None
+    findings: list[Finding] = []
+    for i, (case, run) in enumerate(zip(cases, runs, strict=True)):
+        paths = [folder / f"{kind}-{i}.safetensors" for kind in ("engine", "served")]
+        record_engine(llm, paths[0], case.ids, steps, run.forced)
+        choices = record_engine(llm, paths[1], case.ids, steps, run.forced, as_served=True)
+        progress(f"comparing {i + 1}/{len(cases)}")
+        got, served = StageFile(paths[0]), StageFile(paths[1])
+        isolated = Isolated(engine.model, engine.dtype, engine.device, run.expected)
+        own = [*compare_case(i, run, got, isolated, eps), *compare_served(i, run, served, eps)]
+        rows += own
+        greedy += compare_greedy(i, run, choices, eps)
+        bad = first_bad(own) if first is None else None
+        if bad is not None:
+            side = served if bad[0].stage == SERVED else got
+            first = look_at(*bad, run, side, isolated)
+            if side is got:
+                progress("testing causes")
+                findings = _explain(llm, evidence(*bad, own, run, got, isolated))
+    findings += _explain(llm, _id_evidence(cases, greedy, alone=first is None))
+    return rows, greedy, first, findings
+
+
+def _id_evidence(cases: Sequence[Case], greedy: Sequence[GreedyRow], *, alone: bool) -> list[Divergence]:
+    """Token ids that differ; greedy ones only where nothing before them does."""
+    checks = [c for case in cases for c in case.checks if c.is_bad and c.stage == "token ids"]
+    pairs = [("ids", check.expected, check.got) for check in checks[:1]]
+    if alone and not pairs and any(row.is_bad for row in greedy):
+        case = next(row.case for row in greedy if row.is_bad)
+        own = [row for row in greedy if row.case == case]
+        pairs = [("greedy", [row.expected for row in own], [row.got for row in own])]
+    found = []
+    for stage, expected, got in pairs:
+        theirs, ours = torch.tensor(expected), torch.tensor(got)
+        found.append(Divergence(stage, None, 0, torch.arange(len(theirs)), theirs, theirs, ours, 0.0))
+    return found
+
+
+def _explain(llm: LLM, divergences: Sequence[Divergence]) -> list[Finding]:
+    """What the search for causes says; nothing where this installation has none."""
+    if not divergences or importlib.util.find_spec(CULPRITS) is None:
+        return []
+    explain_first = importlib.import_module(CULPRITS).explain_first
+    found = explain_first(divergences, llm.engine.model, llm.engine.manifest.model)
+    return [] if found is None else list(found[1])

@@ -1,0 +1,214 @@
+"""The stages of a decoder, in the order in which they run, and where a file of activations has them.
+
+Owns the stages' names and the module names of known classes behind them. Knows no model and no verdict.
+
+    stages = StageFile(path)
+    stages.get(0, "layers.3.mlp")       # [T, hidden_size]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ingot.align.trace import FORMAT
+from ingot.errors import CheckpointError, NoSuchPathError
+
+OWN_NAMES = "stages"  # metadata of a file whose keys are our stages'
+LAYER_STAGES = ("input_norm", "attention", "residual", "post_norm", "mlp", "output")
+LLAMA_NAMES = {
+    "input_norm": "input_layernorm",
+    "attention": "self_attn",
+    "residual": "post_attention_layernorm/in",
+    "post_norm": "post_attention_layernorm",
+    "mlp": "mlp",
+    "output": "",
+}
+GPT2_NAMES = {
+    "input_norm": "ln_1",
+    "attention": "attn",
+    "residual": "ln_2/in",
+    "post_norm": "ln_2",
+    "mlp": "mlp",
+    "output": "",
+}
+# (the layers, the embedding, the final norm, a layer's modules), most specific first
+_FAMILIES = (
+    ("layers", "embed_tokens", "norm", LLAMA_NAMES),
+    ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # what is embedded: tokens and, in GPT-2, positions
+)
+
+
+def stage_names(num_layers: int, features: Sequence[str] = ()) -> list[str]:
+    """Every stage of a step, in order; ``features`` are those of images and audio, before the embedding."""
+    inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in LAYER_STAGES]
+    return [*features, "embedding", *inner, "final_norm", "logits"]
+
+
+def layer_of(stage: str) -> int | None:
+    """The layer of a stage; None outside the layers."""
+    return int(stage.split(".")[1]) if stage.startswith("layers.") else None
+
+
+def kind_of(stage: str) -> str:
+    """``mlp`` of ``layers.3.mlp``; the stage itself outside the layers."""
+    return stage.rpartition(".")[2]
+
+
+class StageFile:
+    """Stages read one at a time from a file in the trace format.
+
+    A file either has our own stage names as keys or the module names of a known class. Tensors come without
+    their leading dimension of one sequence.
+
+    Raises:
+        NoSuchPathError: there is no such file.
+        CheckpointError: it is no trace, or one of a class whose modules are not known.
+    """
+
+    def __init__(self, path: Path, permutation: torch.Tensor | None = None) -> None:
+        self.path = path
+        self.permutation = permutation
+        try:
+            self._file: Any = safe_open(path, framework="pt")
+            self.metadata: dict[str, str] = self._file.metadata() or {}
+            self._keys = set(self._file.keys())
+        except FileNotFoundError:
+            raise NoSuchPathError("no such trace", seen=path, fix="--reference") from None
+        except (SafetensorError, OSError) as error:
+            raise _no_trace(path, error) from None
+        if self.metadata.get("format") != FORMAT:
+            raise _no_trace(path, f"format {self.metadata.get('format')!r}")
+        self._names = self._find_names()
+        self.num_layers = self._count_layers()
+        self._starts = self._find_starts()
+
+    @property
+    def steps(self) -> int:
+        """Decode steps after the prompt."""
+        return len(self._starts) - 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the model that was traced."""
+        found = getattr(torch, self.metadata.get("dtype", ""), None)
+        return found if isinstance(found, torch.dtype) else torch.float32
+
+    def ids(self, step: int) -> list[int]:
+        """The tokens that ran in a step."""
+        found: list[int] = self._read(f"{step}/input_ids", step).tolist()
+        return found
+
+    def start(self, step: int) -> int:
+        """Position of the first token of a step."""
+        return self._starts[step]
+
+    def get(self, step: int, stage: str) -> torch.Tensor | None:
+        """A stage's output for the tokens of a step, [T, ...] on the host; None where it was not recorded."""
+        key = self._key(step, stage)
+        if key not in self._keys:
+            return None
+        found = self._read(key, step)
+        if self.permutation is not None and stage != "logits":
+            found = found[..., self.permutation]
+        return found
+
+    def so_far(self, step: int, stage: str) -> torch.Tensor | None:
+        """A stage's output for the tokens of all steps up to this one, [S, ...]."""
+        found = [self.get(s, stage) for s in range(step + 1)]
+        return None if any(t is None for t in found) else torch.cat(found)  # type: ignore[arg-type]
+
+    def _read(self, key: str, step: int) -> torch.Tensor:
+        tensor: torch.Tensor = self._file.get_tensor(key)
+        rows = self._squeeze(key, tensor)
+        return rows[self._skip[step] :]
+
+    def _squeeze(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        is_flat = tensor.dim() == (1 if key.endswith("/input_ids") else 2)
+        if is_flat:
+            return tensor
+        if tensor.shape[0] != 1:
+            raise CheckpointError(
+                "a trace of several sequences",
+                seen=f"{key} {tuple(tensor.shape)}",
+                allowed="one sequence a call",
+                fix="--reference",
+            )
+        return tensor[0]
+
+    def _key(self, step: int, stage: str) -> str:
+        return f"{step}/{self._names.get(stage, stage)}"
+
+    def _find_starts(self) -> list[int]:
+        """Where each step begins; a step that runs the whole text again has only its new tokens kept."""
+        steps = sorted(int(k.split("/")[0]) for k in self._keys if k.endswith("/input_ids"))
+        if not steps or steps != list(range(len(steps))):
+            raise _no_trace(self.path, "no token ids of every step")
+        starts, total, skips = [], 0, []
+        whole: list[int] = []
+        for step in steps:
+            ids = self._squeeze("/input_ids", self._file.get_tensor(f"{step}/input_ids")).tolist()
+            again = len(ids) > total > 0 and ids[:total] == whole
+            whole = ids if again else whole + ids
+            starts.append(total)
+            skips.append(total if again else 0)
+            total = len(whole)
+        self._skip = skips
+        return starts
+
+    def _find_names(self) -> dict[str, str]:
+        """Stage → key behind the step."""
+        if self.metadata.get("names") == OWN_NAMES:
+            return {}
+        for layers, embedding, norm, names in _FAMILIES:
+            first = f"{layers}.0.{names['input_norm']}"
+            prefix = next((k[2 : -len(first)] for k in self._keys if _ends(k, first)), None)
+            if prefix is not None:
+                found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
+                found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
+                return found
+        raise CheckpointError(
+            "the trace has no modules of a known class",
+            seen=sorted(self._keys)[:5],
+            allowed="LLaMA's (layers.0.input_layernorm) or GPT-2's (h.0.ln_1)",
+            fix="--reference",
+        )
+
+    def _count_layers(self) -> int:
+        """Layers that have an attention."""
+        found = 0
+        while self._key(0, f"layers.{found}.attention") in self._keys:
+            found += 1
+        return found
+
+
+def hf_patterns(keys: Iterable[str]) -> list[str]:
+    """The modules of a class that are stages, as ``trace`` takes them: those of ``keys`` that end alike."""
+    ends = {"norm", "ln_f", "embed_tokens", *LLAMA_NAMES.values(), *GPT2_NAMES.values()}
+    wanted = {end for end in ends if end and not end.endswith("/in")}
+    return [k for k in keys if k.rpartition(".")[2] in wanted or k.rpartition(".")[2].isdigit()]
+
+
+def _ends(key: str, name: str) -> bool:
+    return key == f"0/{name}" or (key.startswith("0/") and key.endswith("." + name))
+
+
+def _layer_names(root: str, names: dict[str, str], keys: set[str]) -> Iterator[tuple[str, str]]:
+    layer = 0
+    while f"0/{root}.{layer}.{names['input_norm']}" in keys:
+        for kind, name in names.items():
+            yield f"layers.{layer}.{kind}", f"{root}.{layer}.{name}".removesuffix(".")
+        layer += 1
+
+
+def _no_trace(path: Path, why: object) -> CheckpointError:
+    return CheckpointError(
+        "not a trace",
+        seen=f"{path}: {why}",
+        allowed="a file that `python -m ingot.align.trace` writes",
+        fix="--reference",
+    )

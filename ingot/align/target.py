@@ -1,0 +1,149 @@
+"""What is compared, before any weight is read: the engine's facts, the prompts, and whether they go together.
+
+Owns every check that can be made early. Knows no tensor but a trace's shapes.
+
+    target = find_target("engine", device, "auto")
+    cases, steps = make_cases(target, reference, ["Hello"], steps=4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ingot.align.reference import Reference, Trace
+from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.device import parse_dtype
+from ingot.engine.builder import build_config
+from ingot.engine.loader import compute_dtype
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.errors import CheckpointError, RequestError
+from ingot.models.registry import find_architecture
+
+DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of an engine before its weights are read.
+
+    ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights.
+    """
+
+    path: str
+    text: TextParts
+    model: DecoderConfig
+    build: BuildConfig
+    compute: torch.dtype
+
+    @property
+    def weights(self) -> torch.dtype:
+        """The dtype that weights were rounded to."""
+        return parse_dtype(self.build.dtype)
+
+
+def find_target(path: str, device: torch.device, dtype: str) -> Target:
+    """The engine in a folder; a checkpoint or a Hugging Face id is one that ``LLM`` assembles.
+
+    Raises:
+        EngineError, CheckpointError: it cannot be read.
+    """
+    folder = Path(path)
+    if is_engine(folder):
+        manifest = Manifest.read(folder)
+        compute = compute_dtype(manifest, device, dtype)
+        return Target(path, read_engine_text(folder, manifest), manifest.model, manifest.build, compute)
+    folder = resolve_checkpoint(path)
+    with open_checkpoint(folder) as source:
+        build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+        text = read_text_parts(source)
+        model = find_architecture(source.config.get("architectures") or ()).read_config(source.config)
+    own = torch.float32 if device.type == "cpu" else parse_dtype(build.dtype)
+    return Target(str(folder), text, model, build, own if dtype == "auto" else parse_dtype(dtype))
+
+
+def check_same_model(target: Target, source: Reference) -> None:
+    """Refuse a reference whose shape is not the engine's.
+
+    Raises:
+        CheckpointError: it is another model.
+    """
+    model, layers = target.model, target.build.layers
+    wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
+    if isinstance(source, Trace):
+        if layers is not None and layers[0] > 0:
+            raise CheckpointError(
+                "a trace has all layers, but the engine leaves out the first", fix="--reference CHECKPOINT"
+            )
+        stream = source.file.get(0, "layers.0.attention")
+        seen: dict[str, object] = {"layers": source.file.num_layers}
+        seen["hidden size"] = None if stream is None else stream.shape[-1]
+    else:
+        hf = read_json(source.checkpoint / CONFIG)
+        other = find_architecture(hf.get("architectures") or ()).read_config(hf)
+        kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
+        wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
+        seen = {"layers": kept, "hidden size": other.hidden_size}
+        seen |= {"architecture": other.architecture, "vocabulary": other.vocab_size}
+    odd = [f"{name} {value}" for name, value in seen.items() if value != wanted[name]]
+    if odd:
+        allowed = ", ".join(f"{name} {wanted[name]}" for name in seen)
+        raise CheckpointError(
+            "the reference is another model", seen=", ".join(odd), allowed=allowed, fix="--reference"
+        )
+
+
+def check_fit(target: Target, case: Case, steps: int) -> None:
+    """Refuse a prompt that the engine cannot run.
+
+    Raises:
+        RequestError: it is empty, has unknown ids, or does not fit with its steps.
+    """
+    size, limit = target.model.vocab_size, target.build.max_seq_len
+    odd = [i for i in case.ids if not 0 <= i < size]
+    if odd:
+        raise RequestError("token ids outside the vocabulary", seen=odd[:5], allowed=f"0 to {size - 1}")
+    if not case.ids or len(case.ids) + steps > limit:
+        raise RequestError(
+            "prompt and steps do not fit the engine",
+            seen=f"{len(case.ids)} tokens and {steps} steps",
+            allowed=f"at least 1 token, at most {limit} with the steps",
+            fix="--prompt, --steps",
+        )
+
+
+def make_cases(
+    target: Target, source: Reference, prompts: Sequence[PromptGiven], steps: int
+) -> tuple[list[Case], int]:
+    """The prompts' ids and checks, and the number of steps; a trace has its own of both.
+
+    Raises:
+        RequestError: the engine cannot make ids of a prompt, or a trace is given several.
+    """
+    if isinstance(source, Trace):
+        return [_traced_case(target, source, prompts)], source.file.steps
+    if not prompts and target.text.tokenizer is None:
+        raise RequestError("the engine has no tokenizer, so there is no default prompt", fix="--ids --prompt")
+    original = None if target.text.tokenizer is None else open_original_text(source.checkpoint)
+    return [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]], steps
+
+
+def _traced_case(target: Target, source: Trace, prompts: Sequence[PromptGiven]) -> Case:
+    """The trace's ids; a prompt given beside it, or noted in it, is checked against them."""
+    ids = source.file.ids(0)
+    if len(prompts) > 1:
+        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", fix="--prompt")
+    given = prompts[0] if prompts else source.file.metadata.get("prompt")
+    if given is None or (not prompts and target.text.tokenizer is None):
+        return Case("the trace's prompt", ids)
+    case = make_case(target.text, given, None)
+    return Case(case.title, ids, (TextCheck("token ids", ids, case.ids, "the trace"),))

@@ -1,0 +1,354 @@
+"""Activations of any PyTorch model as one safetensors file; a stand-alone file.
+
+Owns the trace format and its writer. Imports torch and the standard library and nothing else: copy this file
+alone into the environment that can still run the old model. Knows nothing of Ingot.
+
+    with trace(model, "out.safetensors", names=["*.mlp", "*norm*"]):
+        model(ids)                  # step 0, the prompt; further calls are steps 1, 2 ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fnmatch
+import functools
+import importlib
+import inspect
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+FORMAT = "ingot-trace-1"
+STREAM_READERS = ("*norm*", "*ln_*")  # what they read is the residual stream, which no module returns
+_CHUNK = 1 << 24  # bytes; ctypes counts in 32 bits
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_HELP = """
+Record what every module of a PyTorch model computes, as one safetensors file that
+`ingot align ENGINE --reference FILE` compares an engine with.
+
+This file needs torch and nothing else. Copy it beside a model that only runs under an old
+library, and either wrap your own calls:
+
+    from trace import trace
+    with trace(model, "out.safetensors"):
+        model(ids)                 # ids [1, T]: step 0, the prompt
+        model(next_id, ...)        # steps 1, 2 ... : one cached token each
+
+or let it do the calls, greedily and with the model's cache where it has one:
+
+    python trace.py --model mypackage.loading:make --ids "1 15 27" --steps 4 -o out.safetensors
+
+where make() returns the nn.Module. `python trace.py --list out.safetensors` prints what a
+trace holds. Keys are STEP/MODULE (the module's first output tensor), STEP/MODULE/in (the input
+of modules that read the residual stream), STEP/input_ids and STEP/logits.
+"""
+
+
+class TraceWriter:
+    """Writes tensors to one safetensors file as they come; one tensor is in memory at a time.
+
+    Data goes to ``path + ".part"``; ``close`` puts the header before it and the file in place.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.metadata: dict[str, str] = {"format": FORMAT}
+        self._part = open(self.path + ".part", "wb")  # noqa: SIM115
+        self._entries: list[tuple[str, str, list[int], int, int, int]] = []
+        self._end = 0
+
+    def add(self, key: str, tensor: torch.Tensor) -> None:
+        """Append a tensor of any strided layout, on any device."""
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"a trace cannot hold {tensor.dtype} ({key})")
+        data = tensor.detach().to("cpu").contiguous()
+        size = data.numel() * data.element_size()
+        for start in range(0, size, _CHUNK):
+            self._part.write(ctypes.string_at(data.data_ptr() + start, min(_CHUNK, size - start)))
+        entry = (key, _NAMES[data.dtype], list(data.shape), self._end, size, data.element_size())
+        self._entries.append(entry)
+        self._end += size
+
+    def close(self) -> None:
+        """Put the file together: widest dtypes first, so that every tensor is aligned."""
+        self._part.close()
+        order = sorted(self._entries, key=lambda entry: -entry[5])
+        header: dict[str, Any] = {"__metadata__": self.metadata}
+        end = 0
+        for key, dtype, shape, _, size, _ in order:
+            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+        text = json.dumps(header).encode("utf-8")
+        text += b" " * (-len(text) % 8)
+        whole = self.path + ".whole"
+        with open(self.path + ".part", "rb") as data, open(whole, "wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            for _, _, _, start, size, _ in order:
+                data.seek(start)
+                _copy(data, out, size)
+        os.replace(whole, self.path)
+        os.remove(self.path + ".part")
+
+    def abandon(self) -> None:
+        """Forget what was written; a file that was there before stays."""
+        self._part.close()
+        os.remove(self.path + ".part")
+
+
+def _copy(source: Any, target: Any, size: int) -> None:
+    while size:
+        piece = source.read(min(size, _CHUNK))
+        target.write(piece)
+        size -= len(piece)
+
+
+class _Recorder:
+    """What the hooks of one trace share: the step, the order of calls, the writer."""
+
+    def __init__(self, writer: TraceWriter, inputs: Sequence[str]) -> None:
+        self.writer = writer
+        self.inputs = inputs
+        self.step = -1
+        self.order: dict[str, list[str]] = {}
+
+    def begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """The model is called: a step begins."""
+        self.step += 1
+        self.order[str(self.step)] = []
+        ids = kwargs.get("input_ids")
+        if ids is None:
+            ids = next((a for a in args if _is_ids(a)), None)
+        if ids is not None:
+            self.writer.add(f"{self.step}/input_ids", ids.to(torch.int64))
+
+    def end(self, output: Any) -> None:
+        """The model has returned."""
+        logits = getattr(output, "logits", None)
+        logits = first_tensor(output) if logits is None else logits
+        if logits is not None:
+            self.writer.add(f"{self.step}/logits", logits)
+
+    def record(self, name: str, inputs: Any, output: Any) -> None:
+        """A module has returned."""
+        tensor = first_tensor(output)
+        if self.step < 0 or tensor is None:
+            return
+        calls = self.order[str(self.step)]
+        seen = calls.count(name)
+        calls.append(name)
+        key = f"{self.step}/{name}" + (f"#{seen}" if seen else "")
+        self.writer.add(key, tensor)
+        read = first_tensor(inputs)
+        if read is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.inputs):
+            self.writer.add(key + "/in", read)
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor in what a module takes or returns: itself, or in tuples, lists and dicts."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return next((t for t in map(first_tensor, value) if t is not None), None)
+    return None
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+
+@contextmanager
+def trace(
+    model: torch.nn.Module,
+    path: str | os.PathLike[str],
+    names: Sequence[str] = ("*",),
+    inputs: Sequence[str] = STREAM_READERS,
+    **notes: str,
+) -> Iterator[None]:
+    """Record the modules' outputs while the block runs; each call of ``model`` is a step.
+
+    Args:
+        model: any module; its outputs do not change.
+        path: the file; it appears when the block ends, and not when the block fails.
+        names: shell patterns of module names to record (``*`` goes over dots).
+        inputs: patterns of those whose first input is recorded too.
+        notes: texts kept in the file's metadata, such as ``prompt``.
+    """
+    chosen = {
+        name: module
+        for name, module in model.named_modules()
+        if name and any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
+    }
+    if not chosen:
+        raise ValueError(f"no module matches {list(names)}")
+    writer = TraceWriter(path)
+    recorder = _Recorder(writer, inputs)
+    handles = [module.register_forward_hook(_hook(recorder, name)) for name, module in chosen.items()]
+    restore = _count_calls(model, recorder)
+    try:
+        yield
+        writer.metadata.update(notes, **_describe(model, chosen, recorder))
+    except BaseException:
+        writer.abandon()
+        raise
+    else:
+        writer.close()
+    finally:
+        restore()
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(recorder: _Recorder, name: str) -> Any:
+    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        recorder.record(name, inputs, output)
+
+    return hook
+
+
+def _count_calls(model: torch.nn.Module, recorder: _Recorder) -> Any:
+    """Put a wrapper around ``model.forward`` (hooks of old versions do not see keywords); returns what
+    takes it away.
+    """
+    before = model.__dict__.get("forward")
+    inner = model.forward
+
+    @functools.wraps(inner)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        recorder.begin(args, kwargs)
+        output = inner(*args, **kwargs)
+        recorder.end(output)
+        return output
+
+    model.__dict__["forward"] = forward
+
+    def restore() -> None:
+        del model.__dict__["forward"]
+        if before is not None:
+            model.__dict__["forward"] = before
+
+    return restore
+
+
+def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[str, str]:
+    """The metadata of a trace."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    library = sys.modules.get("transformers")
+    if library is not None:
+        versions["transformers"] = str(library.__version__)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return {
+        "model": type(model).__name__,
+        "dtype": str(dtype).replace("torch.", ""),
+        "steps": str(recorder.step),
+        "modules": json.dumps({name: type(module).__name__ for name, module in chosen.items()}),
+        "order": json.dumps(recorder.order),
+        "versions": json.dumps(versions),
+    }
+
+
+@torch.no_grad()
+def run_steps(
+    model: Any,
+    ids: Sequence[int],
+    steps: int,
+    forced: Sequence[int] | None = None,
+) -> list[int]:
+    """The prompt, then ``steps`` tokens one by one, with the model's cache where it takes one.
+
+    Args:
+        forced: tokens to feed; None: the greedy choices.
+
+    Returns:
+        The greedy choices after the prompt and after each step, ``steps + 1`` of them.
+    """
+    taken = inspect.signature(model.forward).parameters
+    cached = "past_key_values" in taken and "use_cache" in taken
+    device = next(model.parameters()).device
+    options: dict[str, Any] = {"use_cache": True} if cached else {}
+    fed = list(ids)
+    choices: list[int] = []
+    for step in range(steps + 1):
+        output = model(torch.tensor([fed], device=device), **options)
+        logits = getattr(output, "logits", None)
+        logits = first_tensor(output) if logits is None else logits
+        if logits is None:
+            raise TypeError("the model returns no tensor")
+        choices.append(int(logits[0, -1].argmax()))
+        token = choices[-1] if forced is None else [*forced, 0][step]
+        past = getattr(output, "past_key_values", None) if cached else None
+        if past is None:
+            fed = [*fed, token]
+        else:
+            fed, options["past_key_values"] = [token], past
+    return choices
+
+
+def read_header(path: str) -> dict[str, Any]:
+    """The header of a safetensors file: keys, shapes, dtypes and ``__metadata__``."""
+    with open(path, "rb") as file:
+        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return header
+
+
+def _print_list(path: str) -> None:
+    header = read_header(path)
+    metadata = header.pop("__metadata__", {})
+    for name in ("model", "dtype", "steps", "versions"):
+        print(f"{name}: {metadata.get(name)}")
+    for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        print(f"{key}  {entry['dtype']} {'x'.join(map(str, entry['shape']))}")
+
+
+def _make(text: str) -> Any:
+    """``package.module:function`` → what the function returns."""
+    module, _, function = text.partition(":")
+    sys.path.insert(0, os.getcwd())
+    return getattr(importlib.import_module(module), function)()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; 0 done, 2 misused."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("trace", description=_HELP, formatter_class=form)
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="a function that returns the model")
+    parser.add_argument("--ids", help="token ids of the prompt, with spaces between")
+    parser.add_argument("--steps", type=int, default=4, help="cached decode steps after it (4)")
+    parser.add_argument("--names", nargs="+", default=["*"], help="patterns of module names (all)")
+    parser.add_argument("-o", "--out", help="the file to write")
+    parser.add_argument("--list", metavar="FILE", help="print what a trace holds")
+    given = parser.parse_args(argv)
+    if given.list:
+        _print_list(given.list)
+        return 0
+    if not (given.model and given.ids and given.out):
+        parser.error("give --model, --ids and --out, or --list FILE")
+    model = _make(given.model).eval()
+    ids = [int(word) for word in given.ids.split()]
+    with trace(model, given.out, given.names):
+        run_steps(model, ids, given.steps)
+    print(f"wrote {given.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,263 @@
+"""Where an engine leaves the original, judged against noise.
+
+Owns the limit of every stage, the comparison stage by stage, and the choice of the first bad one. Knows no
+model class, no terminal.
+
+    rows = compare_case(0, run, engine_file, isolated, eps=torch.finfo(torch.float16).eps)
+    first = first_bad(rows)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.align.divergence import Divergence
+from ingot.align.isolated import Isolated
+from ingot.align.measure import Difference, LogitsDifference, Statistics, measure, measure_logits, statistics
+from ingot.align.reference import ReferenceRun
+from ingot.align.stages import StageFile, layer_of, stage_names
+
+# Two runs that round independently differ by sqrt(2) floors; another order of sums and roundings in other
+# places cost up to twice the floor in the clean engines measured (docs/align.md). A bug is far above both.
+MULTIPLE = 4.0
+SERVED = "served logits"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of one step of one case.
+
+    Attributes:
+        difference: of the engine, run as a whole, from the reference.
+        alone: of the stage's module run on the reference's input; None where the input is not recorded.
+        floor: relative L2 between two runs of the reference that differ by rounding.
+        alone_floor: the same of the engine's module alone, in its dtype and in fp32; ``floor`` for an engine
+            in fp32.
+        eps: one unit of the engine's rounding.
+    """
+
+    case: int
+    step: int
+    stage: str
+    difference: Difference
+    alone: Difference | None
+    floor: float
+    alone_floor: float
+    eps: float
+    logits: LogitsDifference | None = None
+
+    @property
+    def limit(self) -> float:
+        """What counts as noise: ``MULTIPLE`` floors and one unit of rounding."""
+        return MULTIPLE * self.floor + self.eps
+
+    @property
+    def alone_limit(self) -> float:
+        """The same for the module alone."""
+        return MULTIPLE * self.alone_floor + self.eps
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the engine is beyond the limit here, whatever brought it there."""
+        return not self.difference.relative <= self.limit
+
+    @property
+    def is_wrong_alone(self) -> bool:
+        """Whether this module, given the right input, is beyond the limit."""
+        return self.alone is not None and not self.alone.relative <= self.alone_limit
+
+
+@dataclass(frozen=True)
+class GreedyRow:
+    """The greedy id after one step. ``is_bad``: another one, by more than noise can move the logits."""
+
+    case: int
+    step: int
+    expected: int
+    got: int
+    gap: float
+    is_bad: bool
+
+
+@dataclass(frozen=True)
+class FirstBad:
+    """The first bad stage: its row, whether its module is wrong by itself, both tensors' statistics."""
+
+    row: Row
+    alone: bool
+    expected: Statistics
+    got: Statistics
+    position: int
+    expected_value: float
+    got_value: float
+
+
+def compare_case(
+    case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float
+) -> list[Row]:
+    """Every stage that both sides have, in order."""
+    names = stage_names(run.expected.num_layers)
+    floors = {name: _floor(run.noise, name) for name in names}
+    return list(_rows(case, run, engine, isolated, floors, eps))
+
+
+def _rows(
+    case: int,
+    run: ReferenceRun,
+    engine: StageFile,
+    isolated: Isolated,
+    floors: dict[str, tuple[float, float]],
+    eps: float,
+) -> Iterator[Row]:
+    wide = None if isolated.dtype == torch.float32 else isolated.widened()
+    for step in range(run.expected.steps + 1):
+        for stage, (floor, _) in floors.items():
+            expected, got = run.expected.get(step, stage), engine.get(step, stage)
+            if expected is None or got is None:
+                continue
+            alone = isolated.run(step, stage)
+            yield Row(
+                case,
+                step,
+                stage,
+                measure(expected, got),
+                None if alone is None else measure(expected, alone),
+                floor,
+                floor if wide is None else _alone_floor(wide, step, stage, alone, floor),
+                eps,
+                measure_logits(expected, got) if stage == "logits" else None,
+            )
+
+
+def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
+    """(relative L2, max-abs) between two runs that differ by rounding: the largest of all steps, since one
+    step of one token may round luckily.
+    """
+    relative = max_abs = 0.0
+    for step in range(noise[0].steps + 1):
+        a, b = noise[0].get(step, stage), noise[1].get(step, stage)
+        if a is not None and b is not None:
+            found = measure(a, b)
+            if math.isfinite(found.relative):
+                relative, max_abs = max(relative, found.relative), max(max_abs, found.max_abs)
+    return relative, max_abs
+
+
+def compare_served(case: int, run: ReferenceRun, served: StageFile, eps: float) -> list[Row]:
+    """The logits of each step's last token, computed as requests are, with every kernel that serves them."""
+    floor, _ = _floor(run.noise, "logits")
+    rows = []
+    for step in range(run.expected.steps + 1):
+        expected, got = run.expected.get(step, "logits"), served.get(step, "logits")
+        if expected is not None and got is not None:
+            last, found = expected[-1:], got[-1:]
+            logits = measure_logits(last, found)
+            rows.append(Row(case, step, SERVED, measure(last, found), None, floor, floor, eps, logits))
+    return rows
+
+
+def _alone_floor(wide: Isolated, step: int, stage: str, alone: torch.Tensor | None, floor: float) -> float:
+    """The module's rounding alone, which is below what has gathered up to it."""
+    exact = None if alone is None else wide.run(step, stage)
+    if exact is None or alone is None:
+        return floor
+    return min(floor, measure(exact, alone).relative)
+
+
+def compare_greedy(case: int, run: ReferenceRun, choices: Sequence[int], eps: float) -> list[GreedyRow]:
+    """Greedy ids after each step. Another id is noise where the reference's logits of the two are closer
+    than both can move.
+    """
+    _, floor = _floor(run.noise, "logits")
+    rows = []
+    for step, (expected, got) in enumerate(zip(run.choices, choices, strict=True)):
+        logits = run.expected.get(step, "logits")
+        gap = 0.0
+        limit = math.inf
+        if logits is not None:
+            last = logits[-1].double()
+            gap = float(last[expected] - last[got])
+            limit = 2 * (MULTIPLE * floor + eps * float(last.abs().max()))
+        rows.append(GreedyRow(case, step, expected, got, gap, expected != got and gap > limit))
+    return rows
+
+
+def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
+    """The row to name, and whether its module is wrong by itself.
+
+    A module that is wrong on the reference's own input comes first: what is bad before it has only grown.
+    Where no module is, the first stage at which the engine as a whole is beyond the limit.
+    """
+    alone = next((row for row in rows if row.is_wrong_alone), None)
+    if alone is not None:
+        return alone, True
+    bad = next((row for row in rows if row.is_bad), None)
+    return None if bad is None else (bad, False)
+
+
+def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated) -> FirstBad:
+    """Both tensors of the first bad stage."""
+    expected, got = _pair(row, alone, run, engine, isolated)
+    where = row.alone if alone and row.alone is not None else row.difference
+    a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
+    position = run.expected.start(row.step) + where.token
+    return FirstBad(row, alone, statistics(expected), statistics(got), position, float(a), float(b))
+
+
+def evidence(
+    first: Row, alone: bool, rows: Sequence[Row], run: ReferenceRun, engine: StageFile, isolated: Isolated
+) -> list[Divergence]:
+    """What the search for a cause is given: the modules that are wrong alone in the first one's layer and
+    step, and the layer as a whole; where none is, the first bad stage and its layer as they ran in the whole.
+    """
+    layer = layer_of(first.stage)
+    if not alone:
+        got = engine.get(first.step, first.stage)
+        found = _divergence(first.stage, first, first.floor, run, got, isolated)
+        if layer is not None:
+            got = engine.get(first.step, f"layers.{layer}.output")
+            found += _divergence(f"layers.{layer}", first, first.floor, run, got, isolated)
+        return found
+    found = []
+    for row in rows:
+        if row.is_wrong_alone and row.step == first.step and layer_of(row.stage) == layer:
+            got = isolated.run(row.step, row.stage)
+            found += _divergence(row.stage, row, row.alone_limit / MULTIPLE, run, got, isolated)
+    if layer is not None:
+        whole = f"layers.{layer}"
+        got = isolated.run(first.step, whole)
+        found += _divergence(whole, first, first.alone_limit / MULTIPLE, run, got, isolated)
+    return found
+
+
+def _divergence(
+    stage: str, row: Row, floor: float, run: ReferenceRun, got: torch.Tensor | None, isolated: Isolated
+) -> list[Divergence]:
+    """One, or none where the module's input or output is not recorded."""
+    layer = layer_of(stage)
+    output = f"{stage}.output" if stage == f"layers.{layer}" else stage
+    inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, output)
+    if inputs is None or expected is None or got is None:
+        return []
+    start = run.expected.start(row.step)
+    positions = torch.arange(start, start + len(expected))
+    return [Divergence(stage, layer, row.step, positions, inputs, expected, got, floor)]
+
+
+def _pair(
+    row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if row.stage == SERVED:
+        pair = run.expected.get(row.step, "logits"), engine.get(row.step, "logits")
+        assert pair[0] is not None
+        assert pair[1] is not None
+        return pair[0][-1:], pair[1][-1:]
+    expected = run.expected.get(row.step, row.stage)
+    got = isolated.run(row.step, row.stage) if alone else engine.get(row.step, row.stage)
+    assert expected is not None
+    assert got is not None
+    return expected, got

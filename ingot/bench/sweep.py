@@ -1,0 +1,335 @@
+"""Precision by batch: speed, memory and quality of one checkpoint, up to the size that no longer fits.
+
+Owns which lines a sweep has, what is measured again and what is known, and the record that comes of it. Knows
+no table, no picture, and no metric of quality.
+
+    record = run_sweep(Sweep(SideSpec(path="models/pocket-chat"), batches=(1, 2, 4)), Path("sweeps/pocket"))
+    record["lines"][0]["points"][-1]["figures"]["output_tokens_per_s"]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ingot.bench.huggingface import check_huggingface
+from ingot.bench.kernels import read_shape
+from ingot.bench.latency import Latency
+from ingot.bench.machine import machine
+from ingot.bench.pareto import pareto
+from ingot.bench.session import METHOD
+from ingot.bench.side import SideSpec
+from ingot.bench.sweep_line import (
+    DOES_NOT_FIT,
+    OK,
+    Line,
+    LineWanted,
+    Quality,
+    Told,
+    doubling,
+    measure_apart,
+)
+from ingot.bench.sweep_store import Store
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG
+from ingot.config.model import DecoderConfig
+from ingot.config.quant import QuantConfig
+from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.engine.manifest import is_engine
+from ingot.errors import ConfigError
+
+SCHEMA = 1
+LOWER_IS_BETTER = frozenset({"perplexity", "kl", "divergence", "wer", "loss"})
+Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
+Record = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured.
+
+    Attributes:
+        spec: the checkpoint or the config with random weights, and the device; its dtype and sizes are not
+            read.
+        dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
+        quants: linear schemes.
+        batches: sizes; empty: 1, 2, 4 and so on until one does not fit.
+        against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
+        quality_of: what the quality is measured on, for the record.
+
+    Raises:
+        ConfigError: an unknown dtype or scheme, an engine, or sizes below 1.
+    """
+
+    spec: SideSpec
+    dtypes: tuple[str, ...] = ("auto",)
+    quants: tuple[str, ...] = ("none",)
+    batches: tuple[int, ...] = ()
+    shape: Latency = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
+    against: str | None = None
+    quality_of: Record | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for quant in self.quants:
+            QuantConfig(quant)
+        for dtype in self.dtypes:
+            if dtype != "auto":
+                parse_dtype(dtype)
+        self.shape.replace(batches=self.batches or (1,))
+        if self.spec.path is not None and is_engine(Path(self.spec.path)):
+            raise ConfigError(
+                "an engine has one precision; a sweep loads a checkpoint in several",
+                seen=self.spec.path,
+                fix="CHECKPOINT, or ingot bench latency for an engine",
+            )
+        if self.against is not None and self.against.partition(":")[0] != "hf":
+            raise ConfigError(
+                "a sweep is set beside Hugging Face's class only",
+                seen=self.against,
+                allowed="hf, hf:CHECKPOINT",
+                fix="--against",
+            )
+
+    def lines(self) -> list[Line]:
+        """A line for each dtype and scheme, Hugging Face's last."""
+        dtypes = list(dict.fromkeys(self._named(dtype) for dtype in self.dtypes))
+        found = [
+            Line(dtype if quant == "none" else f"{dtype} {quant}", self.spec.replace(dtype=dtype), quant)
+            for quant in dict.fromkeys(self.quants)
+            for dtype in dtypes
+        ]
+        if self.against is not None:
+            found.append(self._huggingface(self.against, dtypes[0]))
+        return found
+
+    def settings(self, device_name: str) -> Record:
+        """What all points of a folder must share."""
+        model = self.spec.path or self.spec.random_weights or ""
+        return {
+            "model": model,
+            "random_weights": self.spec.random_weights is not None,
+            "config_sha256": _sha256(self.spec),
+            "machine": device_name,
+            "threads": self.threads,
+            "prompt_tokens": self.shape.prompt_tokens,
+            "new_tokens": self.shape.new_tokens,
+            "repeats": self.shape.repeats,
+            "data": self.quality_of,
+        }
+
+    def _named(self, dtype: str) -> str:
+        if dtype != "auto":
+            return dtype_name(parse_dtype(dtype))
+        if resolve_device(self.spec.device).type == "cpu":
+            return "fp32"
+        return dtype_name(read_shape(self.spec).dtype)
+
+    def _huggingface(self, against: str, dtype: str) -> Line:
+        path = against.partition(":")[2]
+        spec = self.spec.replace(kind="hf", dtype=dtype)
+        name = f"Hugging Face {dtype}"
+        if not path:
+            return Line(name, spec)
+        return Line(f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None))
+
+
+def run_sweep(
+    wanted: Sweep,
+    folder: Path,
+    *,
+    quality: Quality | None = None,
+    fresh: bool = False,
+    command: str = "",
+    say: Say | None = None,
+    measure: Measure = measure_apart,
+) -> Record:
+    """Measure what the folder does not hold yet, and tell all that it holds then.
+
+    Each point is in ``folder``/points.jsonl as soon as it is measured. A size that does not fit ends its
+    line, and so does a process that dies, whose size is tried again in the next run.
+
+    Raises:
+        ConfigError: the requests are too long for the model, or the folder holds points of other settings.
+        IngotError: a side cannot be loaded for another reason than memory.
+    """
+    model = read_shape(wanted.spec).config
+    _check_length(wanted.shape.longest, model)
+    lines = wanted.lines()
+    for line in lines:
+        if line.spec.kind == "hf":
+            check_huggingface(line.spec)
+    here = machine(resolve_device(wanted.spec.device))
+    store = Store(folder)
+    settings = wanted.settings(here.get("gpu") or here["cpu"] or "unknown CPU")
+    store.open(settings, fresh=fresh)
+    stamp = {"settings": settings, "shape": _shape(model), "machine": here, "command": command}
+    for line in lines:
+        _measure_line(line, wanted, store, stamp, quality, say, measure)
+    return record_of(store.records)
+
+
+def record_of(records: list[Record]) -> Record:
+    """What a folder's points say together; a later record of the same point stands for it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not records:
+        raise ConfigError("there are no points", fix="--out with a folder of a sweep")
+    names = dict.fromkeys(record["line"] for record in records)
+    lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
+    last = records[-1]
+    return {
+        "schema": SCHEMA,
+        "verb": "sweep",
+        "commands": list(dict.fromkeys(record["command"] for record in records)),
+        "commits": list(dict.fromkeys(record["machine"]["commit"] for record in records)),
+        "machine": last["machine"],
+        "settings": last["settings"],
+        "shape": last["shape"],
+        "method": METHOD,
+        "lines": lines,
+        "pareto": best(lines),
+    }
+
+
+def best(lines: list[Record]) -> Record:
+    """The Pareto line: of each line's fastest point against its quality where at least two lines have the
+    same figure, else of all points against memory.
+    """
+    metric = _common_metric(lines)
+    points = [(line, point) for line in lines for point in line["points"]]
+    if metric is not None:
+        rated = [line for line in lines if metric in line["quality"] and line["points"]]
+        points = [(line, max(line["points"], key=_speed)) for line in rated]
+    costs = [
+        memory_gb(point) if metric is None else quality_cost(metric, line["quality"][metric])
+        for line, point in points
+    ]
+    kept = pareto([(cost, _speed(point)) for cost, (_, point) in zip(costs, points, strict=True)])
+    named = [[points[i][0]["name"], points[i][1]["batch"]] for i in kept]
+    return {"against": metric or "memory", "points": named}
+
+
+def memory_gb(point: Record) -> float:
+    """What a point takes: of a GPU's memory at its peak; on a CPU, where a process's other memory drowns a
+    model's, its weights and cache.
+    """
+    memory = point["memory"]
+    if "peak_gpu_gb" in point["facts"]:
+        return float(memory["peak_gb"])
+    return float(memory["weights_gb"] + memory["cache_gb"])
+
+
+def quality_cost(metric: str, value: float) -> float:
+    """Lower is better, whatever the metric."""
+    return value if lower_is_better(metric) else -value
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a figure of this name counts faults."""
+    return any(word in LOWER_IS_BETTER for word in metric.lower().split("_"))
+
+
+def _measure_line(
+    line: Line,
+    wanted: Sweep,
+    store: Store,
+    stamp: Record,
+    quality: Quality | None,
+    say: Say | None,
+    measure: Measure,
+) -> None:
+    mine = [record for record in store.records if record["line"] == line.name]
+    rated = quality is None or any("quality" in record for record in mine)
+    shape = LineWanted(_missing(wanted.batches, mine), wanted.shape, not rated, wanted.threads)
+    if not shape.batches and rated:
+        return
+    head = {"line": line.name, "kind": line.spec.kind, "dtype": line.spec.dtype, "quant": line.quant}
+    batch = 0
+    for told in measure(line, shape, quality):
+        batch = told.get("batch", batch)
+        if "say" in told and say is not None:
+            say(told["say"])
+        at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+        if "quality" in told:
+            store.add(head | told | at | stamp)
+        if "point" in told and batch:
+            store.add(head | {"batch": batch} | told["point"] | at | stamp)
+        if "point" in told and not batch:  # the process died of the quality: once more, without it
+            store.add(head | {"quality": {}, "reason": told["point"]["reason"]} | at | stamp)
+            _measure_line(line, wanted, store, stamp, None, say, measure)
+
+
+def _missing(batches: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
+    """The sizes that are neither measured nor at least as large as one that does not fit."""
+    done = {record["batch"] for record in mine if record.get("status") == OK}
+    end = min((r["batch"] for r in mine if r.get("status") == DOES_NOT_FIT), default=None)
+    sizes = sorted(set(batches)) if batches else doubling()
+    return tuple(size for size in sizes if size not in done and (end is None or size < end))
+
+
+def _line_record(name: str, records: list[Record]) -> Record:
+    """A line's points in order, its limit if one was met, and its quality."""
+    newest = {record["batch"]: record for record in records if "status" in record}
+    points = [newest[batch] for batch in sorted(newest) if newest[batch]["status"] == OK]
+    ends = [record for record in newest.values() if record["status"] != OK]
+    end = min(ends, key=lambda record: record["batch"]) if ends else None
+    rated = [record for record in records if "quality" in record]
+    first = records[0]
+    return {
+        "name": name,
+        "kind": first["kind"],
+        "dtype": first["dtype"],
+        "quant": first["quant"],
+        "quality": rated[-1]["quality"] if rated else {},
+        "no_quality": rated[-1].get("reason") if rated else None,
+        "points": [{key: p[key] for key in _POINT} for p in points],
+        "limit": None if end is None else {key: end[key] for key in ("batch", "status", "reason")},
+    }
+
+
+_POINT = ("batch", "figures", "memory", "facts", "ceiling", "doubts", "at")
+
+
+def _common_metric(lines: list[Record]) -> str | None:
+    counts: dict[str, int] = {}
+    for line in lines:
+        for metric in line["quality"] if line["points"] else ():
+            counts[metric] = counts.get(metric, 0) + 1
+    return next((metric for metric, count in counts.items() if count > 1), None)
+
+
+def _speed(point: Record) -> float:
+    return float(point["figures"]["output_tokens_per_s"])
+
+
+def _shape(model: DecoderConfig) -> Record:
+    names = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size", "vocab_size")
+    return {name: getattr(model, name) for name in names}
+
+
+def _check_length(longest: int, model: DecoderConfig) -> None:
+    """Raises:
+    ConfigError: the model has fewer positions than a request has tokens.
+    """
+    if longest > model.max_positions:
+        raise ConfigError(
+            "the requests are longer than the model's context",
+            seen=f"{longest} tokens, prompt and output together",
+            allowed=f"<= {model.max_positions}",
+            fix="--prompt-tokens or --new-tokens",
+        )
+
+
+def _sha256(spec: SideSpec) -> str:
+    """Of the model's config.json, to tell models of one path apart."""
+    folder = Path(spec.random_weights) if spec.random_weights else resolve_checkpoint(spec.path or "")
+    path = folder / CONFIG if folder.is_dir() else folder
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]

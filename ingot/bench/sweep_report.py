@@ -1,0 +1,218 @@
+"""A sweep told in a title, a table and panels to draw.
+
+Owns which figures of a sweep are shown, and in which units. Knows no terminal and no file format.
+
+    print(plain(sweep_table(record)))
+    panels(record)
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from ingot.bench.chart import COLORS, OTHER_COLOR, Mark, Panel, Series
+from ingot.bench.report import Table, number, percent
+from ingot.bench.sweep import lower_is_better, memory_gb
+from ingot.bench.sweep_line import DIED
+
+Record = dict[str, Any]
+_SMALL_GB = 1.0
+
+
+def sweep_title(record: Record) -> str:
+    """The model and the machine."""
+    found, settings = record["machine"], record["settings"]
+    random = ", random weights" if settings["random_weights"] else ""
+    return f"{settings['model']}{random} on {found.get('gpu') or found['cpu'] or 'unknown CPU'}"
+
+
+def sweep_lines(record: Record) -> list[str]:
+    """What the figures stand on: shape of the model and the requests, versions, method."""
+    shape, settings, found = record["shape"], record["settings"], record["machine"]
+    threads = settings["threads"] or found["cpu_threads_used"]
+    cores = "" if "gpu" in found else f", CPU threads: {threads}"
+    commits = ", ".join(commit or "unknown commit" for commit in record["commits"])
+    return [
+        f"{shape['architecture']}: hidden {shape['hidden_size']}, {shape['num_layers']} layers, "
+        f"{shape['num_heads']} heads, intermediate {shape['intermediate_size']}, "
+        f"vocabulary {shape['vocab_size']}",
+        f"requests of {settings['prompt_tokens']} prompt tokens and {settings['new_tokens']} new, "
+        f"{settings['repeats']} repeats; {record['method']}",
+        f"torch {found['torch']}, triton {found['triton'] or 'none'}, ingot {found['ingot']} "
+        f"({commits}){cores}",
+    ]
+
+
+def limits(record: Record) -> list[str]:
+    """Where each line ended that met a limit, and which have no quality though one was asked for."""
+    ended = [line for line in record["lines"] if line["limit"] is not None]
+    without = [line for line in record["lines"] if line["no_quality"] is not None]
+    return [
+        *(
+            f"{line['name']}: batch {line['limit']['batch']} {_ending(line['limit']['status'])} "
+            f"({line['limit']['reason']})"
+            for line in ended
+        ),
+        *(f"{line['name']}: no quality ({line['no_quality']})" for line in without),
+    ]
+
+
+def broken(record: Record) -> bool:
+    """Whether something else than memory kept a point or a quality from being measured."""
+    return any(
+        line["no_quality"] is not None or (line["limit"] or {}).get("status") == DIED
+        for line in record["lines"]
+    )
+
+
+def sweep_table(record: Record) -> Table:
+    """A row for each precision and batch, and one for a size that does not fit."""
+    metrics = list(dict.fromkeys(metric for line in record["lines"] for metric in line["quality"]))
+    front = {(name, batch) for name, batch in record["pareto"]["points"]}
+    unit, scale = memory_unit(record)
+    rows = []
+    for line in record["lines"]:
+        for point in line["points"]:
+            note = "Pareto" if (line["name"], point["batch"]) in front else ""
+            rows.append((*_cells(line, point, scale), *_quality(line, metrics), note))
+        if line["limit"] is not None:
+            blank = ("-",) * (len(_COLUMNS) + len(_MEMORY) - 2)
+            named = (line["name"], str(line["limit"]["batch"]))
+            rows.append((*named, *blank, *_quality(line, metrics), line["limit"]["status"]))
+    memory = tuple(f"{name} {unit}" for name in _MEMORY)
+    settings = record["settings"]
+    title = f"sweep, {settings['prompt_tokens']} prompt tokens, {settings['new_tokens']} new"
+    return Table(title, (*_COLUMNS, *memory, *metrics, "note"), tuple(rows))
+
+
+def memory_unit(record: Record) -> tuple[str, float]:
+    """GB, or MB and 1000 where all points are small."""
+    most = max((memory_gb(p) for line in record["lines"] for p in line["points"]), default=_SMALL_GB)
+    return ("GB", 1.0) if most >= _SMALL_GB else ("MB", 1000.0)
+
+
+def panels(record: Record) -> list[Panel]:
+    """Speed against memory and against latency, and against quality where the lines have it.
+
+    The Pareto line is in the panel of what it is about. None where there are no points.
+    """
+    lines = [line for line in record["lines"] if line["points"]]
+    if not lines:
+        return []
+    palette = _colors(lines)
+    unit, scale = memory_unit(record)
+    gpu = "gpu" in record["machine"]
+    of = f"peak GPU memory, {unit}" if gpu else f"weights and KV cache, {unit}"
+    front = {(name, batch) for name, batch in record["pareto"]["points"]}
+    by_memory = record["pareto"]["against"] == "memory"
+    found = [
+        _panel(
+            "Speed against memory, by batch size",
+            of,
+            _series(lines, palette, lambda line, p: memory_gb(p) * scale),
+            front if by_memory else set(),
+        )
+    ]
+    if all(point["figures"]["decode_ms"] for line in lines for point in line["points"]):
+        step = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
+        found.append(
+            _panel(
+                "Speed against latency, by batch size", "ms a decode step (each request's token)", step, set()
+            )
+        )
+    if not by_memory:
+        found.append(_quality_panel(lines, palette, record["pareto"]))
+    return found
+
+
+_COLUMNS = (
+    "precision", "batch", "TTFT ms", "decode ms", "prompt tok/s", "output tok/s", "req/s", "MBU",
+)  # fmt: skip
+_MEMORY = ("weights", "cache", "peak")
+
+
+def _cells(line: Record, point: Record, scale: float) -> tuple[str, ...]:
+    figures, memory = point["figures"], point["memory"]
+    step = figures["decode_ms"]
+    sizes = (memory[f"{name}_gb"] for name in _MEMORY)
+    return (
+        line["name"],
+        str(point["batch"]),
+        number(figures["ttft_ms"]["p50"]),
+        number(step["p50"] if step else None),
+        number(figures["prompt_tokens_per_s"]),
+        number(figures["output_tokens_per_s"]),
+        number(figures["requests_per_s"]),
+        percent(figures["mbu"]),
+        *(number(None if size is None else size * scale) for size in sizes),
+    )
+
+
+def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
+    """To six digits, as precisions differ in late ones."""
+    found = [line["quality"].get(metric) for metric in metrics]
+    return tuple("-" if value is None else f"{value:.6g}" for value in found)
+
+
+def _ending(status: str) -> str:
+    return "could not be measured" if status == DIED else status
+
+
+def _colors(lines: list[Record]) -> dict[str, str]:
+    """Colours in order; Hugging Face's is its own."""
+    free = count()
+    return {
+        line["name"]: OTHER_COLOR if line["kind"] == "hf" else COLORS[next(free) % len(COLORS)]
+        for line in lines
+    }
+
+
+def _series(lines: list[Record], palette: dict[str, str], x: Any) -> tuple[Series, ...]:
+    return tuple(
+        Series(
+            line["name"],
+            palette[line["name"]],
+            tuple(_mark(line, point, x(line, point), str(point["batch"])) for point in line["points"]),
+            line["kind"] == "hf",
+        )
+        for line in lines
+    )
+
+
+def _mark(line: Record, point: Record, x: float, label: str) -> Mark:
+    speed = float(point["figures"]["output_tokens_per_s"])
+    told = f"{line['name']}, batch {point['batch']}: {number(speed)} output tokens/s at {number(x)}"
+    return Mark(x, speed, label, told)
+
+
+def _panel(title: str, x_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]) -> Panel:
+    """With the Pareto line through the marks that are on it."""
+    kept = [(m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in _texts(front)]
+    return Panel(title, x_label, "output tokens/s", series, tuple(sorted(kept)))
+
+
+def _texts(front: set[tuple[str, int]]) -> set[tuple[str, str]]:
+    return {(name, str(batch)) for name, batch in front}
+
+
+def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -> Panel:
+    """Each line's fastest point against its quality."""
+    metric = best["against"]
+    rated = [line for line in lines if metric in line["quality"]]
+    series = []
+    for line in rated:
+        point = max(line["points"], key=lambda p: p["figures"]["output_tokens_per_s"])
+        mark = _mark(line, point, line["quality"][metric], f"{line['name']}, {point['batch']}")
+        series.append(Series(line["name"], palette[line["name"]], (mark,), line["kind"] == "hf"))
+    names = {name for name, _ in best["points"]}
+    front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)
+    better = "lower" if lower_is_better(metric) else "higher"
+    x_label = f"{metric} ({better} is better)"
+    return Panel(
+        "Speed against quality, at the fastest batch size",
+        x_label,
+        "output tokens/s",
+        tuple(series),
+        tuple(front),
+    )

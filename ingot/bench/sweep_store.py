@@ -1,0 +1,98 @@
+"""A sweep's folder: points that are kept as soon as they are measured.
+
+Owns points.jsonl: one line a point (or a line's quality), each with the settings, machine and command it was
+measured under; and the refusal to mix settings. Knows no measurement.
+
+    store = Store(Path("sweeps/7b"))
+    points = store.open(settings); store.add({"line": "fp16", "batch": 8, ...})
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError
+
+POINTS = "points.jsonl"
+_SHOWN = 60
+Record = dict[str, Any]
+
+
+class Store:
+    """The points of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / POINTS
+        self.records: list[Record] = []
+
+    def open(self, settings: Record, *, fresh: bool = False) -> None:
+        """Take up the points that are there, or with ``fresh`` start over; make the folder.
+
+        Raises:
+            ConfigError: points of other settings are there, or the file is damaged.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.records = [] if fresh else read_points(self.path)
+        for record in self.records:
+            check_same(record["settings"], settings, self.folder)
+        text = "".join(json.dumps(record) + "\n" for record in self.records)
+        self.path.write_text(text, encoding="utf-8")  # without a last line that was cut off
+
+    def add(self, record: Record) -> None:
+        """Keep a record now."""
+        self.records.append(record)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def read_points(path: Path) -> list[Record]:
+    """The records of a file, none where there is no file; a last line that was cut off does not count.
+
+    Raises:
+        ConfigError: another line is no record.
+    """
+    if not path.exists():
+        return []
+    *whole, _ = path.read_text(encoding="utf-8").split("\n")
+    return [_record(line, number, path) for number, line in enumerate(whole, start=1)]
+
+
+def check_same(found: Record, wanted: Record, folder: Path) -> None:
+    """Raises:
+    ConfigError: the settings differ; it says which.
+    """
+    names = sorted(
+        name for name in found.keys() | wanted.keys() if _plain(found, name) != _plain(wanted, name)
+    )
+    if names:
+        told = "; ".join(f"{name} {_short(found, name)}, now {_short(wanted, name)}" for name in names)
+        raise ConfigError(
+            f"{folder} holds points that were measured with other settings",
+            seen=told,
+            fix="--out with another folder, or --fresh to start over",
+        )
+
+
+def _record(line: str, number: int, path: Path) -> Record:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _damaged(path, number, str(error)) from None
+    if not isinstance(record, dict) or not {"line", "settings"} <= record.keys():
+        raise _damaged(path, number, line[:_SHOWN])
+    return record
+
+
+def _damaged(path: Path, number: int, seen: str) -> ConfigError:
+    return ConfigError(f"{path} line {number} is no point of a sweep", seen=seen, fix="--fresh to start over")
+
+
+def _plain(settings: Record, name: str) -> str:
+    return json.dumps(settings.get(name), sort_keys=True)
+
+
+def _short(settings: Record, name: str) -> str:
+    return str(settings.get(name, "not given"))[:_SHOWN]

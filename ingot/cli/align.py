@@ -1,0 +1,219 @@
+"""``ingot align``: the first place where an engine leaves the original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, stderr, stdout
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, given
+from ingot.cli.prompts import PromptGiven, read_prompts
+
+if TYPE_CHECKING:
+    from ingot.align.session import Report
+    from ingot.align.verdict import Row
+
+
+_WIDTH = 180
+
+
+def align(
+    engine: EnginePath,
+    reference: Annotated[
+        str,
+        typer.Option(
+            help="The original: a checkpoint folder, a Hugging Face id, or a trace written by "
+            "`python -m ingot.align.trace`."
+        ),
+    ],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A prompt; may be given several times.", show_default=False)
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompts from a file, one a line ('-': stdin). Lines of a .jsonl file are objects with "
+            "prompt, messages or prompt_token_ids."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Make each prompt a user's message of the chat format.")
+    ] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(help="Cached decode steps after each prompt.", min=0, show_default="4")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
+    as_json: AsJson = False,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="The engine's arithmetic: fp16, bf16 or fp32.", show_default="its own; fp32 on a CPU"
+        ),
+    ] = None,
+    original: Annotated[
+        str | None,
+        typer.Option(
+            help="Who runs the reference's checkpoint: hf (Hugging Face's class), ingot (our unfused fp32 "
+            "path) or auto (hf where it has a class).",
+            show_default="auto",
+        ),
+    ] = None,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Find the first stage at which an engine leaves the original.
+
+    Compares rendered prompt, token ids, embedding, every layer's norms, attention and MLP, final norm, logits
+    and greedy ids, for prompts and cached decode steps, each against a noise floor measured on the spot
+    (docs/align.md). Exit code 0: aligned, 1: diverged, 2: could not be compared.
+    """
+    if html is not None and not html.parent.is_dir():
+        raise typer.BadParameter(f"no folder {html.parent}", param_hint="--html")
+    prompts = read_prompts(prompt or [], data, chat=chat, ids=ids) if prompt or data else []
+    options = given(steps=steps, device=device, dtype=dtype, original=original)
+    report = _align(engine, reference, prompts, threads, options)
+    if html is not None:
+        from ingot.align.report import report_html
+
+        html.write_text(report_html(report), encoding="utf-8")
+    if as_json:
+        from ingot.align.report import report_json
+
+        print_json(report_json(report))
+    else:
+        _show(report)
+    raise typer.Exit(0 if report.aligned else 1)
+
+
+def _align(
+    engine: str, reference: str, prompts: list[PromptGiven], threads: int | None, options: dict[str, Any]
+) -> Report:
+    """The comparison, with what is under way shown on a terminal."""
+    import torch
+
+    from ingot.align.session import align as run_align
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    inputs = [_input(one) for one in prompts]
+    console = stderr()
+    if not console.is_terminal:
+        return run_align(engine, reference, inputs, **options)
+    with console.status("reading") as status:
+        return run_align(engine, reference, inputs, progress=status.update, **options)
+
+
+def _input(one: PromptGiven) -> Any:
+    if one.messages is not None:
+        return one.messages
+    return one.prompt if one.prompt is not None else one.prompt_token_ids
+
+
+def _show(report: Report) -> None:
+    from ingot.align.report import facts, verdict_text
+
+    console = stdout()
+    for name, value in facts(report):
+        console.print(f"{name + ':':<13}{value}", markup=False)
+    for i, case in enumerate(report.cases, start=1):
+        console.print(f"prompt {i}:    {case.title} ({len(case.ids)} tokens)", markup=False)
+    _show_texts(report)
+    console.width = max(console.width, _WIDTH)  # columns are never cut
+    console.print(_table(report))
+    _show_first(report)
+    style = "bold green" if report.aligned else "bold red"
+    console.print(verdict_text(report), style=style, markup=False)
+
+
+def _show_texts(report: Report) -> None:
+    console = stdout()
+    for i, case in enumerate(report.cases, start=1):
+        for check in case.checks:
+            console.print(
+                f"prompt {i}, {check.stage}: {'differ' if check.is_bad else 'equal'} ({check.against})",
+                style="red" if check.is_bad else None,
+                markup=False,
+            )
+            if check.first is not None:
+                at = slice(max(check.first - 4, 0), check.first + 8)
+                console.print(f"  from {check.first} on: expected {check.expected[at]!r}", markup=False)
+                console.print(f"  {'':>{len(str(check.first)) + 8}} got      {check.got[at]!r}", markup=False)
+
+
+def _table(report: Report) -> Any:
+    """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("stage", "step", "max-abs", "relative L2", "alone", "floor", "limit", "cosine", ""):
+        table.add_column(name, justify="left" if name in ("stage", "") else "right", no_wrap=True)
+    for row in _worst(report.rows):
+        alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
+        found = row.difference
+        marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, _logits_text(row)]
+        table.add_row(
+            row.stage,
+            str(row.step),
+            f"{found.max_abs:.2e}",
+            f"{found.relative:.2e}",
+            alone,
+            f"{row.floor:.2e}",
+            f"{row.limit:.2e}",
+            f"{found.cosine:.6f}",
+            ", ".join(filter(None, marks)),
+            style="red" if row.is_bad or row.is_wrong_alone else None,
+        )
+    return table
+
+
+def _worst(rows: list[Row]) -> list[Row]:
+    """For every stage the row that is furthest beyond its limit."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        best = found.get(row.stage)
+        if best is None or _share(row) > _share(best):
+            found[row.stage] = row
+    return list(found.values())
+
+
+def _share(row: Row) -> float:
+    alone = 0.0 if row.alone is None else row.alone.relative
+    return max(row.difference.relative / row.limit, alone / row.alone_limit)
+
+
+def _logits_text(row: Row) -> str:
+    return "" if row.logits is None else f"top-1 {row.logits.top1:.1%}, KL {row.logits.kl:.1e}"
+
+
+def _show_first(report: Report) -> None:
+    """The first bad stage, both tensors, and what explains them."""
+    from ingot.align.report import why_text
+
+    console, first = stdout(), report.first
+    differ = [row for row in report.greedy if row.expected != row.got]
+    for row in differ:
+        kind = "beyond noise" if row.is_bad else "a near tie"
+        ids = f"{row.expected}, the engine's {row.got} ({kind})"
+        console.print(f"greedy id, prompt {row.case + 1}, step {row.step}: {ids}", markup=False)
+    if not differ:
+        console.print(f"greedy ids: equal ({len(report.greedy)})")
+    if first is None:
+        return
+    step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"
+    where = f"{first.row.stage} (prompt {first.row.case + 1}, {step})"
+    console.print(f"\nfirst bad stage: {where}", style="bold", markup=False)
+    console.print(why_text(first), markup=False)
+    for name, one in (("expected", first.expected), ("got", first.got)):
+        moments = f"mean {one.mean:.4g}  std {one.std:.4g}  min {one.min:.4g}  max {one.max:.4g}"
+        shape = "x".join(map(str, one.shape))
+        console.print(f"  {name:<9}{shape} {one.dtype}  {moments}", markup=False)
+    largest = first.row.alone if first.alone and first.row.alone else first.row.difference
+    console.print(
+        f"  largest difference at position {first.position}, channel {largest.channel}: "
+        f"expected {first.expected_value:.6g}, got {first.got_value:.6g}"
+    )
+    for finding in report.findings:
+        console.print(f"cause: {finding.text}", markup=False)

@@ -1,0 +1,211 @@
+"""``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
+
+Owns its four verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
+
+    ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import finite, print_json, stderr, stdout
+from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags, eval_flags
+
+if TYPE_CHECKING:
+    from ingot.evaluate.data import DataFile
+    from ingot.evaluate.items import Item
+    from ingot.evaluate.limits import Limit
+    from ingot.evaluate.record import Evaluation, Progress
+    from ingot.evaluate.report import Table
+
+_BEYOND = 1
+
+evaluate = typer.Typer(
+    name="eval",
+    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers.\n\n"
+    "Exit code 0: done, every difference to the reference within its limit; 1: one beyond; 2: misused.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@evaluate.command()
+@eval_flags
+def summarize(
+    flags: AskFlags,
+    lang: Annotated[
+        str,
+        typer.Option(
+            help="What ROUGE counts: en words, zh characters; auto: characters where the reference has CJK."
+        ),
+    ] = "auto",
+    stemmer: Annotated[bool, typer.Option("--stemmer", help="Stem English words before counting.")] = False,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            help="Text around {article}.", show_default="a request in chat, '{article} TL;DR:' otherwise"
+        ),
+    ] = None,
+) -> None:
+    """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
+    from ingot.evaluate.answering import Asking, asks
+    from ingot.evaluate.answering import summarize as run
+
+    asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
+    limits = _start(flags, "summarize")
+    data = _data(flags, asks)
+    with _progress() as progress:
+        found = run(*flags.sides(), data, limits, asking, progress)
+    _finish(flags, found)
+
+
+@evaluate.command()
+@eval_flags
+def answers(flags: AskFlags) -> None:
+    """Share of greedy answers that are a reference, and that contain one (normalised as SQuAD does)."""
+    from ingot.evaluate.answering import Asking, asks
+    from ingot.evaluate.answering import answers as run
+
+    limits = _start(flags, "answers")
+    asking = Asking(flags.max_new_tokens, flags.chat)
+    data = _data(flags, asks)
+    with _progress() as progress:
+        found = run(*flags.sides(), data, limits, asking, progress)
+    _finish(flags, found)
+
+
+@evaluate.command()
+@eval_flags
+def perplexity(flags: ReadFlags) -> None:
+    """Perplexity and bits per byte of running text, by sliding windows."""
+    from ingot.evaluate.perplexity import Reading
+    from ingot.evaluate.perplexity import perplexity as run
+
+    limits = _start(flags, "perplexity")
+    data = _data(flags)
+    reading = Reading(flags.window, flags.stride, flags.max_tokens)
+    with _progress() as progress:
+        found = run(*flags.sides(), data, limits, reading, progress)
+    _finish(flags, found)
+
+
+@evaluate.command()
+@eval_flags
+def divergence(flags: ReadFlags) -> None:
+    """KL(reference || engine) and agreement of the likeliest token, on the same tokens.
+
+    --against names the reference. Without --stride the windows are apart.
+    """
+    from ingot.evaluate.divergence import divergence as run
+    from ingot.evaluate.perplexity import Reading
+
+    limits = _start(flags, "divergence")
+    spec, other = flags.sides()
+    if other is None:
+        raise typer.BadParameter("a divergence needs a reference", param_hint="--against")
+    data = _data(flags)
+    reading = Reading(flags.window, flags.stride, flags.max_tokens)
+    with _progress() as progress:
+        found = run(spec, other, data, limits, reading, progress)
+    _finish(flags, found)
+
+
+def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
+    """The limits; and the threads that everything runs on."""
+    from ingot.evaluate.limits import limits_for
+
+    if flags.max_delta and flags.against is None:
+        raise typer.BadParameter(
+            "it needs --against, which says what to differ from", param_hint="--max-delta"
+        )
+    if flags.threads is not None:
+        import torch
+
+        torch.set_num_threads(flags.threads)
+    return limits_for(verb, flags.max_delta or ())
+
+
+def _data(flags: EvalFlags, needs: Callable[[Item], str | None] | None = None) -> DataFile:
+    from ingot.evaluate.data import read_data
+
+    return read_data(
+        flags.data,
+        limit=flags.limit,
+        skip_bad=flags.skip_bad,
+        where=flags.fields(),
+        needs=needs or (lambda item: None),
+    )
+
+
+def _finish(flags: EvalFlags, found: Evaluation) -> None:
+    """Show and write what was found; leave with 1 where a difference is beyond its limit."""
+    record = {"command": shlex.join(["ingot", *sys.argv[1:]]), **found.record}
+    if flags.items is not None:
+        lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)
+        Path(flags.items).write_text("".join(lines), encoding="utf-8")
+    if flags.json_file == "-":
+        print_json(record)
+    else:
+        _show(record)
+    if flags.json_file not in (None, "-"):
+        text = json.dumps(finite(record), indent=1, ensure_ascii=False)
+        Path(str(flags.json_file)).write_text(text + "\n", encoding="utf-8")
+    if found.beyond:
+        raise typer.Exit(_BEYOND)
+
+
+def _show(record: dict[str, Any]) -> None:
+    from ingot.evaluate.report import headline, tables, verdict
+
+    for line in headline(record):
+        stdout().print(line, markup=False)
+    for table in tables(record):
+        stdout().print()
+        _print_table(table)
+    told = verdict(record)
+    if told is not None:
+        stdout().print(f"\n{told}", markup=False)
+
+
+def _print_table(table: Table) -> None:
+    """With lines on a terminal, as aligned text elsewhere."""
+    from ingot.evaluate.report import plain
+
+    if not stdout().is_terminal:
+        stdout().print(plain(table), markup=False)
+        return
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(title=Text(table.title), title_justify="left")
+    for i, name in enumerate(table.columns):
+        shown.add_column(Text(name), justify="left" if i == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    stdout().print(shown)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr; nothing where that is no terminal."""
+    from ingot.evaluate.record import no_progress
+
+    console = stderr()
+    if not console.is_terminal:
+        yield no_progress
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -1,0 +1,193 @@
+"""The flags that the verbs of ``ingot eval`` share.
+
+Owns their names, help and defaults, and what they say of both sides. Knows no metric.
+
+    @eval_flags
+    def answers(flags: AskFlags) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.flags import Device, Threads, flags_for, given
+
+if TYPE_CHECKING:
+    from ingot.evaluate.side import SideSpec
+
+DTYPES = ("auto", "fp16", "bf16", "fp32")
+
+
+def _target(param: typer.CallbackParam, value: str | None) -> str | None:
+    """A place that can be written, made sure of before anything is computed."""
+    if value is None or (value == "-" and param.name == "json_file"):
+        return value
+    if value == "-":
+        raise typer.BadParameter("it takes a file; the JSON of --json may go to stdout")
+    path = Path(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}") from None
+    return value
+
+
+def _dtype(value: str) -> str:
+    if value not in DTYPES:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(DTYPES)}")
+    return value
+
+
+@dataclass(frozen=True)
+class EvalFlags:
+    """What is evaluated, on what, beside what."""
+
+    engine: Annotated[
+        str,
+        typer.Argument(
+            help="An engine folder, a checkpoint folder or a Hugging Face id.",
+            metavar="ENGINE_OR_CHECKPOINT",
+            show_default=False,
+        ),
+    ]
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Items: .jsonl (a record a line), .json (a list of records), .txt (running text).",
+            show_default=False,
+        ),
+    ]
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="The reference: hf (Hugging Face's class on the same checkpoint), hf:CHECKPOINT, or another "
+            "engine or checkpoint.",
+            metavar="hf|CHECKPOINT",
+        ),
+    ] = None
+    limit: Annotated[int | None, typer.Option(help="Take the first so many items.", min=1)] = None
+    max_delta: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The largest |difference| that exits with 0: X, or METRIC=X; may be repeated.",
+            metavar="X|METRIC=X",
+            show_default="by metric",
+        ),
+    ] = None
+    json_file: Annotated[
+        str | None,
+        typer.Option(
+            "--json", help="Write the record as JSON; '-': to stdout.", metavar="FILE", callback=_target
+        ),
+    ] = None
+    items: Annotated[
+        str | None,
+        typer.Option(help="Write a line of JSON for each item.", metavar="FILE", callback=_target),
+    ] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+    ] = False
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only records whose field has this value; may be repeated.",
+            metavar="FIELD=VALUE",
+            show_default=False,
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Dtype of arithmetic: fp16, bf16, fp32; auto: the model's, fp32 on a CPU.", callback=_dtype
+        ),
+    ] = "auto"
+    against_dtype: Annotated[
+        str | None,
+        typer.Option(help="Dtype of the reference's arithmetic.", show_default="as --dtype"),
+    ] = None
+    against_batch: Annotated[
+        int, typer.Option(help="Prompts of one padded batch, for --against hf.", min=1)
+    ] = 8
+    max_seq_len: Annotated[
+        int | None,
+        typer.Option(help="Most tokens of one request, for a checkpoint; an engine has its own.", min=2),
+    ] = None
+    device: Device = None
+    threads: Threads = None
+
+    def fields(self) -> list[tuple[str, str]]:
+        """The pairs of ``--where``."""
+        pairs = [one.partition("=") for one in self.where or ()]
+        bad = ["".join(pair) for pair in pairs if not all(pair)]
+        if bad:
+            raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
+        return [(field, value) for field, _, value in pairs]
+
+    def sides(self) -> tuple[SideSpec, SideSpec | None]:
+        """The side that is evaluated, and the reference."""
+        from ingot.evaluate.side import SideSpec, other_spec
+
+        spec = SideSpec(
+            self.engine, dtype=self.dtype, max_seq_len=self.max_seq_len, **given(device=self.device)
+        )
+        if self.against is None:
+            return spec, None
+        dtype = self.dtype if self.against_dtype is None else _dtype(self.against_dtype)
+        return spec, other_spec(spec, self.against, dtype, self.against_batch)
+
+
+@dataclass(frozen=True)
+class AskFlags(EvalFlags):
+    """And how items are asked."""
+
+    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 128
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Make articles and prompts a user's message of the chat template.",
+            show_default="articles, where the engine has a template",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class ReadFlags(EvalFlags):
+    """And how running text is read."""
+
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens computed together.", show_default="the smaller context", min=2),
+    ] = None
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Tokens from one window to the next: the last so many of each count.", min=1),
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Take the first so many tokens of each text.", min=2)
+    ] = None
+
+
+def eval_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
+    kind = typing.get_type_hints(verb)["flags"]
+    types = typing.get_type_hints(kind, include_extras=True)
+    flags = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.name in ("engine", "data") else f.default,
+            annotation=types[f.name],
+        )
+        for f in fields(kind)
+    ]
+    return flags_for(verb, "flags", flags, lambda values: kind(**values))

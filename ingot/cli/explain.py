@@ -1,0 +1,110 @@
+"""``ingot explain``: what a request is made of, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingot.cli.console import print_json, stdout, write
+from ingot.cli.flags import AsJson, EnginePath
+from ingot.cli.inspect import local_folder
+from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.sampling import flag_name, sampling_flags, with_given
+
+if TYPE_CHECKING:
+    from ingot.llm.explanation import Explanation, StopRule, TokenPiece
+
+_HF = "Hugging Face's generate, called with the same values,"
+
+
+@sampling_flags()
+def explain(
+    engine: EnginePath,
+    sampling: dict[str, Any],
+    messages: MessagesFile = None,
+    prompt: PromptText = None,
+    ids: PromptIds = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the exact prompt, its tokens, what ends the answer, and where each value is from.
+
+    Nothing is run and no weights are read. The last part tells what Hugging Face's generate would do
+    differently for this request.
+    """
+    request = one_prompt(messages, prompt, ids)
+    from ingot.engine.describe import read_text_side
+    from ingot.llm.defaults import default_params
+    from ingot.llm.explain import explain_request
+
+    manifest, text = read_text_side(local_folder(engine))
+    with_given(default_params(manifest.generation), sampling)  # a value out of range names its flag
+    found = explain_request(manifest, text, request, sampling)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show(found)
+
+
+def _show(found: Explanation) -> None:
+    """Every part under its own heading."""
+    limit = "" if found.max_new_tokens == found.room else f", at most {found.max_new_tokens} of them wanted"
+    how = f" by {found.chat_format}" if found.chat_format else ""
+    _part(f"prompt ({found.kind}{how})", [] if found.prompt_text is None else [found.prompt_text])
+    if found.rendered_text not in (None, found.prompt_text):
+        _part("what the chat format wrote, before it became ids", [str(found.rendered_text)])
+    head = f"{found.num_prompt_tokens} tokens, of {found.max_seq_len}: room for {found.room} new ones{limit}"
+    _part(head, _table([_token_row(i, t) for i, t in enumerate(found.tokens)], right=2))
+    _part("ends at", _table([_stop_row(s) for s in found.stops]) or ["nothing but the limit"])
+    rows = [(flag_name(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
+    _part("values", _table(rows))
+    steps = [*found.processors, found.choice]
+    _part("each token", [f"{i}. {step}" for i, step in enumerate(steps, start=1)])
+    _part("seed", [found.seed])
+    _part(_HF if found.differences else f"{_HF} would do the same", found.differences)
+    if found.notes:
+        _part("notes", found.notes)
+
+
+def _part(title: str, lines: Sequence[str]) -> None:
+    stdout().print(title, style="bold", markup=False)
+    for line in lines:
+        write("".join(f"  {part}".rstrip(" ") + "\n" for part in line.split("\n")))
+
+
+def _token_row(place: int, token: TokenPiece) -> tuple[str, ...]:
+    shown = "?" if token.text is None else token.text if token.special else _quoted(token.text)
+    note = "special" if token.special else f"bytes {token.bytes}" if token.bytes else ""
+    return str(place), str(token.id), shown, note
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes with its white space visible, as JSON writes it."""
+    return json.dumps(text, ensure_ascii=False).replace("\\\\x", "\\x")
+
+
+def _stop_row(stop: StopRule) -> tuple[str, ...]:
+    shown = _quoted(stop.text or "") if stop.id is None else f"{stop.id} {stop.text or ''}"
+    off = "" if stop.active else "off: ignore_eos"
+    return shown.rstrip(), ", ".join(stop.origins), off
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " ".join(_quoted(v) if isinstance(v, str) else str(v) for v in value) or "none"
+    if isinstance(value, bool) or value is None:
+        return {None: "none", True: "yes", False: "no"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[tuple[str, ...]], right: int = 0) -> list[str]:
+    """Rows as lines with their columns aligned, the first ``right`` ones to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i < right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines

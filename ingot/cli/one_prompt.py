@@ -1,0 +1,78 @@
+"""One prompt from the command line: text, token ids, or a conversation in a file.
+
+Owns ``--prompt``, ``--ids`` and ``--messages``, of which a verb takes one. Knows no tokenizer; what a message
+may be, the library says.
+
+    one_prompt(messages=None, prompt="Hello", ids=None)
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.errors import RequestError
+
+if TYPE_CHECKING:
+    from ingot.llm.prompts import Messages, PromptLike
+
+MessagesFile = Annotated[
+    str | None,
+    typer.Option(
+        "--messages",
+        metavar="FILE",
+        help='A conversation: a JSON list of {"role": …, "content": …}, or an object with messages '
+        "('-': stdin).",
+    ),
+]
+PromptText = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as it is.")]
+PromptIds = Annotated[
+    str | None, typer.Option("--ids", metavar="IDS", help="A prompt as token ids with spaces between.")
+]
+
+
+def one_prompt(messages: str | None, prompt: str | None, ids: str | None) -> PromptLike | Messages:
+    """The prompt that was given.
+
+    Raises:
+        RequestError: the file cannot be read or holds no conversation, or an id is no integer.
+    """
+    if sum(value is not None for value in (messages, prompt, ids)) != 1:
+        raise typer.BadParameter("give one of --messages, --prompt and --ids")
+    if messages is not None:
+        return _conversation(messages)
+    return prompt if prompt is not None else _ids(ids or "")
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise RequestError(
+            "--ids takes token ids", seen=text[:80], allowed="integers with spaces between", fix="--ids"
+        ) from None
+
+
+def _conversation(file: str) -> Messages:
+    """The messages in a file."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        value = json.loads(data.decode("utf-8-sig"))
+    except OSError as error:
+        raise RequestError("the messages cannot be read", seen=error, fix="--messages") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{file} is no JSON", seen=error, fix="--messages") from None
+    if isinstance(value, dict):
+        value = value.get("messages")
+    if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
+        raise RequestError(
+            f"{file} holds no conversation",
+            seen=json.dumps(value)[:80],
+            allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
+            fix="--messages",
+        )
+    return value

@@ -1,0 +1,179 @@
+"""``ingot repro``: a failure cut down to one layer, and its replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, size_text, stderr, stdout
+from ingot.cli.flags import AsJson, BatchInvariant, Device, Threads, open_llm
+from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+
+if TYPE_CHECKING:
+    from ingot.llm.prompts import Messages, PromptLike
+    from ingot.llm.repro import Replay
+    from ingot.llm.repro_bundle import Bundle
+
+
+def repro(
+    engine: Annotated[
+        str | None,
+        typer.Argument(
+            help="An engine folder, a checkpoint folder or a Hugging Face id.",
+            metavar="ENGINE",
+            show_default=False,
+        ),
+    ] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="The layer to cut out, from 0.", show_default=False)
+    ] = None,
+    prompt: PromptText = None,
+    ids: PromptIds = None,
+    messages: MessagesFile = None,
+    step: Annotated[
+        int | None,
+        typer.Option(help="Decode steps to go beyond the prompt.", show_default="0, the prompt alone"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where to write.", show_default="ENGINE-layerN.safetensors"),
+    ] = None,
+    expected: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE",
+            help="A trace with the output to expect.",
+            show_default="plain PyTorch, in the next wider dtype",
+        ),
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Replay a bundle here instead.", show_default=False)
+    ] = None,
+    device: Device = None,
+    threads: Threads = None,
+    batch_invariant: BatchInvariant = False,
+    as_json: AsJson = False,
+) -> None:
+    """Cut a failure down to one layer, as one small file; --run replays such a file.
+
+    The file holds the layer's weights, what it was given and gave while the engine ran, what was expected,
+    and the versions and machine. It holds the prompt's hidden states: send it as you would the prompt.
+    --run exits with 1 where the layer does not give what was expected, within the file's own floor.
+    """
+    if run is not None:
+        named = {"ENGINE": engine, "--layer": layer, "--prompt": prompt, "--ids": ids, "--messages": messages}
+        _refuse(named | {"--step": step, "--out": out, "--expected": expected})
+        _replay(run, device, threads, as_json)
+        return
+    if engine is None or layer is None:
+        raise typer.BadParameter("give ENGINE and --layer, or --run FILE")
+    request = one_prompt(messages, prompt, ids)
+    bundle = _capture(engine, request, layer, step or 0, expected, device, threads, batch_invariant)
+    target = out or Path(f"{_name(engine)}-layer{layer}.safetensors")
+    from ingot.llm.repro_bundle import write_bundle
+
+    size = write_bundle(target, bundle)
+    if as_json:
+        print_json({"file": str(target), "bytes": size} | bundle.facts.to_json())
+    else:
+        _show_bundle(target, size, bundle)
+
+
+def _refuse(given: dict[str, object]) -> None:
+    """Refuse what a bundle has of its own."""
+    named = [name for name, value in given.items() if value is not None]
+    if named:
+        raise typer.BadParameter(f"--run takes all from its file, not {', '.join(named)}")
+
+
+def _name(engine: str) -> str:
+    return Path(engine).resolve().name
+
+
+def _capture(
+    engine: str,
+    request: PromptLike | Messages,
+    layer: int,
+    step: int,
+    expected: Path | None,
+    device: str | None,
+    threads: int | None,
+    batch_invariant: bool,
+) -> Bundle:
+    """The bundle, with the names that only the command line knows."""
+    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
+    from ingot.llm.repro import capture_layer
+
+    bundle = capture_layer(llm, request, layer, step, expected)
+    command = f"ingot repro {_name(engine)} --layer {layer} --step {step}"
+    command += " --batch-invariant" if batch_invariant else ""
+    bundle.facts = bundle.facts.replace(engine=_name(engine), command=command)
+    return bundle
+
+
+def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
+    facts, console = bundle.facts, stdout()
+    console.print(f"{target} ({size_text(size)})", style="bold", markup=False)
+    calls = "the prompt" if facts.step == 0 else f"the prompt and {facts.step} decode steps"
+    rows = {
+        "layer": f"{facts.layer} of {facts.engine}, {facts.model.architecture}, {facts.dtype}",
+        "tokens": f"{sum(facts.counts)}: {calls}",
+        "expected": facts.expected_from,
+        "relative L2": f"{facts.output_error:.3g} of the engine's output, floor {facts.floor:.3g}",
+        "verdict": "as expected" if facts.as_expected else "not as expected",
+    }
+    for name, value in rows.items():
+        console.print(f"  {name:<12}", style="cyan", end="")
+        console.print(value, markup=False)
+    stderr().print(f"note: {facts.private}", style="dim", markup=False)
+
+
+def _replay(path: Path, device: str | None, threads: int | None, as_json: bool) -> None:
+    """Replay a bundle and exit by what it gives."""
+    import torch
+
+    from ingot.device import resolve_device
+    from ingot.llm.repro import replay
+    from ingot.llm.repro_bundle import read_bundle
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    bundle = read_bundle(path)
+    found = replay(bundle, resolve_device(device or "auto"))
+    if as_json:
+        print_json(_json(found) | {"file": str(path), "bundle": bundle.facts.to_json()})
+    else:
+        _show_replay(path, bundle, found)
+    raise typer.Exit(0 if found.agrees else 1)
+
+
+def _json(found: Replay) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(found) | {"agrees": found.agrees, "repeats": found.repeats}
+
+
+def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
+    facts, console = bundle.facts, stdout()
+    console.print(f"{path}: layer {facts.layer} of {facts.engine or 'an engine'}", style="bold", markup=False)
+    gpu = facts.machine.get("gpu")
+    rows = {
+        "recorded": f"on {gpu}, torch {facts.machine.get('torch')}, ingot {facts.ingot_version}",
+        "here": f"on {found.device}, {found.dtype}",
+        "to expected": f"{found.against_expected:.3g} relative L2, floor {found.floor:.3g}",
+        "to recorded": f"{found.against_output:.3g} relative L2 to what the engine gave",
+        "expected": f"{facts.expected_from}; the engine's output was {found.recorded:.3g} from it",
+        "worst token": f"position {found.worst_position}, {found.worst:.3g}, floor {found.token_floor:.3g}",
+        "verdict": _verdict(found, facts.as_expected),
+    }
+    for name, value in rows.items():
+        console.print(f"  {name:<12}", style="cyan", end="")
+        console.print(value, markup=False)
+
+
+def _verdict(found: Replay, recorded_right: bool) -> str:
+    if found.agrees:
+        return "as expected" if recorded_right else "as expected: what was recorded does not happen here"
+    return "not as expected, as was recorded" if found.repeats else "not as expected, and not as was recorded"

@@ -1,0 +1,87 @@
+"""``ingot verify``: whether an engine still is what was built, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ingot.cli.console import print_json, stderr, stdout
+from ingot.cli.flags import AsJson, Device, Threads, given
+
+if TYPE_CHECKING:
+    from ingot.llm.verify import Verification
+
+
+def verify(
+    engine: Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")],
+    device: Device = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every hash of an engine, then replay its golden cases on this machine.
+
+    Exit code 0: proven here, 1: failed or unproven, with what is wrong named, 2: misused. The result is
+    left in the engine as verify.json where its folder can be written.
+    """
+    console = stderr()
+    with console.status("loading") if console.is_terminal else _nothing() as status:
+        import torch
+
+        from ingot.llm.verify import verify
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        progress = None if status is None else status.update
+        found = verify(engine, **given(device=device, progress=progress))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _show(found)
+    raise typer.Exit(0 if found.verdict == "proven" else 1)
+
+
+def _show(found: Verification) -> None:
+    console = stdout()
+    colour = "bold green" if found.verdict == "proven" else "bold red"
+    console.print(found.verdict, style=colour, end=" ")
+    where = f" on {found.device} in {found.dtype}" if found.dtype else ""
+    console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
+    for failure in found.failures:
+        _line(failure.kind, failure.message)
+    if found.verdict == "unproven":
+        _line("hashes", f"{found.num_tensors} tensors are those that were built")
+        _line("cases", "none: it was built with --no-proof, or by an Ingot without proofs; build it again")
+    elif found.dtype is not None:
+        _line("cases", f"{found.num_cases}, {_worst(found)}")
+    for note in found.notes:
+        _line("note", note)
+    for metric in found.metrics:
+        sign = "<=" if metric.better == "lower" else ">="
+        _line("metric", f"{metric.name} {metric.value:g} (limit {sign} {metric.limit:g}) on {metric.data}")
+    if found.proven_by is not None:
+        made = found.proven_by
+        _line(
+            "proven by", f"Ingot {made['ingot']} on {made['device']}, {made['time']}, {made['dtype']} weights"
+        )
+
+
+def _worst(found: Verification) -> str:
+    parts = ", ".join(f"{name} {ratio:.2g}" for name, ratio in found.worst.items())
+    return (
+        f"largest deviations in noise floors (limit {found.factor:g}): {parts}"
+        if parts
+        else "nothing compared"
+    )
+
+
+def _line(name: str, text: str) -> None:
+    stdout().print(f"  {name:<10}", style="cyan", end="")
+    stdout().print(text, markup=False)
+
+
+def _nothing() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()

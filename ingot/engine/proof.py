@@ -1,0 +1,262 @@
+"""proof.json: what an engine must compute, wherever it runs.
+
+Owns the format of the proof, the note that ``verify`` leaves beside it, and what an engine's standing is.
+Knows nothing of how the numbers are made (golden.py) or replayed (llm/verify.py).
+
+    proof = read_proof(folder)          # None: unproven
+    standing(folder)                    # why this engine is not to be trusted here, or None
+
+The proof names the manifest that it is of by hash, not the other way round: the manifest, and with it the
+weights, stays the same for the same inputs, on whatever machine the numbers were made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.config.base import JsonConfig
+from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
+from ingot.engine.sketch import Checksum
+from ingot.errors import EngineError, IngotError
+
+PROOF_VERSION = 1
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IngotError)
+
+
+@dataclass(frozen=True)
+class Position(JsonConfig):
+    """The logits after one token: the likeliest ids and their logits, and log(sum(exp(logits)))."""
+
+    top_ids: tuple[int, ...]
+    top_logits: tuple[float, ...]
+    log_sum: float
+
+
+@dataclass(frozen=True)
+class Row(JsonConfig):
+    """The logits after token ``position`` of a prompt, all of them: their checksum, and the sha256 of the
+    logits rounded to 1/64 (equal: the same to that step).
+    """
+
+    position: int
+    checksum: Checksum
+    digest: str
+
+
+@dataclass(frozen=True)
+class Case(JsonConfig):
+    """A prompt and what becomes of it in fp32.
+
+    Attributes:
+        text: what the tokenizer made ``prompt_ids`` of (their beginning, where the text is cut); None: ids
+            alone.
+        new_ids: greedy continuation; ``steps`` are the logits that each was chosen from.
+        rows: whole logits at some positions of the prompt.
+        prompt, new: checksums by module of the prompt's tokens and of the new ones that were computed (all
+            but the last).
+    """
+
+    name: str
+    text: str | None
+    prompt_ids: tuple[int, ...]
+    new_ids: tuple[int, ...]
+    steps: tuple[Position, ...]
+    rows: tuple[Row, ...]
+    prompt: dict[str, Checksum]
+    new: dict[str, Checksum]
+
+
+@dataclass(frozen=True)
+class Floor(JsonConfig):
+    """What rounding alone does: the distance between a dtype's arithmetic and a more exact one, measured.
+
+    Attributes:
+        modules: relative L2 distance of each module's output.
+        logits: the same of whole rows of logits.
+        logprobs: largest difference of a likeliest token's log-probability.
+    """
+
+    modules: dict[str, float]
+    logits: float
+    logprobs: float
+
+
+@dataclass(frozen=True)
+class Metric(JsonConfig):
+    """A quality that was measured, and what it may be.
+
+    Attributes:
+        name: perplexity, divergence, rouge_l, …
+        value: as measured; ``limit`` is the worst allowed, ``better`` says which way is worse.
+        data_sha256: of the data file; ``against``: the checkpoint compared with, None for none.
+    """
+
+    name: str
+    value: float
+    limit: float
+    better: Literal["lower", "higher"]
+    data: str
+    data_sha256: str
+    against: str | None = None
+    against_value: float | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether the value is within its limit."""
+        return self.value <= self.limit if self.better == "lower" else self.value >= self.limit
+
+
+@dataclass(frozen=True)
+class Claims(JsonConfig):
+    """The hashed part of a proof: the same for the same engine, machine and number of threads.
+
+    Attributes:
+        manifest_sha256: of the engine's manifest.json.
+        floors: by dtype of arithmetic; the engine's own and fp32.
+        metrics: what ``--prove`` measured.
+    """
+
+    manifest_sha256: str
+    cases: tuple[Case, ...]
+    floors: dict[str, Floor]
+    metrics: tuple[Metric, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made(JsonConfig):
+    """When and where a proof was made; not hashed. ``time`` is UTC, ISO 8601."""
+
+    time: str
+    device: str
+    threads: int
+    seconds: float
+    dtype: str
+    ingot: str
+    torch: str
+
+
+@dataclass(frozen=True)
+class Proof(JsonConfig):
+    """A proof.json."""
+
+    claims: Claims
+    made: Made
+    sha256: str
+    version: int = PROOF_VERSION
+
+    @classmethod
+    def of(cls, claims: Claims, made: Made) -> Proof:
+        """A proof with the hash of its claims."""
+        return cls(claims, made, digest(claims.to_json()))
+
+    def dump(self) -> str:
+        """The text of proof.json: one line of claims, which people do not read, and a few that they do."""
+        whole = self.to_json()
+        head = {k: whole[k] for k in ("version", "sha256", "made")}
+        text = json.dumps(head, indent=2, ensure_ascii=False)
+        return text[:-2] + ',\n  "claims": ' + _canonical(whole["claims"]) + "\n}\n"
+
+
+@dataclass(frozen=True)
+class Note(JsonConfig):
+    """verify.json: how the last ``verify`` ended. ``host`` is a hash that tells machines apart."""
+
+    passed: bool
+    time: str
+    host: str
+    device: str
+    proof_sha256: str
+    failures: tuple[str, ...] = ()
+
+
+def digest(claims: dict[str, Any]) -> str:
+    """sha256 of claims as JSON without spaces."""
+    return hashlib.sha256(_canonical(claims).encode()).hexdigest()
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def manifest_hash(folder: Path) -> str:
+    """sha256 of an engine's manifest.json."""
+    return hashlib.sha256((folder / MANIFEST_FILE).read_bytes()).hexdigest()
+
+
+def read_proof(folder: Path) -> Proof | None:
+    """An engine's proof; None where it has none.
+
+    Raises:
+        EngineError: proof.json is damaged, of another version, or of another engine.
+    """
+    path = folder / PROOF_FILE
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        version, told, own = data.get("version"), data.get("sha256"), digest(data["claims"])
+        if version != PROOF_VERSION:
+            raise ValueError(f"version {version}, not {PROOF_VERSION}")
+        if told != own:
+            raise ValueError("its hash differs")
+        proof = Proof.from_json(data)
+        of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
+    except _UNREADABLE as error:
+        raise EngineError(
+            f"{PROOF_FILE} is damaged", seen=f"{path}: {error}", fix="build the engine again"
+        ) from None
+    if of_another:
+        raise EngineError(
+            f"{PROOF_FILE} does not belong to {MANIFEST_FILE}, whose hash it names otherwise",
+            seen=path,
+            fix="build the engine again",
+        )
+    return proof
+
+
+def write_note(folder: Path, note: Note) -> bool:
+    """Leave a note beside an engine; False where the folder cannot be written, which is no failure."""
+    path = folder / NOTE_FILE
+    part = path.with_name(f".{NOTE_FILE}-{os.getpid()}")
+    try:
+        part.write_text(json.dumps(note.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def read_note(folder: Path) -> Note | None:
+    """The note of the last ``verify``; None where there is none that can be read."""
+    try:
+        return Note.from_json(json.loads((folder / NOTE_FILE).read_text(encoding="utf-8")))
+    except _UNREADABLE:
+        return None
+
+
+def this_host() -> str:
+    """Twelve hex digits that tell this machine from others."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
+
+
+def standing(folder: Path) -> str | None:
+    """Why an engine is not to be trusted on this machine, in one line; None for a proven one."""
+    try:
+        proof = read_proof(folder)
+    except EngineError as error:
+        return f"{error.what} (`ingot verify` tells more)"
+    if proof is None:
+        return "the engine is unproven: it was built without golden cases"
+    note = read_note(folder)
+    if note is None or note.passed or note.host != this_host() or note.proof_sha256 != proof.sha256:
+        return None
+    return f"the engine failed its last `ingot verify` on this machine, {note.time}: {note.failures[0]}"

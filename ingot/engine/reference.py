@@ -1,0 +1,244 @@
+"""A decoder's mathematics once more, in plain PyTorch, a layer at a time from the weights file.
+
+Owns an implementation that shares nothing with the kernels, their twins or the runtime, so that a proof
+does not repeat their mistakes; it runs on any device and holds one layer of weights. Knows no requests and
+no proof.
+
+    lane = Lane(model, Weights(path, model, device), EXACT)
+    hidden = lane.embed(spans)
+    for index in range(len(model.layers)): hidden = lane.layer(index, hidden, spans, see)
+    logits = lane.logits(lane.final_norm(hidden, see)[rows])
+
+A lane has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
+fp32 sums, 16-bit values between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ingot.engine.weights_file import WeightsReader
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
+from ingot.quant.schemes import Dense
+
+_CHUNK = 1 << 22  # values of a weight that are widened at once
+_FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
+
+See = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """``dtype`` of the operations; ``rounds_to``: the dtype that every module's output is rounded to."""
+
+    dtype: torch.dtype
+    rounds_to: torch.dtype | None = None
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """A module's output as the next module gets it."""
+        return x if self.rounds_to is None else x.to(self.rounds_to).to(self.dtype)
+
+
+EXACT = Arithmetic(torch.float32)
+FINER = Arithmetic(torch.float64)
+
+
+@dataclass(frozen=True)
+class Span:
+    """New tokens of one sequence; ``start`` tokens of it were computed before. ``rope_offset`` is its row
+    of the rotary table.
+    """
+
+    sequence: int
+    ids: tuple[int, ...]
+    start: int
+    rope_offset: int
+
+
+class Weights:
+    """The stored tensors of an engine on a device, read when they are asked for.
+
+    A GPU with room for all of them keeps them (``resident``); else each pass reads the file again.
+    """
+
+    def __init__(self, path: Path, model: Decoder, device: torch.device) -> None:
+        self.device = device
+        self._reader = WeightsReader(path)
+        self._kept: dict[str, torch.Tensor] = {}
+        self.num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.resident = device.type == "cuda" and self.num_bytes < _FITS * torch.cuda.mem_get_info(device)[0]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self._kept:
+            return self._kept[name]
+        tensor = self._reader.read(name)
+        if self.resident:
+            tensor = self._kept[name] = tensor.to(self.device)
+        return tensor
+
+    def release(self) -> None:
+        """Let go of the pages of the file that were read so far."""
+        self._reader.release()
+
+
+class Lane:
+    """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
+    are not kept.
+    """
+
+    def __init__(
+        self, model: Decoder, weights: Weights, arithmetic: Arithmetic, *, single: bool = False
+    ) -> None:
+        self._single = single
+        self.model = model
+        self.config = model.config
+        self.weights = weights
+        self.arithmetic = arithmetic
+        self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def embed(self, spans: Sequence[Span]) -> torch.Tensor:
+        """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
+        hidden = self._rows("embed_tokens.weight", [i for s in spans for i in s.ids])
+        if self.config.rope is None:
+            places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
+            hidden = self.arithmetic.round(hidden + places)
+        return hidden
+
+    def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
+        """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
+        name = f"layers.{index}"
+        branch = self._attention(index, self._norm(f"{name}.input_layernorm", hidden), spans)
+        see(f"{name}.self_attn", branch)
+        hidden = self.arithmetic.round(hidden + branch)
+        branch = self._mlp(f"{name}.mlp", self._norm(f"{name}.post_attention_layernorm", hidden))
+        see(f"{name}.mlp", branch)
+        hidden = self.arithmetic.round(hidden + branch)
+        see(name, hidden)
+        return hidden
+
+    def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
+        """[T, hidden_size] after the last norm."""
+        hidden = self._norm("norm", hidden)
+        see("norm", hidden)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[L, hidden_size] after the final norm → [L, vocab_size]."""
+        tied = self.config.tie_word_embeddings
+        return self._product("lm_head", hidden, "embed_tokens.weight" if tied else None)
+
+    def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
+        table = self.weights[name]
+        rows = table[torch.tensor(ids, device=table.device)]
+        return rows.to(self.weights.device, self.arithmetic.dtype)
+
+    def _vector(self, name: str) -> torch.Tensor:
+        return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
+
+    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        weight, eps = self._vector(f"{name}.weight"), self.config.norm_eps
+        if self.config.norm == "layer_norm":
+            bias = self._vector(f"{name}.bias")
+            return self.arithmetic.round(F.layer_norm(x, (x.shape[-1],), weight, bias, eps))
+        return self.arithmetic.round(self.arithmetic.round(_rms_normed(x, eps)) * weight)
+
+    def _product(self, name: str, x: torch.Tensor, weight_name: str | None = None) -> torch.Tensor:
+        """x · Wᵀ + b, in pieces of W so that little is widened at once."""
+        linear = self.model.get_submodule(name)
+        assert isinstance(linear, Linear)
+        if not isinstance(linear.scheme, Dense):
+            names = linear._parameters
+            stored = {leaf: self.weights[f"{name}.{leaf}"].to(x.device) for leaf in names}
+            return self.arithmetic.round(linear.scheme.apply(x, stored))
+        weight = self.weights[weight_name or f"{name}.weight"]
+        pieces = weight.split(max(1, _CHUNK // weight.shape[1]))
+        y = torch.cat([x @ piece.to(x.device).to(x.dtype).T for piece in pieces], dim=-1)
+        if linear.has_bias:
+            y += self._vector(f"{name}.bias")
+        return self.arithmetic.round(y)
+
+    def _mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        if self.config.mlp == "silu_gated":
+            gate, up = self._product(f"{name}.gate_up_proj", x).chunk(2, dim=-1)
+            inner = self.arithmetic.round(self.arithmetic.round(gate * torch.sigmoid(gate)) * up)
+        else:
+            inner = self._product(f"{name}.up_proj", x)
+            kind = self.config.mlp
+            bent = F.relu(inner) if kind == "relu" else F.gelu(inner, approximate=_GELU[kind])
+            inner = self.arithmetic.round(bent)
+        return self._product(f"{name}.down_proj", inner)
+
+    def _attention(self, index: int, x: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
+        config, name = self.config, f"layers.{index}.self_attn"
+        qkv = self._product(f"{name}.qkv_proj", x)
+        q, k, v = (
+            part.unflatten(-1, (-1, config.head_dim))  # [T, heads, head_dim]
+            for part in qkv.split([config.q_size, config.kv_size, config.kv_size], dim=-1)
+        )
+        if config.qk_norm:
+            q = _rms_normed(q, config.norm_eps) * self._vector(f"{name}.q_norm.weight")
+            k = _rms_normed(k, config.norm_eps) * self._vector(f"{name}.k_norm.weight")
+            q, k = self.arithmetic.round(q), self.arithmetic.round(k)
+        ends = itertools.accumulate(len(s.ids) for s in spans)
+        out = []
+        for span, end in zip(spans, ends, strict=True):
+            own = slice(end - len(span.ids), end)
+            out.append(self._attend(index, span, q[own], k[own], v[own]))
+        attended = self.arithmetic.round(torch.cat(out).flatten(1))
+        return self._product(f"{name}.o_proj", attended)
+
+    def _attend(
+        self, index: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """One sequence's new queries [t, heads, head_dim] over all its keys and values; the same shape."""
+        config = self.config
+        where = torch.tensor(_positions(span), device=q.device)
+        if config.rope is not None:
+            assert self.model.rotary is not None
+            rows = self.model.rotary.table.to(q.device)[where + span.rope_offset].to(q.dtype)
+            q, k = _rotated(q, rows), _rotated(k, rows)
+        if config.logn_length:
+            factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
+            q = q * factor.clamp(min=1)[:, None, None]
+        q, k = self.arithmetic.round(q), self.arithmetic.round(k)
+        before = self._cache.get((index, span.sequence))
+        if before is not None:
+            k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
+        if not self._single:
+            self._cache[index, span.sequence] = (k, v)
+        group = config.num_heads // config.num_kv_heads
+        wide_k, wide_v = (part.repeat_interleave(group, dim=1) for part in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, wide_k) * config.attention_scale
+        distance = where[:, None] - torch.arange(k.shape[0], device=q.device)
+        hidden = distance < 0
+        if config.sliding_window:
+            hidden |= distance >= config.sliding_window
+        shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", shares, wide_v)
+
+
+_GELU = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def _positions(span: Span) -> list[int]:
+    return list(range(span.start, span.start + len(span.ids)))
+
+
+def _rms_normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _rotated(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """x [t, heads, head_dim] turned by rows [t, dim] of cosines and sines; channels past dim stay."""
+    cos, sin = (half[:, None, :] for half in rows.chunk(2, dim=-1))
+    half = cos.shape[-1]
+    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)

@@ -1,0 +1,188 @@
+"""Files of items.
+
+Owns reading JSON lines, JSON lists and running text, and the list of lines that cannot be used. Knows no
+metric.
+
+    data = read_data(Path("articles.jsonl"), limit=100)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingot.errors import ConfigError
+from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
+
+_TOLD = 5  # bad lines that an error names with their reasons
+_HASH_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A line (or an element of a list, from 1) that is no item, and why."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """What was read: the items, the lines that were passed over, and how the items were chosen."""
+
+    path: Path
+    items: tuple[Item, ...]
+    bad: tuple[Bad, ...] = ()
+    where: tuple[tuple[str, str], ...] = ()
+    limit: int | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The file as a record keeps it."""
+        return {
+            "file": str(self.path),
+            "sha256": _sha256(self.path),
+            "where": dict(self.where),
+            "limit": self.limit,
+            "items": len(self.items),
+            "bad_lines": [bad.number for bad in self.bad],
+        }
+
+
+def read_data(
+    path: Path,
+    *,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    where: Sequence[tuple[str, str]] = (),
+    needs: Callable[[Item], str | None] = lambda item: None,
+) -> DataFile:
+    """The first ``limit`` items of a file (None: all).
+
+    ``.txt`` is one running text, ``.json`` a list of records, anything else a record a line.
+
+    Args:
+        skip_bad: pass bad lines over instead of refusing the file.
+        where: (field, value) pairs: only records that have all of them.
+        needs: why an item does not serve the evaluation; None where it does.
+
+    Raises:
+        ConfigError: the file cannot be read, holds bad lines, or nothing of it can be used.
+    """
+    if path.suffix == ".txt":
+        if where:
+            raise ConfigError("a text has no fields to choose by", seen=path, fix="--where, leave it out")
+        return DataFile(path, (Item(1, text=_whole(path)),))
+    records = _elements(path) if path.suffix == ".json" else _lines(path)
+    items: list[Item] = []
+    bad: list[Bad] = []
+    for number, load in records:
+        if limit is not None and len(items) == limit:
+            break
+        try:
+            record = load()
+            if not where or _matches(record, where):
+                items.append(_fit(item_of(record, number), needs))
+        except BadRecord as error:
+            bad.append(Bad(number, str(error)))
+    _check(path, items, bad, skip_bad, where)
+    return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:
+    """The item, when it serves."""
+    why = needs(item)
+    if why is not None:
+        raise BadRecord(why)
+    return item
+
+
+def _matches(record: object, where: Sequence[tuple[str, str]]) -> bool:
+    return isinstance(record, dict) and all(
+        field in record and str(record[field]) == value for field, value in where
+    )
+
+
+def _check(
+    path: Path, items: list[Item], bad: list[Bad], skip_bad: bool, where: Sequence[tuple[str, str]]
+) -> None:
+    if bad and not skip_bad:
+        unit = "record" if path.suffix == ".json" else "line"
+        told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
+        if len(bad) > _TOLD:
+            told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
+        raise ConfigError(
+            f"{len(bad)} {unit}s of {path} cannot be used" if len(bad) > 1 else f"a {unit} of {path} is bad",
+            seen="; ".join(told),
+            allowed=SHAPES,
+            fix=f"--skip-bad, or mend the {unit}s",
+        )
+    if not items:
+        which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""
+        seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
+        raise ConfigError(f"{path} holds no item{which}", seen=seen, allowed=SHAPES, fix="--data")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """A loader for each line that is not blank, with its number."""
+    for number, line in enumerate(_bytes(path).split(b"\n"), start=1):
+        if line.strip():
+            yield number, lambda line=line: _parsed(line)  # type: ignore[misc]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise BadRecord("not UTF-8") from None
+    except (ValueError, RecursionError):
+        raise BadRecord(f"no JSON: {line[:60].decode('utf-8', 'replace')!r}") from None
+
+
+def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+    try:
+        found = json.loads(_decoded(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("the data is no JSON", seen=f"{path}: {error}", fix="--data") from None
+    if not isinstance(found, list):
+        raise ConfigError(
+            "a .json file must be a list of records",
+            seen=f"{path}: {type(found).__name__}",
+            allowed=SHAPES,
+            fix="--data",
+        )
+    for number, record in enumerate(found, start=1):
+        yield number, lambda record=record: record  # type: ignore[misc]
+
+
+def _whole(path: Path) -> str:
+    text = _decoded(path)
+    if not text.strip():
+        raise ConfigError("the text is empty", seen=path, fix="--data")
+    return text
+
+
+def _decoded(path: Path) -> str:
+    try:
+        return _bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8", seen=error, fix="--data, converted to UTF-8") from None
+
+
+def _bytes(path: Path) -> bytes:
+    """The file without a byte-order mark."""
+    try:
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise ConfigError("the data cannot be read", seen=error, fix="--data") from None
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_HASH_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,152 @@
+"""One thing to evaluate on, whatever shape its record has.
+
+Owns the shapes of records that are read as they are, and what is wrong with one that is none. Knows no file.
+
+    item_of({"article": "...", "highlights": "..."}, number=1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Message = dict[str, str]
+
+SHAPES = (
+    '{"text": "…"}, {"article": "…", "highlights" or "summary": "…"}, '
+    '{"prompt": "…" or "messages": […], "answer": "…" or "answers": […]}, {"conversations": […]} or '
+    '{"token_ids": […]}'
+)
+_REFERENCES = ("answer", "answers", "highlights", "summary")
+_ROLES = {"human": "user", "user": "user", "system": "system", "assistant": "assistant"}
+_ROLES |= dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant")  # ShareGPT's
+
+
+class BadRecord(Exception):
+    """Why a record is no item; ``DataFile`` gathers them."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A record.
+
+    Attributes:
+        number: line of the file, or place in its list, from 1.
+        id: the record's own, where it has one.
+        text, token_ids: running text, or its ids for a model without a tokenizer.
+        article, prompt, messages: what is asked; at most one of them is given.
+        references: right answers; the first is the one to show.
+    """
+
+    number: int
+    id: str | None = None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    article: str | None = None
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has a question and an answer to it."""
+        questions = (self.article, self.prompt, self.messages)
+        return bool(self.references) and any(one is not None for one in questions)
+
+
+def item_of(record: object, number: int) -> Item:
+    """The item of a record in any of the shapes that docs/evaluation.md lists.
+
+    Raises:
+        BadRecord: it has none of them; the text says what is wrong.
+    """
+    if not isinstance(record, dict):
+        raise BadRecord(f"{type(record).__name__} instead of an object")
+    name = record.get("id")
+    found: dict[str, Any] = {"number": number, "id": None if name is None else str(name)}
+    if "conversations" in record:
+        return Item(**found, **_asked(_turns(record["conversations"])))
+    if "messages" in record:
+        return Item(**found, **_asked(_messages(record["messages"]), _references(record)))
+    for field in ("article", "prompt"):
+        if field in record:
+            asked: dict[str, Any] = {field: _text(record, field)}
+            return Item(**found, **asked, references=_references(record))
+    if "text" in record:
+        return Item(**found, text=_text(record, "text"))
+    if "token_ids" in record:
+        return Item(**found, token_ids=_ids(record["token_ids"]))
+    raise BadRecord(f"none of the known fields among {sorted(map(str, record))[:8]}")
+
+
+def _text(record: Mapping[str, Any], field: str) -> str:
+    value = record[field]
+    if not isinstance(value, str):
+        raise BadRecord(f"{field} is {type(value).__name__} instead of text")
+    if not value.strip():
+        raise BadRecord(f"{field} is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRecord(f"{field} holds half of a UTF-16 surrogate pair") from None
+    return value
+
+
+def _references(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The answers of a record that asks; () where it names none."""
+    given = [field for field in _REFERENCES if field in record]
+    if len(given) > 1:
+        raise BadRecord(f"{given[0]} and {given[1]} exclude each other")
+    if not given:
+        return ()
+    field = given[0]
+    value = record[field]
+    if field != "answers":
+        return (_text(record, field),)
+    if not isinstance(value, list) or not value:
+        raise BadRecord("answers is no list of texts")
+    return tuple(_text({"answers": one}, "answers") for one in value)
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value) or not value:
+        raise BadRecord("token_ids is no list of token ids")
+    return tuple(value)
+
+
+def _messages(value: object) -> list[Message]:
+    if not isinstance(value, list) or not value:
+        raise BadRecord("messages is no list of messages")
+    return [
+        _message(one, "role", "content", {role: role for role in ("system", "user", "assistant")})
+        for one in value
+    ]
+
+
+def _turns(value: object) -> list[Message]:
+    """ShareGPT's turns as messages."""
+    if not isinstance(value, list) or not value:
+        raise BadRecord("conversations is no list of turns")
+    return [_message(one, "from", "value", _ROLES) for one in value]
+
+
+def _message(one: object, who: str, what: str, roles: Mapping[str, str]) -> Message:
+    if not isinstance(one, dict) or not isinstance(one.get(what), str):
+        raise BadRecord(f"a message without {who} and {what}")
+    role = one.get(who)
+    if not isinstance(role, str) or role not in roles:
+        raise BadRecord(f"a message from {role!r}, which is none of {', '.join(roles)}")
+    return {"role": roles[role], "content": _text(one, what)}
+
+
+def _asked(messages: list[Message], references: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The messages before the answer, and the answer: the record's own, or the first of the conversation."""
+    if not references:
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns or turns[0] == 0:
+            return {"messages": tuple(messages)}
+        messages, references = messages[: turns[0]], (messages[turns[0]]["content"],)
+    if messages[-1]["role"] != "user":
+        raise BadRecord("the last message before the answer is not a user's")
+    return {"messages": tuple(messages), "references": references}

@@ -1,0 +1,144 @@
+"""When a difference is too large.
+
+Owns the limits of every metric, how a user changes them, and the verdict. Knows no model.
+
+    judge(limits_for("summarize", ["rouge1=0.5"]), ours, theirs)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ingot.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a metric may differ.
+
+    Attributes:
+        unit: of ``most`` and of the difference.
+        relative: the difference is taken by the reference's value, in percent.
+        plain: set by a ``--max-delta`` that names no metric.
+    """
+
+    metric: str
+    most: float
+    unit: str
+    relative: bool = False
+    plain: bool = True
+
+
+_POINTS, _NATS = "points", "nats"
+LIMITS: dict[str, tuple[Limit, ...]] = {
+    "summarize": tuple(Limit(kind, 1.0, _POINTS) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")),
+    "answers": (Limit("exact", 1.0, _POINTS), Limit("contains", 1.0, _POINTS)),
+    "perplexity": (Limit("perplexity", 1.0, "%", relative=True),),
+    "divergence": (
+        Limit("kl_mean", 0.01, _NATS),
+        Limit("top1_disagreement", 5.0, _POINTS, plain=False),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Delta:
+    """A metric of both sides, their difference, and whether it keeps the limit; NaN does not.
+
+    ``stderr`` is the standard error of a difference that is a mean over items: what another draw of as many
+    items would change it by.
+    """
+
+    metric: str
+    ours: float
+    theirs: float | None
+    delta: float
+    limit: float
+    unit: str
+    within: bool
+    stderr: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record keeps it."""
+        return asdict(self)
+
+
+def standard_error(differences: Sequence[float]) -> float | None:
+    """Of the mean of differences item by item; None for fewer than two."""
+    count = len(differences)
+    if count < 2:
+        return None
+    middle = sum(differences) / count
+    return math.sqrt(sum((one - middle) ** 2 for one in differences) / (count - 1) / count)
+
+
+def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
+    """The verb's limits with the user's ``X`` and ``METRIC=X`` in their place.
+
+    Raises:
+        ConfigError: X is no number from 0 on, or the verb does not judge that metric.
+    """
+    limits = {limit.metric: limit for limit in LIMITS[verb]}
+    for one in given:
+        name, equals, value = one.rpartition("=")
+        if equals and name not in limits:
+            raise ConfigError(
+                f"eval {verb} judges no such metric",
+                seen=name,
+                allowed=sorted(limits),
+                fix="--max-delta",
+            )
+        most = _number(value, one)
+        for limit in list(limits.values()):
+            if limit.metric == name or (not equals and limit.plain):
+                limits[limit.metric] = replace(limit, most=most)
+    return tuple(limits.values())
+
+
+def judge(
+    limits: Sequence[Limit], ours: Mapping[str, float | None], theirs: Mapping[str, float | None] | None
+) -> list[Delta]:
+    """The difference of every metric that has a limit; without ``theirs`` the metric is a difference
+    itself.
+    """
+    return [
+        _delta(limit, _value(ours[limit.metric]), None if theirs is None else _value(theirs[limit.metric]))
+        for limit in limits
+    ]
+
+
+def _value(metric: float | None) -> float:
+    return math.nan if metric is None else metric
+
+
+def _delta(limit: Limit, ours: float, theirs: float | None) -> Delta:
+    delta = ours if theirs is None else ours - theirs
+    if limit.relative and theirs is not None:
+        delta = 100 * delta / theirs if theirs else math.nan
+    return Delta(
+        limit.metric,
+        ours,
+        theirs,
+        delta,
+        limit.most,
+        limit.unit,
+        math.isfinite(delta) and abs(delta) <= limit.most,
+    )
+
+
+def _number(value: str, given: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise ConfigError(
+            "the largest difference must be a number from 0 on",
+            seen=given,
+            allowed="X or METRIC=X",
+            fix="--max-delta",
+        )
+    return found

@@ -1,0 +1,75 @@
+"""Qwen v1 told as Qwen2, which it is up to its training length.
+
+Owns the translation of config and tensors, so that Hugging Face's Qwen2 class can be compared with: its own
+library has no class for Qwen v1. Knows nothing of that library. Beyond ``seq_length`` Qwen v1 changes its
+rotary base and scales queries, which Qwen2 does not: such lengths are refused by whoever asks.
+
+    config, weights = qwen2_config(hf), qwen2_weights(checkpoint)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ingot.checkpoint.reader import Checkpoint
+from ingot.config.model import DecoderConfig
+
+QWEN_V1 = "QWenLMHeadModel"
+
+_WHOLE = {
+    "transformer.wte.weight": "model.embed_tokens.weight",
+    "transformer.ln_f.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+}
+_OF_LAYER = {
+    "ln_1.weight": "input_layernorm.weight",
+    "ln_2.weight": "post_attention_layernorm.weight",
+    "attn.c_proj.weight": "self_attn.o_proj.weight",
+    "mlp.w1.weight": "mlp.up_proj.weight",
+    "mlp.w2.weight": "mlp.gate_proj.weight",
+    "mlp.c_proj.weight": "mlp.down_proj.weight",
+}
+
+
+def qwen2_config(config: DecoderConfig) -> dict[str, Any]:
+    """Values of a Qwen2 config of the same computation."""
+    assert config.rope is not None, "Qwen v1 has rotary positions"
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.rope.original_max or config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope.theta},
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "use_sliding_window": False,
+    }
+
+
+def qwen2_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The tensors under Qwen2's names, q, k and v apart; computed tables are left out."""
+    found: dict[str, torch.Tensor] = {}
+    for name in checkpoint.tensors:
+        found |= _translated(name, checkpoint)
+    return found
+
+
+def _translated(name: str, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    if name in _WHOLE:
+        return {_WHOLE[name]: checkpoint.read(name)}
+    _, _, layer, rest = name.split(".", 3)
+    prefix = f"model.layers.{layer}."
+    if rest in _OF_LAYER:
+        return {prefix + _OF_LAYER[rest]: checkpoint.read(name)}
+    if rest.startswith("attn.c_attn."):
+        kind = rest.rpartition(".")[2]
+        parts = checkpoint.read(name).chunk(3)
+        return {f"{prefix}self_attn.{one}_proj.{kind}": part for one, part in zip("qkv", parts, strict=True)}
+    return {}

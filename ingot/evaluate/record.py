@@ -1,0 +1,132 @@
+"""What an evaluation leaves behind.
+
+Owns the record that ``--json`` writes: where, on what, with which settings, both sides' times and metrics,
+their differences and the verdict. Knows no metric in particular.
+
+    record = make_record("perplexity", data, settings, sides, deltas)
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.device import resolve_device
+from ingot.evaluate.data import DataFile
+from ingot.evaluate.limits import Delta
+from ingot.evaluate.side import SideSpec
+from ingot.version import VERSION
+
+Record = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+WITHIN, BEYOND = "within", "beyond"
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Tell nobody."""
+
+
+@dataclass
+class SideRun:
+    """What a side did: tokens read and written, the seconds of both, and the metrics that came of it."""
+
+    spec: SideSpec
+    facts: dict[str, Any]
+    seconds: float
+    input_tokens: int
+    output_tokens: int = 0
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+    def to_json(self) -> Record:
+        """As a record keeps it; the rates are of the whole time, prefill and decode together."""
+        return {
+            "name": self.spec.name,
+            "spec": self.spec.to_json(),
+            "facts": self.facts,
+            "seconds": round(self.seconds, 4),
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+            "input_tokens_per_s": _rate(self.input_tokens, self.seconds),
+            "output_tokens_per_s": _rate(self.output_tokens, self.seconds) if self.output_tokens else None,
+            "metrics": self.metrics,
+        }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The record, and a row for each item."""
+
+    record: Record
+    rows: list[Record]
+
+    @property
+    def beyond(self) -> bool:
+        """Whether a difference is beyond its limit."""
+        return self.record["verdict"] == BEYOND
+
+
+def make_record(
+    verb: str,
+    data: DataFile,
+    settings: Mapping[str, Any],
+    sides: Sequence[SideRun],
+    deltas: Sequence[Delta],
+    **more: Any,
+) -> Record:
+    """The record of an evaluation; ``more`` is what only this verb has."""
+    verdict = None
+    if deltas:
+        verdict = WITHIN if all(delta.within for delta in deltas) else BEYOND
+    return {
+        "verb": verb,
+        "data": data.facts(),
+        "settings": dict(settings),
+        "machine": machine(resolve_device(sides[0].spec.device)),
+        "sides": [side.to_json() for side in sides],
+        **more,
+        "deltas": [delta.to_json() for delta in deltas],
+        "verdict": verdict,
+    }
+
+
+def machine(device: torch.device) -> Record:
+    """Processor and versions that figures were made with."""
+    found = {
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "ingot": VERSION,
+        "rouge_score": _version("rouge-score"),
+    }
+    return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+
+
+def mean(values: Sequence[float]) -> float:
+    """The arithmetic mean of at least one value."""
+    return sum(values) / len(values)
+
+
+def _rate(tokens: int, seconds: float) -> float | None:
+    return round(tokens / seconds, 1) if seconds > 0 else None
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

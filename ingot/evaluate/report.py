@@ -1,0 +1,191 @@
+"""A record told in words and tables.
+
+Owns which figures are shown and how numbers are written. Knows no terminal: a table is plain data.
+
+    print("\\n".join(headline(record)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def headline(record: Record) -> list[str]:
+    """What the figures stand on: data, what was left out of it, both sides."""
+    data, counts = record["data"], record["counts"]
+    lines = [f"{data['file']}: {', '.join(_told_counts(counts))}"]
+    if data["bad_lines"]:
+        lines.append(f"passed over {len(data['bad_lines'])} bad lines: {_numbers(data['bad_lines'])}")
+    for side in record["sides"]:
+        facts = side["facts"]
+        what = facts.get("class") or facts["architecture"]
+        lines.append(f"{side['name']}: {side['spec']['path']}, {what}, {facts['dtype']}, {facts['device']}")
+    return lines
+
+
+def tables(record: Record) -> list[Table]:
+    """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
+    found = [_metrics(record), _speed(record)]
+    if "divergence" in record:
+        found.insert(0, _divergence(record["divergence"]))
+        found += [_worst(record["worst"])] if record["worst"] else []
+    if record["deltas"]:
+        found.append(_deltas(record))
+    return found
+
+
+def verdict(record: Record) -> str | None:
+    """One line on the differences; None where nothing was compared."""
+    if record["verdict"] is None:
+        return None
+    beyond = [delta["metric"] for delta in record["deltas"] if not delta["within"]]
+    if beyond:
+        return f"beyond the limit: {', '.join(beyond)}"
+    return "every difference is within its limit"
+
+
+def plain(table: Table) -> str:
+    """The table as lines of aligned text."""
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    told = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([table.title, *told])
+
+
+def number(value: float | None) -> str:
+    """Four digits that matter: 12.34, 0.0123, 1.2e-07; ``-`` for None."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size == 0 or size >= 0.01:
+        return f"{value:.{1 if size >= 100 else 2 if size >= 10 else 3 if size >= 1 else 4}f}"
+    return f"{value:.2e}"
+
+
+def _told_counts(counts: Record) -> list[str]:
+    """Counts that say something, in words."""
+    words = {
+        "cases": "items asked",
+        "documents": "texts",
+        "tokens": "tokens",
+        "counted_tokens": "tokens counted",
+        "windows": "windows",
+        "cut": "articles cut",
+        "cut_tokens": "tokens cut off",
+        "too_long": "items too long",
+        "too_short": "texts too short",
+    }
+    always = ("cases", "documents", "tokens", "counted_tokens", "windows")
+    return [
+        f"{counts[k]:,} {word}" for k, word in words.items() if counts.get(k) or (k in counts and k in always)
+    ]
+
+
+def _numbers(values: list[int]) -> str:
+    shown = ", ".join(map(str, values[:10]))
+    return shown if len(values) <= 10 else f"{shown}, …"
+
+
+def _metrics(record: Record) -> Table:
+    sides = record["sides"]
+    rows = [
+        (name.replace("_", " "), *(number(side["metrics"][name]) for side in sides))
+        for name in sides[0]["metrics"]
+    ]
+    if record["verb"] == "summarize":
+        return _rouge(record)
+    return Table(record["verb"], ("", *(side["name"] for side in sides)), tuple(rows))
+
+
+def _rouge(record: Record) -> Table:
+    """F1 beside precision and recall, a row for each kind and side."""
+    rows = []
+    for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+        for side in record["sides"]:
+            values = [side["metrics"][name] for name in (kind, f"{kind}_precision", f"{kind}_recall")]
+            rows.append((kind, side["name"], *map(number, values)))
+    return Table("summarize, 0 to 100", ("", "side", "F1", "precision", "recall"), tuple(rows))
+
+
+def _speed(record: Record) -> Table:
+    rows = [
+        (
+            side["name"],
+            number(side["seconds"]),
+            f"{side['input_tokens']:,}",
+            f"{side['output_tokens']:,}",
+            number(side["input_tokens_per_s"]),
+            number(side["output_tokens_per_s"]),
+        )
+        for side in record["sides"]
+    ]
+    columns = ("", "seconds", "tokens in", "tokens out", "in/s", "out/s")
+    same = record.get("agreement")
+    title = (
+        "time" if same is None else f"time; {same['same_tokens']} of {same['answers']} answers are the same"
+    )
+    return Table(title, columns, tuple(rows))
+
+
+def _deltas(record: Record) -> Table:
+    rows = [
+        (
+            delta["metric"].replace("_", " "),
+            number(delta["delta"]),
+            number(delta["stderr"]),
+            f"{delta['limit']:g} {delta['unit']}",
+            "within" if delta["within"] else "BEYOND",
+        )
+        for delta in record["deltas"]
+    ]
+    return Table("differences", ("", "difference", "std error", "limit", ""), tuple(rows))
+
+
+def _divergence(measured: Record) -> Table:
+    rows = [(name.replace("_", " "), number(value)) for name, value in measured.items()]
+    return Table("divergence: KL(reference || engine) in nats, agreement in percent", ("", ""), tuple(rows))
+
+
+def _worst(positions: list[Record]) -> Table:
+    rows = [
+        (
+            _shown(one["before"], 40),
+            _token(one["next"]),
+            _token(one["expected"]["engine"]),
+            _token(one["expected"]["reference"]),
+            number(one["kl"]),
+            f"{one['number']}:{one['position']}",
+        )
+        for one in positions
+    ]
+    columns = ("after", "comes", "engine expects", "reference expects", "KL", "item:token")
+    return Table("the positions that differ most", columns, tuple(rows))
+
+
+def _token(told: Record) -> str:
+    return str(told["token_id"]) if told["text"] is None else repr(told["text"])
+
+
+def _shown(text: str | None, most: int) -> str:
+    line = "" if text is None else text.replace("\n", "⏎")
+    return line if len(line) <= most else "…" + line[1 - most :]

@@ -1,0 +1,152 @@
+"""What can be evaluated: Ingot's engines and Hugging Face's classes alike.
+
+Owns the interface between an evaluation and a model, and the description from which one is opened. Knows no
+metric.
+
+    with open_side(SideSpec(path="engines/pocket-chat")) as side: side.log_likelihood(ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.config.base import JsonConfig
+from ingot.config.build import DEFAULT_MAX_SEQ_LEN
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.errors import ConfigError
+from ingot.models.registry import find_architecture
+
+INGOT, HUGGINGFACE = "ingot", "hf"
+
+
+@dataclass(frozen=True)
+class SideSpec(JsonConfig):
+    """How to open a side.
+
+    Attributes:
+        path: engine, checkpoint, or Hugging Face id.
+        kind: ``ingot``, or ``hf``: Hugging Face's class.
+        dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
+        max_seq_len: of a checkpoint; None: its own, at most 8192. An engine has its own.
+        batch: rows of one padded batch, for ``hf``.
+        small_cache: take no more memory for the KV cache than one request needs, for two sides at once.
+        name: what tables call it.
+    """
+
+    path: str
+    kind: str = INGOT
+    device: str = "auto"
+    dtype: str = "auto"
+    max_seq_len: int | None = None
+    batch: int = 8
+    small_cache: bool = False
+    name: str = INGOT
+
+
+@dataclass(frozen=True)
+class Generated:
+    """New tokens of one prompt, without an end token."""
+
+    position: int
+    token_ids: list[int]
+    finish_reason: str
+
+
+class Side(Protocol):
+    """A model that answers greedily and says how likely text is."""
+
+    max_seq_len: int
+    vocab_size: int
+
+    def warm_up(self) -> None:
+        """Compile and capture what generation needs."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[list[int]], new_tokens: int, stop_ids: Sequence[int], stops: Sequence[str]
+    ) -> Iterator[Generated]:
+        """Greedy answers in the order in which they end. A side may go on after a stop string."""
+        ...
+
+    def log_likelihood(self, ids: list[int]) -> torch.Tensor:
+        """Log-probability of each token but the first: float32 [num_tokens - 1] on the CPU."""
+        ...
+
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits after each token: float32 [num_tokens, vocab_size] on the CPU."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What was evaluated, for the record."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
+        ...
+
+
+def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
+    """The spec of ``hf``, ``hf:CHECKPOINT``, or an engine or checkpoint, on the same device."""
+    kind, colon, path = against.partition(":")
+    if kind == HUGGINGFACE:
+        if colon and not path:
+            raise ConfigError("hf: names no checkpoint", seen=against, fix="--against hf:CHECKPOINT, or hf")
+        return spec.replace(
+            path=path or spec.path, kind=HUGGINGFACE, dtype=dtype, batch=batch, name="huggingface"
+        )
+    own = is_engine(Path(against))
+    name = "against" if spec.name == INGOT else INGOT
+    return spec.replace(path=against, dtype=dtype, max_seq_len=None if own else spec.max_seq_len, name=name)
+
+
+def check_side(spec: SideSpec) -> None:
+    """Say early what would only fail once this side's turn comes.
+
+    Raises:
+        IngotError: nothing is there, or Hugging Face's class cannot read it.
+    """
+    if spec.kind == HUGGINGFACE:
+        from ingot.evaluate.huggingface import check_huggingface
+
+        check_huggingface(spec.path)
+    longest(spec)
+
+
+def longest(spec: SideSpec) -> int:
+    """Most tokens of a request, without reading weights.
+
+    Raises:
+        IngotError: neither an engine nor a checkpoint is there.
+    """
+    if is_engine(Path(spec.path)):
+        return Manifest.read(Path(spec.path)).build.max_seq_len
+    hf = read_json(resolve_checkpoint(spec.path) / CONFIG)
+    architecture = find_architecture(hf.get("architectures") or ())
+    config = architecture.read_config(hf)
+    most = config.max_positions
+    if spec.kind == HUGGINGFACE and config.rope is not None and config.rope.scaling == "qwen_ntk":
+        most = config.rope.original_max  # beyond it Qwen v1 is no Qwen2
+    return min(most, spec.max_seq_len or DEFAULT_MAX_SEQ_LEN)
+
+
+def open_side(spec: SideSpec) -> AbstractContextManager[Side]:
+    """Load what the spec names; leaving the block frees it.
+
+    Raises:
+        IngotError: it cannot be loaded.
+    """
+    if spec.kind == HUGGINGFACE:
+        from ingot.evaluate.huggingface import HuggingFaceSide
+
+        return closing(HuggingFaceSide(spec))
+    from ingot.evaluate.ingot_side import IngotSide
+
+    return closing(IngotSide(spec))

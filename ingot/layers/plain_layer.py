@@ -1,0 +1,136 @@
+"""One decoder layer in plain PyTorch: the mathematics without a kernel.
+
+Owns an unfused, uncached way of computing a ``DecoderLayer`` for one request, to hold kernels and their twins
+against. Shares with the layer its weights and linear scheme, and nothing else. Knows no batch and no cache.
+
+    plain_layer(layer, config, make_scheme(quant), hidden, positions, rope_rows, torch.float32)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ingot.config.model import DecoderConfig
+from ingot.layers.attention import Attention
+from ingot.layers.decoder import DecoderLayer
+from ingot.layers.linear import Linear
+from ingot.layers.mlp import MLP, GatedMLP
+from ingot.layers.norm import LayerNorm, RMSNorm
+from ingot.quant.schemes import LinearScheme
+
+Product = Callable[[Linear, torch.Tensor], torch.Tensor]
+
+
+def plain_layer(
+    layer: DecoderLayer,
+    config: DecoderConfig,
+    scheme: LinearScheme,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    rope: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """A layer's hidden states for all tokens of a request, in ``dtype`` on the CPU.
+
+    Args:
+        scheme: multiplies by the layer's weights; the engine's own, not its batch-invariant form.
+        hidden: [T, hidden_size], the layer's input.
+        positions: [T] int64: 0 to T - 1.
+        rope: [T, rotary dim], each token's cosines and sines; None for learned positions.
+    """
+    x = hidden.to("cpu", dtype)
+    product = partial(_linear, scheme)
+    normed = _norm(layer.input_layernorm, x)
+    x = x + _attention(layer.self_attn, config, product, normed, positions.cpu(), rope)
+    return x + _mlp(layer.mlp, config, product, _norm(layer.post_attention_layernorm, x))
+
+
+def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    weight = _as(norm.weight, x)
+    if isinstance(norm, LayerNorm):
+        return F.layer_norm(x, (x.shape[-1],), weight, _as(norm.bias, x), norm.eps)
+    return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * weight
+
+
+def _linear(scheme: LinearScheme, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    """The scheme's product, with floating-point tensors in the dtype of x."""
+    tensors: Mapping[str, torch.Tensor | None] = {
+        name: None if p is None else _as(p, x) if p.is_floating_point() else p.cpu()
+        for name, p in linear._parameters.items()
+    }
+    return scheme.apply(x, tensors)
+
+
+def _attention(
+    attention: Attention,
+    config: DecoderConfig,
+    product: Product,
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    rope: torch.Tensor | None,
+) -> torch.Tensor:
+    qkv = product(attention.qkv_proj, x).unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
+    query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+    if attention.q_norm is not None and attention.k_norm is not None:
+        query = _head_norm(query, attention.q_norm.weight, config.norm_eps)
+        key = _head_norm(key, attention.k_norm.weight, config.norm_eps)
+    if rope is not None:
+        query, key = _rotated(query, rope), _rotated(key, rope)
+    if config.logn_length:
+        scale = torch.log(positions.double() + 1) / math.log(config.logn_length)
+        query = query * scale.clamp(min=1.0).to(query)[:, None, None]
+    hidden_from = _mask(positions, config.sliding_window)
+    group = config.num_heads // config.num_kv_heads
+    heads = [
+        _head(query[:, h], key[:, h // group], value[:, h // group], config.attention_scale, hidden_from)
+        for h in range(config.num_heads)
+    ]
+    return product(attention.o_proj, torch.cat(heads, dim=-1))
+
+
+def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + eps) * _as(weight, x)
+
+
+def _rotated(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, d] with its first channels turned, half-split order."""
+    size = rope.shape[-1]
+    cos, sin = _as(rope, x)[:, None].chunk(2, dim=-1)  # [T, 1, size / 2] each
+    first, second = x[..., :size].chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., size:]], dim=-1)
+
+
+def _mask(positions: torch.Tensor, window: int) -> torch.Tensor:
+    """[T, T] bool: keys that a query must not see."""
+    distance = positions[:, None] - positions[None, :]
+    hidden_from = distance < 0
+    return hidden_from | (distance >= window) if window else hidden_from
+
+
+def _head(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, hidden_from: torch.Tensor
+) -> torch.Tensor:
+    """One head, [T, d]."""
+    scores = (query @ key.T * scale).masked_fill(hidden_from, -math.inf)
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def _mlp(mlp: GatedMLP | MLP, config: DecoderConfig, product: Product, x: torch.Tensor) -> torch.Tensor:
+    if isinstance(mlp, GatedMLP):
+        gate, up = product(mlp.gate_up_proj, x).chunk(2, dim=-1)
+        return product(mlp.down_proj, gate * torch.sigmoid(gate) * up)
+    inner = product(mlp.up_proj, x)
+    if config.mlp == "relu":
+        bent = inner.clamp(min=0)
+    else:
+        bent = F.gelu(inner, approximate="tanh" if config.mlp == "gelu_tanh" else "none")
+    return product(mlp.down_proj, bent)
+
+
+def _as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", like.dtype)

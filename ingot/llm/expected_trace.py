@@ -1,0 +1,76 @@
+"""What a trace says that a layer gives.
+
+Owns the finding of one layer's output in a file of activations: the trace of ``ingot align`` (keys
+``STEP/MODULE``), or tensors by a tap's names. Knows nothing of the model that was traced.
+
+    expected_output(Path("trace.safetensors"), layer=3, counts=(12, 1), tokens=ids)   # [13, hidden_size]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ingot.errors import CheckpointError, NoSuchPathError
+
+
+def expected_output(path: Path, layer: int, counts: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
+    """[T, hidden_size]: a layer's hidden states for all tokens that ran.
+
+    A key names the layer as ``layers.N`` or ``h.N``, with or without a prefix, and ``.output`` behind;
+    ``STEP/`` goes before it, or the tensor holds all steps.
+
+    Raises:
+        NoSuchPathError: there is no such file.
+        CheckpointError: it is no safetensors file, lacks the layer or a token, or is of other tokens.
+    """
+    if not path.exists():
+        raise NoSuchPathError("no such trace", seen=path, fix="--expected")
+    total = sum(counts)
+    try:
+        with safe_open(path, framework="pt") as file:
+            _check_tokens(file, tokens[:total])
+            found = [_rows(file.get_tensor(key)) for key in _keys(file, layer)]
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError("the trace cannot be read", seen=f"{path}: {error}", fix="--expected") from None
+    rows = torch.cat(found) if found else torch.empty(0, 0)
+    if rows.dim() != 2 or rows.shape[0] < total:
+        raise CheckpointError(
+            f"the trace does not hold layer {layer} for all tokens",
+            seen=f"{path}: {len(rows)} tokens",
+            allowed=f"{total} tokens, under keys like 0/model.layers.{layer}",
+            fix="--expected, or a smaller --step",
+        )
+    return rows[:total]
+
+
+def _keys(file: Any, layer: int) -> list[str]:
+    """The layer's keys in the order of their steps."""
+    pattern = re.compile(rf"(?:(\d+)/)?(?:\w+\.)*(?:layers|h)\.{layer}(?:\.output)?")
+    matches = [match for key in file.keys() if (match := pattern.fullmatch(key))]  # noqa: SIM118
+    return [match[0] for match in sorted(matches, key=lambda match: int(match[1] or 0))]
+
+
+def _check_tokens(file: Any, tokens: Sequence[int]) -> None:
+    """The tokens that the trace ran, where it tells, must be ours."""
+    keys = list(file.keys())
+    steps = sorted(int(key.split("/")[0]) for key in keys if re.fullmatch(r"\d+/input_ids", key))
+    ran = [int(i) for step in steps for i in file.get_tensor(f"{step}/input_ids").flatten()]
+    both = min(len(ran), len(tokens))
+    place = next((i for i in range(both) if ran[i] != tokens[i]), None)
+    if place is not None:
+        raise CheckpointError(
+            "the trace is of other tokens",
+            seen=f"token {place} is {ran[place]}, the engine's is {tokens[place]}",
+            fix="--ids, the trace's own",
+        )
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Hidden states without the leading dimension of one sequence."""
+    return tensor[0] if tensor.dim() == 3 and tensor.shape[0] == 1 else tensor

@@ -1,0 +1,241 @@
+"""A request explained before it runs.
+
+Owns the collection of what decides an answer beside the weights: the exact prompt and its split into tokens,
+what ends it, and where every sampling value is from. Runs nothing and needs no weights; what Hugging Face
+would do is compared in ``generate_rules``.
+
+    explain_request(manifest, text, [{"role": "user", "content": "Hi"}], {"temperature": 0.7})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Literal
+
+from ingot.config.sampling import SamplingParams
+from ingot.engine.manifest import Manifest
+from ingot.engine.text import TextParts
+from ingot.errors import RequestError
+from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
+from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
+from ingot.llm.generate_rules import GenerateCall, generate_differences
+from ingot.llm.prompts import Messages, PromptLike, is_conversation, prompt_entry, with_chat_stops
+from ingot.llm.stop_origins import stop_rules
+from ingot.processors.prompt import Prompt
+from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.logits import CountPenalty, LogitsProcessor, RepetitionPenalty, processors_for
+
+Given = SamplingParams | Mapping[str, Any] | None
+
+
+def explain_request(
+    manifest: Manifest, text: TextParts, prompt: PromptLike | Messages, params: Given = None
+) -> Explanation:
+    """Explain a request to an engine.
+
+    Args:
+        prompt: text, token ids, a Prompt, or a conversation.
+        params: None for the engine's defaults; all values, as ``generate`` takes them; or a mapping of the
+            values that the request names, which go over the defaults.
+
+    Raises:
+        RequestError: it is no prompt, or a value is unknown or out of range. A prompt that is too long, or
+            holds unknown ids, is explained, with a note.
+    """
+    defaults = read_defaults(manifest.generation)
+    wanted, given = _values(defaults, params)
+    ids, is_chat = prompt_entry(prompt, text)
+    used = with_chat_stops(wanted, text) if is_chat else wanted
+    limit = manifest.build.max_seq_len
+    room = max(limit - len(ids), 0)
+    rendered = _rendered(prompt, text) if is_chat else None
+    stops = stop_rules(manifest, text, used, wanted)
+    call = GenerateCall(
+        manifest, text, wanted, given, len(ids), room, prompt if is_chat else None, rendered, stops
+    )
+    return Explanation(
+        kind=_kind(prompt, is_chat),
+        chat_format=text.chat.name if is_chat and text.chat is not None else None,
+        prompt_text=_joined(ids, text.tokenizer),
+        rendered_text=rendered,
+        tokens=tuple(_piece(i, text.tokenizer) for i in ids),
+        num_prompt_tokens=len(ids),
+        max_seq_len=limit,
+        room=room,
+        max_new_tokens=room if used.max_new_tokens is None else min(room, used.max_new_tokens),
+        stops=stops,
+        sampling=tuple(_sampling(used, wanted, given, defaults, manifest.generation)),
+        processors=tuple(_processors(used, ids, manifest)),
+        choice=_choice(used),
+        seed=_seed_rule(used),
+        differences=tuple(generate_differences(call)),
+        notes=tuple(_notes(prompt if is_chat else None, ids, text, used, manifest)),
+    )
+
+
+def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozenset[str]]:
+    """The values of the request, and the names of those that it gives itself."""
+    if params is None:
+        return defaults.params, frozenset()
+    if isinstance(params, SamplingParams):
+        plain = SamplingParams()
+        names = (f.name for f in fields(SamplingParams))
+        return params, frozenset(n for n in names if getattr(params, n) != getattr(plain, n))
+    known = {f.name for f in fields(SamplingParams)}
+    unknown = sorted(str(name) for name in params if name not in known)
+    if unknown:
+        raise RequestError("no such sampling value", seen=unknown, allowed=sorted(known), fix="params")
+    return defaults.params.replace(**params), frozenset(params)
+
+
+def _kind(prompt: object, is_chat: bool) -> Literal["text", "conversation", "token ids", "parts"]:
+    if is_chat:
+        return "conversation"
+    if isinstance(prompt, str):
+        return "text"
+    parts = Prompt.of(prompt).parts
+    if len(parts) > 1:
+        return "parts"
+    return "text" if isinstance(parts[0], str) else "token ids"
+
+
+def _rendered(messages: Any, text: TextParts) -> str:
+    assert text.chat is not None  # prompt_entry has made its ids
+    return text.chat.prompt_text(messages, tokenizer=text.tokenizer)
+
+
+def _joined(ids: list[int], tokenizer: Tokenizer | None) -> str | None:
+    """The text of all ids, special tokens included."""
+    if tokenizer is None:
+        return None
+    if not tokenizer.joins_bytes:
+        return tokenizer.decode(ids, skip_special_tokens=False)
+    return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "backslashreplace")
+
+
+def _piece(token_id: int, tokenizer: Tokenizer | None) -> TokenPiece:
+    data = b"" if tokenizer is None else tokenizer.token_bytes(token_id)
+    if tokenizer is None or not data:
+        return TokenPiece(token_id, None, None, False)
+    text = data.decode("utf-8", "backslashreplace")
+    whole = data == data.decode("utf-8", "replace").encode()
+    return TokenPiece(token_id, text, None if whole else data.hex(" "), tokenizer.is_special(token_id))
+
+
+def _sampling(
+    used: SamplingParams,
+    wanted: SamplingParams,
+    given: frozenset[str],
+    defaults: Defaults,
+    generation: Mapping[str, Any],
+) -> Iterator[SamplingValue]:
+    whole = wanted is not defaults.params
+    for name in (f.name for f in fields(SamplingParams)):
+        value = getattr(used, name)
+        same = not whole or getattr(wanted, name) == getattr(defaults.params, name)
+        if name in given:
+            yield SamplingValue(name, value, "request", _given_note(name, used, generation))
+        elif name in defaults.used and same:
+            yield SamplingValue(name, value, "generation_config", _used_note(name, used, generation))
+        else:
+            yield SamplingValue(
+                name, value, "default", _default_note(name, used, wanted, defaults, generation)
+            )
+
+
+def _given_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
+    if name in SAMPLED_FIELDS[1:] and used.temperature == 0:
+        return "no effect: temperature 0 is greedy"
+    told, value = generation.get(name), getattr(used, name)
+    is_read = name in (*SAMPLED_FIELDS, "repetition_penalty", "max_new_tokens")
+    return f"generation_config says {told}" if is_read and told not in (None, value) else None
+
+
+def _used_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
+    if name == "temperature" and generation.get(name) is None:
+        return "do_sample is true and no temperature is named"
+    return "no effect: temperature 0 is greedy" if name in SAMPLED_FIELDS and used.temperature == 0 else None
+
+
+def _default_note(
+    name: str, used: SamplingParams, wanted: SamplingParams, defaults: Defaults, generation: Mapping[str, Any]
+) -> str | None:
+    told = generation.get(name)
+    if name in defaults.refused:
+        return f"generation_config says {told}, which is out of range"
+    if name in defaults.used:
+        return f"the request gives all values; generation_config would say {told}"
+    if name in SAMPLED_FIELDS and told not in (None, getattr(used, name)) and not generation.get("do_sample"):
+        return f"generation_config says {told}, but not do_sample: true"
+    extra = used.stop[len(wanted.stop) :]
+    return f"from the chat format: {', '.join(map(repr, extra))}" if name == "stop" and extra else None
+
+
+def _processors(params: SamplingParams, ids: list[int], manifest: Manifest) -> Iterator[str]:
+    vocabulary, stops = manifest.model.vocab_size, frozenset(manifest.stop_ids)
+    for processor in processors_for(params, ids, stops, vocabulary, "cpu"):
+        yield _told(processor, params, stops)
+
+
+def _told(processor: LogitsProcessor, params: SamplingParams, stops: frozenset[int]) -> str:
+    if isinstance(processor, RepetitionPenalty):
+        return f"repetition_penalty {params.repetition_penalty:g}, over prompt and answer"
+    if isinstance(processor, CountPenalty):
+        parts = (
+            f"presence_penalty {params.presence_penalty:g}",
+            f"frequency_penalty {params.frequency_penalty:g}",
+        )
+        return f"{' and '.join(parts)}, over the answer"
+    banned = ", ".join(map(str, sorted(params.end_ids(stops))))
+    return f"min_new_tokens {params.min_new_tokens}: until then no end token ({banned})"
+
+
+def _choice(params: SamplingParams) -> str:
+    if params.num_beams > 1:
+        ends = "at the first finished beams" if params.early_stopping else "when no beam can become better"
+        exponent = f"length_penalty {params.length_penalty:g}"
+        return f"beam search with {params.num_beams} beams, {exponent}, ending {ends}"
+    if params.temperature == 0:
+        return "greedy: the highest score, the lowest id among equals"
+    filters = [f"temperature {params.temperature:g}"]
+    filters += [f"top_k {params.top_k}"] if params.top_k else []
+    filters += [f"top_p {params.top_p:g}"] if params.top_p < 1 else []
+    filters += [f"min_p {params.min_p:g}"] if params.min_p else []
+    return "drawn after " + ", then ".join(filters)
+
+
+def _seed_rule(params: SamplingParams) -> str:
+    if params.temperature == 0 or params.num_beams > 1:
+        return "none needed: nothing is drawn"
+    if params.seed is None:
+        return "none given: each call draws another, so answers differ from call to call"
+    answers = ", its number among the answers" if params.n > 1 else ""
+    return (
+        f"{params.seed}: a token depends on its logits, this seed{answers} and its place in the answer, "
+        "not on what runs beside it"
+    )
+
+
+def _notes(
+    messages: Any, ids: list[int], text: TextParts, params: SamplingParams, manifest: Manifest
+) -> Iterator[str]:
+    limit, vocabulary = manifest.build.max_seq_len, manifest.model.vocab_size
+    if not ids:
+        yield "refused: the prompt is empty"
+    if len(ids) >= limit:
+        yield f"refused: the prompt has {len(ids)} tokens; with the answer's the engine takes {limit}"
+    unknown = [i for i in ids if not 0 <= i < vocabulary]
+    if unknown:
+        yield f"refused: ids outside the model's vocabulary of {vocabulary}: {unknown[:5]}"
+    room = limit - len(ids)
+    if params.max_new_tokens is not None and 0 < room < params.max_new_tokens:
+        yield f"the prompt leaves room for {room} new tokens, not {params.max_new_tokens}"
+    if params.stop and params.num_beams > 1:
+        yield "beam search knows stop ids, not stop strings: these cut the text afterwards"
+    if params.stop and text.tokenizer is None:
+        yield "refused: the engine has no tokenizer to find stop strings with"
+    if messages is not None and is_conversation(messages) and text.chat is not None:
+        whole = text.chat.prompt_text(messages)
+        if len(whole) > len(_rendered(messages, text)):
+            yield "the chat format's window dropped the oldest turns of the conversation"

@@ -1,0 +1,276 @@
+"""What Hugging Face's ``generate`` would do differently for a request.
+
+Owns the rules of transformers 5 (read in 5.23: ``GenerationMixin``, ``GenerationConfig``) that differ from
+Ingot's. Imports nothing of it: the rules are told, not run. The call compared with is ``model.generate`` with
+the prompt of the same tokenizer, the checkpoint's generation_config, and the values that the request names.
+
+    for sentence in generate_differences(call): print(sentence)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.config.sampling import SamplingParams
+from ingot.engine.manifest import Manifest
+from ingot.engine.text import TextParts
+from ingot.llm.defaults import read_defaults
+from ingot.llm.explanation import StopRule
+from ingot.llm.stop_origins import CONFIG, CONFIG_OR_TOKENIZER, eos_ids
+from ingot.processors.chat_format import ChatML, FramedFormat
+
+_NEW_TOKENS = 20  # when neither call nor generation_config names a length
+_VALUES = {
+    "top_k": 50,
+    "top_p": 1.0,
+    "min_p": None,
+    "temperature": 1.0,
+}  # what generate takes where none is named
+# Keys of a generation_config that generate obeys and Ingot does not read → values that change nothing.
+_OBEYED: dict[str, tuple[Any, ...]] = {
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "sequence_bias": ({},),
+    "guidance_scale": (1,),
+    "renormalize_logits": (False,),
+    "stop_strings": ([],),
+    "max_time": (),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "watermarking_config": (),
+}
+_OBEYED_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+}
+_OBEYED_BEAMS: dict[str, tuple[Any, ...]] = {"length_penalty": (1,), "early_stopping": (False,)}
+_OUR_NAMES = {"num_return_sequences": "n", "stop_strings": "stop", "min_length": "min_new_tokens"}
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """A request as ``explain_request`` has read it.
+
+    Attributes:
+        params: its values, without the chat format's stop strings.
+        given: names of the values that the request itself names.
+        num_prompt_tokens, room: tokens of the prompt, and what the engine leaves for new ones.
+        messages, rendered: a conversation and what the chat format wrote; None for other prompts.
+        stops: what ends the answer.
+    """
+
+    manifest: Manifest
+    text: TextParts
+    params: SamplingParams
+    given: frozenset[str]
+    num_prompt_tokens: int
+    room: int
+    messages: Any
+    rendered: str | None
+    stops: tuple[StopRule, ...]
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The checkpoint's generation_config.json."""
+        return self.manifest.generation
+
+    @property
+    def samples(self) -> bool:
+        """Whether Ingot draws."""
+        return self.params.temperature > 0 and self.params.num_beams == 1
+
+    @property
+    def hf_samples(self) -> bool:
+        """Whether generate draws: the request has no name for do_sample."""
+        return bool(self.generation.get("do_sample"))
+
+    def hf_value(self, name: str, default: Any) -> Any:
+        """The value that generate takes: the request's, generation_config's, its default."""
+        if name in self.given:
+            return getattr(self.params, name)
+        told = self.generation.get(name)
+        return default if told is None else told
+
+
+def generate_differences(call: GenerateCall) -> Iterator[str]:
+    """A sentence for each difference that this request meets on this engine; its subject is ``generate``."""
+    yield from _prompt(call)
+    yield from _length(call)
+    yield from _ends(call)
+    yield from _choice(call)
+    yield from _penalties(call)
+    yield from _obeyed(call)
+    yield from _answers(call)
+
+
+def _prompt(call: GenerateCall) -> Iterator[str]:
+    tokenizer, chat = call.text.tokenizer, call.text.chat
+    if call.rendered is None or tokenizer is None or chat is None:
+        return
+    if isinstance(chat, FramedFormat):
+        yield (
+            f"does not know the built-in format {chat.name}: apply_chat_template takes the tokenizer's own "
+            "template, or raises where there is none"
+        )
+    for token in tokenizer.prefix_ids:
+        shown = tokenizer.token_text(token)
+        if call.rendered.startswith(shown):
+            yield (
+                f"gets a second {shown} (id {token}) at the start when the rendered prompt is encoded by "
+                "tokenizer(text), unless with add_special_tokens=False"
+            )
+    typed = [] if isinstance(chat, ChatML) else _typed(call.messages, tokenizer.special_tokens)
+    if typed:
+        yield (
+            f"makes a control token of {', '.join(typed)} inside a message, as its tokenizer does wherever a "
+            "text spells one; in Ingot it stays text"
+        )
+
+
+def _typed(messages: Any, specials: dict[str, int]) -> list[str]:
+    """Special tokens that are spelled inside messages."""
+    contents = " ".join(str(message.get("content")) for message in messages)
+    return [text for text in specials if text in contents]
+
+
+def _length(call: GenerateCall) -> Iterator[str]:
+    wanted, told = call.params.max_new_tokens, call.generation.get("max_length")
+    told = told if isinstance(told, int) else None
+    ours = call.room if wanted is None else min(wanted, call.room)
+    theirs = call.hf_value("max_new_tokens", None)
+    if theirs is not None:
+        if theirs != ours:
+            limit = f"the engine ends at {call.manifest.build.max_seq_len} tokens in all"
+            reason = limit if ours == call.room else "the request's limit"
+            yield f"stops after {theirs} new tokens; Ingot after {ours}: {reason}"
+    elif told is not None:
+        left = told - call.num_prompt_tokens
+        if left != ours:
+            does = f"stops after {left} new tokens" if left > 0 else "raises ValueError"
+            yield (
+                f"{does}: generation_config's max_length {told} counts the prompt's {call.num_prompt_tokens} "
+                f"tokens; Ingot does not read it and stops after {ours}"
+            )
+    else:
+        left = min(_NEW_TOKENS, call.manifest.model.max_positions - call.num_prompt_tokens)
+        if left != ours:
+            yield f"stops after {left} new tokens, its own default; Ingot after {ours}"
+
+
+def _ends(call: GenerateCall) -> Iterator[str]:
+    theirs, source = _hf_ends(call)
+    ours = [s for s in call.stops if s.id is not None and s.active]
+    extra = [s for s in ours if s.id not in theirs]
+    if extra:
+        named = ", ".join(f"{s.id} {s.text}" if s.text else str(s.id) for s in extra)
+        yield f"does not stop at {named}: its eos_token_id is {list(theirs) or None}, from {source}"
+    missed = [i for i in theirs if i not in {s.id for s in ours}]
+    if missed:
+        yield f"stops at {', '.join(map(str, missed))} all the same: it has no ignore_eos"
+    strings = [s.text for s in call.stops if s.id is None]
+    if strings:
+        yield (
+            f"needs stop_strings={strings!r} and tokenizer= in the call, and leaves the stop string in the "
+            "text; Ingot cuts it off"
+        )
+    if call.params.min_new_tokens and extra:
+        yield (
+            f"bans only its eos_token_id until {call.params.min_new_tokens} new tokens are there; Ingot bans "
+            f"{', '.join(str(s.id) for s in extra)} too"
+        )
+
+
+def _hf_ends(call: GenerateCall) -> tuple[Sequence[int], str]:
+    """The ids that end generate's answer, and where they are from."""
+    if call.params.stop_token_ids:
+        return call.params.stop_token_ids, "the call, where it replaces generation_config's"
+    if call.generation:
+        return eos_ids(call.generation.get("eos_token_id")), "generation_config"
+    from_config = {CONFIG, CONFIG_OR_TOKENIZER}
+    return [s.id for s in call.stops if s.id is not None and from_config & set(s.origins)], "config.json"
+
+
+def _choice(call: GenerateCall) -> Iterator[str]:
+    params = call.params
+    temperature = call.hf_value("temperature", 1.0)
+    if call.hf_samples and temperature == 0:
+        yield "raises ValueError: do_sample is true in generation_config and temperature 0 is no temperature"
+    elif call.hf_samples and not call.samples:
+        how = f"searches with {params.num_beams} beams" if params.num_beams > 1 else "is greedy"
+        yield f"samples at temperature {temperature}: do_sample is true in generation_config; Ingot {how}"
+    elif call.samples and not call.hf_samples:
+        yield (
+            f"stays greedy and ignores temperature {params.temperature:g}: do_sample is not true in "
+            "generation_config, and the call must say do_sample=True"
+        )
+        yield from (f"with do_sample=True it {sentence}" for sentence in _draw(call))
+    elif call.samples:
+        yield from _draw(call)
+
+
+def _draw(call: GenerateCall) -> Iterator[str]:
+    """Both draw: the values that differ."""
+    refused = read_defaults(call.generation).refused
+    for name, default in _VALUES.items():
+        theirs, ours = call.hf_value(name, default), getattr(call.params, name)
+        if name in refused and name not in call.given:
+            yield f"takes generation_config's {name} {theirs} as it is; Ingot refuses it and takes {ours:g}"
+        elif (theirs or 0) != ours:
+            told = name in call.generation and call.generation[name] is not None
+            source = "generation_config" if told else "its own default"
+            all_tokens = " (all tokens)" if name == "top_k" and ours == 0 else ""
+            yield f"takes {name} {theirs}, {source}; Ingot takes {ours:g}{all_tokens}"
+    if call.params.seed is not None:
+        yield (
+            f"has no seed of a request (here {call.params.seed}): its draws come from torch's global "
+            "generator, and with the same number give other tokens"
+        )
+
+
+def _penalties(call: GenerateCall) -> Iterator[str]:
+    theirs, ours = call.hf_value("repetition_penalty", 1.0), call.params.repetition_penalty
+    if theirs != ours:
+        yield f"takes repetition_penalty {theirs}, generation_config; Ingot takes {ours:g}"
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(call.params, name):
+            yield f"has no {name} (here {getattr(call.params, name):g})"
+
+
+def _obeyed(call: GenerateCall) -> Iterator[str]:
+    obeyed = dict(_OBEYED)
+    if call.hf_samples:
+        obeyed |= _OBEYED_SAMPLING
+    if call.params.num_beams > 1:
+        obeyed |= _OBEYED_BEAMS
+    for name, neutral in obeyed.items():
+        told = call.generation.get(name)
+        if told is None or told in neutral or _OUR_NAMES.get(name, name) in call.given:
+            continue
+        yield f"obeys {name} {told} of generation_config, which Ingot does not read"
+
+
+def _answers(call: GenerateCall) -> Iterator[str]:
+    params = call.params
+    if params.n == 1:
+        return
+    if params.num_beams == 1 and not call.hf_samples:
+        unless = " unless the call says do_sample=True" if call.samples else ""
+        yield f"raises ValueError{unless}: greedy search gives one answer, not {params.n}"
+        return
+    theirs, source = _hf_ends(call)
+    pad = call.generation.get("pad_token_id")
+    filler = pad if pad is not None else next(iter(theirs), None)
+    if filler is not None:
+        why = "pad_token_id" if pad is not None else f"the first eos_token_id, from {source}, as none pads"
+        yield f"fills the shorter of the {params.n} answers up with id {filler} ({why}); Ingot pads nothing"

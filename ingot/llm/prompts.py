@@ -1,0 +1,68 @@
+"""What a call may give as its prompt, and the token ids that it becomes.
+
+Owns the difference between text, ids and conversations, and the chat format's own stop strings. Knows no
+executor.
+
+    ids, is_chat = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+from ingot.config.sampling import SamplingParams
+from ingot.engine.text import TextParts
+from ingot.errors import RequestError
+from ingot.processors.prompt import Prompt
+
+Messages = Sequence[Mapping[str, Any]]
+PromptLike = str | Sequence[int] | Prompt
+
+
+def prompt_entry(prompt: PromptLike | Messages, text: TextParts) -> tuple[list[int], bool]:
+    """A prompt's token ids, and whether it is a conversation.
+
+    Raises:
+        RequestError: it is no prompt, or needs a tokenizer or chat format that the engine lacks.
+    """
+    if is_conversation(prompt):
+        return chat_ids(prompt, text), True  # type: ignore[arg-type]
+    return Prompt.of(prompt).token_ids(text.tokenizer), False
+
+
+def chat_ids(messages: Messages, text: TextParts) -> list[int]:
+    """Token ids of the prompt that a conversation becomes.
+
+    Raises:
+        RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
+    """
+    if text.tokenizer is None or text.chat is None:
+        what = "chat template" if text.tokenizer is not None else "tokenizer"
+        raise RequestError(
+            f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file"
+        )
+    return text.chat.prompt_ids(messages, text.tokenizer)
+
+
+def with_chat_stops(params: SamplingParams, text: TextParts) -> SamplingParams:
+    """The values with the chat format's own stop strings (Vicuna's ``###``) added."""
+    extra = text.chat.stop_strings if text.chat is not None else ()
+    return params.replace(stop=(*params.stop, *extra)) if extra else params
+
+
+def split_prompts(
+    value: PromptLike | Messages | Sequence[PromptLike | Messages],
+) -> list[PromptLike | Messages]:
+    """One prompt or a list of prompts → a list; a list of integers, or of messages, is one prompt."""
+    if isinstance(value, (str, Prompt)) or not isinstance(value, Sequence):
+        return [value]
+    if is_conversation(value) or (value and all(isinstance(v, Integral) for v in value)):
+        return [value]  # type: ignore[list-item]
+    return list(value)  # type: ignore[arg-type]
+
+
+def is_conversation(prompt: object) -> bool:
+    """Whether a prompt is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)

@@ -1,0 +1,232 @@
+"""Golden cases through an engine as it serves, judged against their noise floors.
+
+Owns the comparison of what runs here with what a proof claims. Knows no files.
+
+    played = replay(llm, proof.claims, print)
+    played.failures
+
+A deviation may be FACTOR noise floors: this machine's rounding and the reference's are two draws of the
+same noise (their difference is larger by the square root of two), eight projections estimate it to about a
+quarter, and a kernel may round where the reference does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from ingot.config.base import JsonConfig
+from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
+from ingot.device import dtype_name
+from ingot.engine.golden import row_checksum, row_digest
+from ingot.engine.proof import Case, Claims, Floor, Position
+from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
+from ingot.errors import EngineError
+from ingot.llm.llm import LLM
+from ingot.llm.outputs import Answer
+from ingot.runtime.selection import TokenLogprobs
+
+FACTOR = 5.0
+_TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
+
+
+@dataclass(frozen=True)
+class Failure(JsonConfig):
+    """What is wrong: its kind, its name, and a line that tells it."""
+
+    kind: Literal["file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "metric"]
+    name: str
+    message: str
+
+
+@dataclass
+class Replay:
+    """What came of a replay; ``worst`` are the largest deviations in noise floors, ``equal_rows`` the rows of
+    logits that round to the same 1/64 everywhere, which is told and not judged.
+    """
+
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    worst: dict[str, float] = field(default_factory=dict)
+    equal_rows: int = 0
+    num_rows: int = 0
+    first_bad_module: str | None = None
+
+    def measure(self, what: str, error: float, floor: float) -> bool:
+        """Keep a deviation; whether it is within the limit."""
+        ratio = error / floor if max(error, floor) < OVERFLOW else math.inf
+        self.worst[what] = max(self.worst.get(what, 0.0), ratio)
+        return ratio <= FACTOR
+
+    def fail(
+        self, kind: Literal["engine", "tokenizer", "ids", "logits", "module"], name: str, message: str
+    ) -> None:
+        """Add a failure."""
+        self.failures.append(Failure(kind, name, message))
+
+
+def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
+    """Run every case: ids and likeliest tokens as requests in flight together, whole rows of logits, and
+    module by module.
+    """
+    played = Replay()
+    if not claims.cases:
+        played.notes.append("the engine takes too few tokens for a golden case: only hashes were compared")
+        return played
+    floor = claims.floors[dtype_name(llm.engine.dtype)]
+    _tokenizer(llm, claims, played)
+    say("golden cases")
+    try:
+        _answers(llm, claims, floor, played)
+    except EngineError as error:  # logits that are not numbers
+        played.fail("engine", "logits", str(error))
+    _rows(llm, claims, floor, played)
+    say("modules")
+    _modules(llm, claims, floor, played)
+    if played.failures and played.first_bad_module is None and played.failures[0].kind != "tokenizer":
+        played.notes.append(
+            "module by module every layer is right: what differs is what runs instead of modules (CUDA "
+            "graphs, fused kernels), the head or the sampler"
+        )
+    order = ("module", "engine", "logits", "ids", "tokenizer")
+    played.failures.sort(key=lambda failure: order.index(failure.kind))
+    return played
+
+
+def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
+    for case in claims.cases:
+        if case.text is None or llm.tokenizer is None:
+            continue
+        ids = tuple(llm.tokenizer.encode(case.text))[: len(case.prompt_ids)]
+        if ids != case.prompt_ids:
+            where = _first_difference(ids, case.prompt_ids)
+            text = f'case "{case.name}": the tokenizer gives other ids from token {where} on'
+            played.fail("tokenizer", case.name, text)
+
+
+def _answers(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
+    """Greedy ids as they are served, and again with log-probabilities, which takes another way on a GPU."""
+    prompts = [list(case.prompt_ids) for case in claims.cases]
+    count = max(len(case.new_ids) for case in claims.cases)
+    params = SamplingParams(max_new_tokens=count, ignore_eos=True)
+    if llm.engine.device.type == "cuda":
+        for case, output in zip(claims.cases, llm.generate(prompts, params), strict=True):
+            _ids(case, output.answers[0], floor, played)
+    most = min(MAX_LOGPROBS, llm.engine.manifest.model.vocab_size)
+    for case, output in zip(claims.cases, llm.generate(prompts, params.replace(logprobs=most)), strict=True):
+        same = _ids(case, output.answers[0], floor, played)
+        for step, found in list(enumerate(output.answers[0].logprobs or ()))[: same + 1]:
+            if step < len(case.steps) and not _likeliest(case, step, found, floor, played):
+                break  # what follows a wrong token is wrong too
+
+
+def _ids(case: Case, answer: Answer, floor: Floor, played: Replay) -> int:
+    """How many ids are those of the case; another one is right where the margin is within the limit."""
+    same = _first_difference(tuple(answer.token_ids), case.new_ids)
+    if same < len(case.new_ids):
+        step, chosen = case.steps[same], answer.token_ids[same]
+        margin = step.top_logits[0] - dict(zip(step.top_ids, step.top_logits, strict=True)).get(
+            chosen, step.top_logits[-1]
+        )
+        where = f'case "{case.name}", new token {same + 1}: {chosen} instead of {step.top_ids[0]}'
+        if margin <= 2 * FACTOR * floor.logprobs:
+            _note(played, f"{where}, a tie within the noise (margin {margin:.2g}); the rest was not compared")
+        else:
+            played.fail("ids", case.name, f"{where}, by a margin of {margin:.2g}")
+    return same
+
+
+def _note(played: Replay, text: str) -> None:
+    if text not in played.notes:
+        played.notes.append(text)
+
+
+def _likeliest(case: Case, step: int, found: TokenLogprobs, floor: Floor, played: Replay) -> bool:
+    """Whether log-probabilities of the case's likeliest tokens are within the limit; a token that is not
+    among the engine's is below them.
+    """
+    position, ours = case.steps[step], dict(found.top)
+    for token, expected in _logprobs(position):
+        lowest = min(ours.values())
+        error = abs(ours[token] - expected) if token in ours else max(expected - lowest, 0.0)
+        if not played.measure("logprobs", error, floor.logprobs):
+            text = f'case "{case.name}", new token {step + 1}: the log-probability of {token}'
+            played.fail("logits", case.name, f"{text} {_told(error, floor.logprobs)}")
+            return False
+    return True
+
+
+def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
+    for token, logit in zip(position.top_ids, position.top_logits, strict=True):
+        yield token, logit - position.log_sum
+
+
+def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
+    """Whole rows of logits at some positions of the prompts."""
+    equal = total = 0
+    for case in claims.cases:
+        if not case.rows:
+            continue
+        logits = llm.logits(list(case.prompt_ids))
+        for row in case.rows:
+            error = deviation(row_checksum(logits[row.position]), row.checksum)
+            total += 1
+            equal += row_digest(logits[row.position]) == row.digest
+            if not played.measure("logits", error, floor.logits):
+                text = f'case "{case.name}", prompt token {row.position + 1}: the row of logits'
+                played.fail("logits", case.name, f"{text} {_told(error, floor.logits)}")
+                break
+    played.equal_rows, played.num_rows = equal, total
+
+
+def _modules(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
+    """Checksums of every module's output, prompts and decoded tokens apart; names the first that is off."""
+    first: tuple[int, str, str] | None = None
+    order = {name: place for place, name in enumerate(floor.modules)}
+    for case in claims.cases:
+        for name, part, error in _deviations(llm, case):
+            if played.measure("modules", error, floor.modules[name]):
+                continue
+            text = f'{name} {_told(error, floor.modules[name])} (case "{case.name}"'
+            found = (order[name], name, f"{text}, {part} tokens)")
+            first = found if first is None or found[0] < first[0] else first
+    if first is not None:
+        played.first_bad_module = first[1]
+        played.fail("module", first[1], f"the first module that is off: {first[2]}")
+
+
+def _deviations(llm: LLM, case: Case) -> Iterator[tuple[str, str, float]]:
+    params = SamplingParams(max_new_tokens=len(case.new_ids), ignore_eos=True)
+    with llm.tap(*_TAPPED) as seen:
+        try:
+            ids = tuple(llm.generate(list(case.prompt_ids), params)[0].token_ids)
+        except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
+            ids = ()
+    same = _first_difference(ids, case.new_ids)
+    length = len(case.prompt_ids)
+    for name, expected in case.prompt.items():
+        yield name, "prompt", deviation(_sketch(name, seen[name][:length]), expected)
+        if name in case.new and same >= len(case.new_ids) - 1:
+            yield name, "decoded", deviation(_sketch(name, seen[name][length:]), case.new[name])
+
+
+def _told(error: float, floor: float) -> str:
+    if floor >= OVERFLOW:
+        return "overflows in this dtype, as where it was built; build it with --dtype bf16"
+    if not error < OVERFLOW:
+        return "is no number"
+    return f"is off by {error:.3g}, {error / floor:.3g} noise floors"
+
+
+def _sketch(name: str, rows: torch.Tensor) -> Checksum:
+    return Sketch(name).add(rows, first=0).checksum()
+
+
+def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+    """How many leading values of ``theirs`` are in ``ours`` at the same place."""
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

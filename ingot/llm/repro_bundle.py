@@ -1,0 +1,201 @@
+"""One layer's failure as a file.
+
+Owns the format: a safetensors file whose tensors are the layer's weights, what it was given, what it gave and
+what was expected, with facts about them as JSON in its metadata. Knows nothing of how it is made or replayed.
+
+    bundle = read_bundle(Path("layer3.safetensors"))
+Format: tensors ``weights.<name within the layer>``, ``input.delta``, ``input.residual`` (not of a first
+layer), ``input.positions``, ``input.rope_rows``, ``output``, ``expected``; metadata key ``ingot_repro``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ingot.config.base import JsonConfig
+from ingot.config.build import BuildConfig
+from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.errors import BuildError, ConfigError, EngineError, NoSuchPathError
+from ingot.runtime.one_layer import LayerInputs
+
+BUNDLE_VERSION = 1
+PRIVATE = (
+    "The file holds the hidden states of a prompt, from which its words can be guessed: "
+    "send it as you would the prompt."
+)
+_KEY = "ingot_repro"
+_WEIGHTS = "weights."
+
+
+@dataclass(frozen=True)
+class BundleFacts(JsonConfig):
+    """What a bundle says of itself.
+
+    Attributes:
+        layer, step: which layer, and the last step that ran: 0 is the prompt, K the K-th decode step.
+        counts: tokens of each call of the layer.
+        model, build, quant, plan: the engine's.
+        dtype: of the arithmetic that gave ``output``; the weights are in the engine's own.
+        block_size, batch_invariant: of the runtime.
+        expected_from: what ``expected`` was computed by.
+        noise, token_noise: relative L2 between the layer in plain PyTorch in ``dtype`` and in the next wider
+            dtype: of all tokens together, and of the token where it is largest.
+        floor, token_floor: relative L2 up to which an output counts as the expected one, all tokens together
+            and each by itself (a few tokens of large activations would hide the others).
+        output_error, output_worst: relative L2 of ``output`` to ``expected``: all tokens, and the worst.
+        engine: name of the engine's folder.
+        machine, platform, ingot_version: what ``output`` was computed on and by.
+        command: what made the bundle; prompts are left out.
+    """
+
+    version: int
+    layer: int
+    step: int
+    counts: tuple[int, ...]
+    model: DecoderConfig
+    build: BuildConfig
+    quant: QuantConfig
+    plan: KernelPlan
+    dtype: str
+    block_size: int
+    batch_invariant: bool
+    expected_from: str
+    noise: float
+    token_noise: float
+    floor: float
+    token_floor: float
+    output_error: float
+    output_worst: float
+    engine: str
+    machine: dict[str, Any]
+    platform: str
+    ingot_version: str
+    command: str
+    private: str = PRIVATE
+
+    @property
+    def as_expected(self) -> bool:
+        """Whether the engine gave what was expected."""
+        return self.output_error <= self.floor and self.output_worst <= self.token_floor
+
+
+@dataclass
+class Bundle:
+    """A bundle's facts and tensors, these on the CPU; outputs are [T, hidden_size]."""
+
+    facts: BundleFacts
+    weights: dict[str, torch.Tensor]
+    inputs: LayerInputs
+    output: torch.Tensor
+    expected: torch.Tensor
+
+
+def write_bundle(path: Path, bundle: Bundle) -> int:
+    """Write a bundle whole or not at all; returns its size in bytes. A bundle that was there is replaced.
+
+    Raises:
+        BuildError: the place cannot be written, or holds a file that is no bundle.
+    """
+    if path.exists() and not is_bundle(path):
+        raise BuildError("a file that is no bundle is there", seen=path, fix="--out, another file")
+    inputs = bundle.inputs
+    tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
+    tensors |= {"input.delta": inputs.delta, "input.positions": inputs.positions}
+    tensors |= {} if inputs.residual is None else {"input.residual": inputs.residual}
+    tensors |= {"input.rope_rows": inputs.rope_rows, "output": bundle.output, "expected": bundle.expected}
+    facts = json.dumps(bundle.facts.to_json(), ensure_ascii=False)
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        save_file({k: t.contiguous() for k, t in tensors.items()}, part, {"format": "pt", _KEY: facts})
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise BuildError("the bundle cannot be written", seen=error, fix="--out") from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return path.stat().st_size
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a file says of itself that it is a bundle, of any version."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _KEY in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Read a bundle.
+
+    Raises:
+        NoSuchPathError: there is no such file.
+        EngineError: it is no bundle, damaged, or of another version.
+    """
+    if not path.exists():
+        raise NoSuchPathError("no such file", seen=path, fix="--run")
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = _facts(path, (file.metadata() or {}).get(_KEY))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise EngineError(
+            "the bundle cannot be read", seen=f"{path}: {error}", fix="--run, a file that `ingot repro` wrote"
+        ) from None
+    try:
+        return _bundle(facts, tensors)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise EngineError(
+            "the bundle is damaged", seen=f"{path}: {error}", fix="--run, a whole file"
+        ) from None
+
+
+def _facts(path: Path, text: str | None) -> BundleFacts:
+    if text is None:
+        raise EngineError("the file is no bundle", seen=path, fix="--run, a file that `ingot repro` wrote")
+    try:
+        data = json.loads(text)
+        version = data["version"]
+        if version == BUNDLE_VERSION:
+            return BundleFacts.from_json(data)
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise EngineError(
+            "the bundle is damaged", seen=f"{path}: {error}", fix="--run, a whole file"
+        ) from None
+    raise EngineError(
+        "the bundle has another version",
+        seen=version,
+        allowed=BUNDLE_VERSION,
+        fix="--run with the version of Ingot that wrote it",
+    )
+
+
+def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
+    """The tensors by their roles; ValueError where their shapes do not go together."""
+    inputs = LayerInputs(
+        tensors["input.delta"],
+        tensors.get("input.residual"),
+        tensors["input.positions"],
+        tensors["input.rope_rows"],
+        facts.counts,
+    )
+    weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
+    count = sum(facts.counts)
+    wide = [inputs.delta, tensors["output"], tensors["expected"]]
+    wide += [] if inputs.residual is None else [inputs.residual]
+    if any(tuple(t.shape) != (count, facts.model.hidden_size) for t in wide):
+        raise ValueError(f"hidden states that are not {count} x {facts.model.hidden_size}")
+    if not torch.equal(inputs.positions, torch.arange(count)) or inputs.rope_rows.shape != (count,):
+        raise ValueError("positions that are not those of one request")
+    return Bundle(facts, weights, inputs, tensors["output"], tensors["expected"])

@@ -1,0 +1,163 @@
+"""Whether an engine still is what was built, on this machine.
+
+Owns the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves,
+checksums of every module through a tap. Knows nothing of how a proof was made, and prints nothing.
+
+    found = verify("engine", device="auto")
+    found.verdict                       # "proven", "failed" or "unproven"
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.config.base import JsonConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import dtype_name, resolve_device
+from ingot.engine.golden import device_name
+from ingot.engine.integrity import find_damage
+from ingot.engine.loader import load_engine
+from ingot.engine.manifest import Manifest
+from ingot.engine.proof import Metric, Note, Proof, read_proof, this_host, write_note
+from ingot.errors import EngineError, NoSuchPathError
+from ingot.llm.llm import LLM
+from ingot.llm.replay import FACTOR, Failure, Replay, replay
+
+_CACHE_TOKENS = 2048
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Verification(JsonConfig):
+    """What ``verify`` found.
+
+    Attributes:
+        verdict: ``unproven``: the files are whole, and there is nothing to replay.
+        device, dtype: where and in which arithmetic the cases ran; None when nothing ran.
+        factor: the limit is the noise floor times this.
+        failures: what is wrong, the first cause first; ``first_bad_module`` is the one in the order of
+            execution.
+        notes: what was not compared, and why.
+        worst: the largest deviation by what was compared, in noise floors.
+        equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
+            judged.
+        proven_by: when, where and in which dtype the proof was made.
+        noted: whether verify.json could be written.
+    """
+
+    engine: str
+    verdict: Literal["proven", "failed", "unproven"]
+    device: str | None
+    dtype: str | None
+    factor: float
+    failures: tuple[Failure, ...]
+    first_bad_module: str | None
+    notes: tuple[str, ...]
+    worst: dict[str, float]
+    num_cases: int
+    equal_rows: int
+    num_rows: int
+    num_tensors: int
+    proven_by: dict[str, Any] | None
+    metrics: tuple[Metric, ...]
+    seconds: float
+    noted: bool = False
+
+
+def verify(
+    engine: str | Path, device: str = "auto", *, note: bool = True, progress: Progress | None = None
+) -> Verification:
+    """Compare an engine with its manifest and its proof on this machine.
+
+    Args:
+        note: leave ``verify.json`` in the engine folder, where that can be written.
+        progress: called with what is done next.
+
+    Raises:
+        EngineError: the folder is no engine, or its manifest cannot be read.
+        DeviceError: the device is not there, or too small.
+    """
+    folder, start = Path(engine), time.perf_counter()
+    say = progress or _silent
+    place = resolve_device(device)
+    manifest = Manifest.read(folder)
+    proof, failures = _proof(folder)
+    say("hashes")
+    failures += _damage(folder, manifest)
+    played, dtype = Replay(), None
+    if not failures and proof is not None:
+        try:
+            loaded = load_engine(folder, place)
+        except NoSuchPathError:
+            raise
+        except EngineError as error:
+            failures.append(Failure("engine", folder.name, str(error)))
+        else:
+            dtype = dtype_name(loaded.dtype)
+            tokens = max(_CACHE_TOKENS, manifest.build.max_seq_len)
+            played = replay(LLM.of_engine(loaded, RuntimeConfig(cache_tokens=tokens)), proof.claims, say)
+    failures += [*played.failures, *(_metrics(proof) if proof is not None else ())]
+    verdict: Literal["proven", "failed", "unproven"] = "failed" if failures else "proven"
+    found = Verification(
+        engine=str(folder),
+        verdict="unproven" if proof is None and not failures else verdict,
+        device=None if dtype is None else device_name(place),
+        dtype=dtype,
+        factor=FACTOR,
+        failures=tuple(failures),
+        first_bad_module=played.first_bad_module,
+        notes=tuple(played.notes),
+        worst=played.worst,
+        num_cases=len(proof.claims.cases) if proof is not None and dtype is not None else 0,
+        equal_rows=played.equal_rows,
+        num_rows=played.num_rows,
+        num_tensors=len(manifest.tensors),
+        proven_by=None if proof is None else proof.made.to_json(),
+        metrics=() if proof is None else proof.claims.metrics,
+        seconds=time.perf_counter() - start,
+    )
+    return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
+
+
+def _silent(what: str) -> None:
+    return
+
+
+def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:
+    try:
+        return read_proof(folder), []
+    except EngineError as error:
+        return None, [Failure("file", "proof.json", f"{error.what}; {error.seen}")]
+
+
+def _damage(folder: Path, manifest: Manifest) -> list[Failure]:
+    return [
+        Failure(
+            "file" if d.tensor is None else "tensor", d.tensor or d.file, _where(d.file, d.tensor) + d.what
+        )
+        for d in find_damage(folder, manifest)
+    ]
+
+
+def _where(file: str, tensor: str | None) -> str:
+    return f"{file} " if tensor is None else f"{file}: tensor {tensor} "
+
+
+def _metrics(proof: Proof) -> Iterator[Failure]:
+    for metric in proof.claims.metrics:
+        if not metric.met:
+            yield Failure("metric", metric.name, f"{metric.name} {metric.value:g} misses {metric.limit:g}")
+
+
+def _leave_note(folder: Path, found: Verification, proof: Proof | None, device: str) -> bool:
+    if proof is None:
+        return False
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    told = tuple(failure.message for failure in found.failures)
+    return write_note(folder, Note(found.verdict == "proven", now, this_host(), device, proof.sha256, told))

@@ -1,0 +1,51 @@
+"""Tiny checkpoints by architecture, and copies of them with something wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.tiny import write_tiny
+from tests.tiny_models import save_model, tiny_config
+
+Weights = dict[str, torch.Tensor]
+Spoil = Callable[[str, Callable[[Weights], None]], Path]
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread() -> Iterator[None]:
+    """Tiny models run fastest on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Tiny random checkpoints by architecture."""
+    root = tmp_path_factory.mktemp("originals")
+    for kind in ("gpt2", "llama", "qwen2", "qwen3"):
+        save_model(tiny_config(kind), root / kind, seed=1)
+    write_tiny(root / "qwen")
+    return {path.name: path for path in root.iterdir()}
+
+
+@pytest.fixture
+def spoil(originals: dict[str, Path], tmp_path: Path) -> Spoil:
+    """spoil("llama", change): a copy of a checkpoint whose weights were changed in place."""
+
+    def make(kind: str, change: Callable[[Weights], None]) -> Path:
+        folder = tmp_path / "spoilt"
+        shutil.copytree(originals[kind], folder)
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    return make

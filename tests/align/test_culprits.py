@@ -1,0 +1,222 @@
+"""Every planted bug is named first, by the first stage that can tell; a clean engine and an unknown bug are
+not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.align.culprits import explain, explain_first
+from ingot.align.culprits.read import read_stage
+from ingot.align.culprits.search import distance
+from ingot.align.divergence import Divergence, Finding
+from ingot.config.runtime import RuntimeConfig
+from tests.align.planted import BUGS, plant
+from tests.align.planted_on_disk import ON_DISK, plant_on_disk
+from tests.align.traced import divergences
+from tests.e2e.tiny import write_tiny
+from tests.tiny_models import random_ids, save_model, tiny_config
+
+IDS = random_ids(24, seed=5)
+LONG = SamplingParams(temperature=0.0, max_new_tokens=12)
+CASES = [(name, kind) for name, bug in BUGS.items() for kind in bug.kinds]
+DISK_NEEDS = {"head_untied": (("tie_word_embeddings", True),)}
+DISK_CASES = [(name, kind) for name, (_, _, kinds) in ON_DISK.items() for kind in kinds]
+
+
+def load(folder: Path) -> LLM:
+    return LLM(folder, "cpu", max_batch_size=2, runtime=RuntimeConfig(block_size=16))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """Folder of a tiny checkpoint, one for each kind and set of changes."""
+
+    made: dict[str, Path] = {}
+
+    def make(kind: str, changes: tuple[tuple[str, Any], ...] = ()) -> Path:
+        key = f"{kind} {changes}"
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp(kind)
+            save_model(tiny_config(kind, **dict(changes)), made[key], seed=3)
+        return made[key]
+
+    return make
+
+
+def named(clean: LLM, broken: LLM, steps: int = 1) -> list[Finding]:
+    """What ``broken`` is found guilty of."""
+    found = divergences(clean, broken, IDS, steps)
+    explained = explain_first(found, broken.engine.model, broken.engine.manifest.model)
+    return [] if explained is None else explained[1]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_planted_bug_is_named_first(name: str, kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    bug = BUGS[name]
+    folder = checkpoint(kind, bug.config)
+    clean, broken = load(folder), load(folder)
+    plant(broken, name)
+    findings = named(clean, broken, steps=3 if bug.decode else 1)
+    assert findings, "nothing found"
+    assert findings[0].culprit == bug.culprit, [f.text for f in findings]
+    assert findings[0].after <= findings[0].before / 10
+
+
+@pytest.mark.parametrize(("name", "kind"), DISK_CASES)
+def test_a_bug_planted_on_disk_is_named_first(name: str, kind: str, checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = checkpoint(kind, DISK_NEEDS.get(name, ()))
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    plant_on_disk(copy, name)
+    findings = named(load(folder), load(copy))
+    assert findings, "nothing found"
+    assert findings[0].culprit == ON_DISK[name][0], [f.text for f in findings]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "mistral"])
+def test_a_clean_engine_diverges_nowhere_and_its_stages_have_no_findings(kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    clean = load(checkpoint(kind, ()))
+    assert not list(divergences(clean, clean, IDS, 2))
+    for divergence in divergences(clean, clean, IDS, 2, least=-1.0):
+        assert explain(divergence, clean.engine.model, clean.engine.manifest.model) == []
+
+
+UNKNOWN = {
+    "self_attn.qkv_proj.weight": 0.02,
+    "self_attn.o_proj.weight": 0.02,
+    "mlp.down_proj.weight": 0.3,
+    "input_layernorm.weight": 0.1,
+    "post_attention_layernorm.weight": 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_bug_that_is_no_variant_is_not_guessed(name: str, kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    clean, broken = load(checkpoint(kind, ())), load(checkpoint(kind, ()))
+    weight = broken.engine.model.layers[1].get_parameter(name)
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
+    weight.add_(UNKNOWN[name] * noise)
+    found = list(divergences(clean, broken, IDS))
+    assert found
+    for divergence in found:
+        findings = explain(divergence, broken.engine.model, broken.engine.manifest.model)
+        assert findings == [], (divergence.stage, [f.text for f in findings])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_one_changed_weight_is_not_guessed(kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    clean, broken = load(checkpoint(kind, ())), load(checkpoint(kind, ()))
+    broken.engine.model.layers[1].self_attn.qkv_proj.weight[3, 5] += 1.0
+    assert list(divergences(clean, broken, IDS))
+    assert named(clean, broken) == []
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1000.0}
+STAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "gpt2-relu": ("gpt2", {"activation_function": "relu", "layer_norm_epsilon": 1e-3}),
+    "llama": ("llama", {}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1}),
+    "llama3-rope": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn": ("qwen2", {"rope_parameters": YARN}),
+    "window": ("mistral", {"sliding_window": 7}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_specs_compute_what_the_modules_compute(name: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    kind, changes = STAGES[name]
+    llm = load(checkpoint(kind, tuple(changes.items())))
+    assert_specs_equal(llm)
+
+
+def test_the_specs_compute_what_qwen_v1_computes(tmp_path: Path) -> None:
+    """Past its training length: log-n queries and a stretched rotary base."""
+    assert_specs_equal(load(write_tiny(tmp_path / "qwen", seq_length=16, max_position_embeddings=64)))
+
+
+def assert_specs_equal(llm: LLM) -> None:
+    model, config = llm.engine.model, llm.engine.manifest.model
+    every = list(divergences(llm, llm, IDS, 3, least=-1.0))
+    assert len(every) == 3 * (3 + 7 * config.num_layers)
+    compared = 0
+    for divergence in every:
+        spec = read_stage(divergence, model, config)
+        if spec is None:
+            assert divergence.step > 0
+            assert divergence.stage == f"layers.{divergence.layer}"
+            continue
+        output = spec.run(divergence.inputs)[-divergence.expected.shape[0] :]
+        assert distance(output, divergence.expected) < 2e-6, divergence.stage
+        compared += 1
+    assert compared == len(every) - 2 * config.num_layers
+
+
+def ids(stage: str, expected: list[int], got: list[int]) -> Divergence:
+    rows = torch.arange(len(expected))
+    return Divergence(
+        stage, None, 0, rows, rows, torch.tensor(expected), torch.tensor(got, dtype=torch.int64), 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected", "got", "culprit"),
+    [
+        ("prompt", [1, 7, 8], [7, 8], "bos_missing"),
+        ("prompt", [7, 8], [1, 7, 8], "bos_extra"),
+        ("ids", [1, 7, 8], [1, 1, 7, 8], "bos_extra"),
+        ("ids", [1, 7, 8], [2, 7, 8], "bos_other"),
+        ("prompt", [7, 8], [7, 8, 2], "eos_extra"),
+        ("prompt", [7, 8, 2], [7, 8], "eos_missing"),
+        ("prompt", [3, 4, 5, 7, 8], [7, 8], "prefix_missing"),
+        ("prompt", [7, 8], [7, 8, 3, 4], "suffix_extra"),
+        ("greedy", [5, 6, 2], [5, 6, 2, 9, 9, 4], "stop_ids"),
+        ("greedy", [5, 6, 2, 9], [5, 6], "stop_ids"),
+    ],
+)
+def test_ids_are_explained(stage: str, expected: list[int], got: list[int], culprit: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    llm = load(checkpoint("llama", ()))
+    (finding,) = explain(ids(stage, expected, got), llm.engine.model, llm.engine.manifest.model)
+    assert finding.culprit == culprit
+    assert finding.after == 0.0 < finding.before <= 1.0
+
+
+@pytest.mark.parametrize("stage", ["prompt", "ids", "greedy"])
+def test_other_ids_are_not_guessed(stage: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+    llm = load(checkpoint("llama", ()))
+    model, config = llm.engine.model, llm.engine.manifest.model
+    assert explain(ids(stage, [1, 2, 3], [1, 2, 3]), model, config) == []
+    assert explain(ids(stage, [1, 2, 3, 4], [1, 9, 3, 5]), model, config) == []
+
+
+def test_an_engine_without_its_stop_ids_runs_on(checkpoint) -> None:  # type: ignore[no-untyped-def]
+    llm = load(checkpoint("llama"))
+    prompt = random_ids(6, seed=1)
+    theirs = list(llm.generate([prompt], LONG)[0].token_ids)
+    end = theirs[3]
+    llm.executor.stop_ids = frozenset([end])
+    llm.executor.selector.stop_ids = frozenset([end])
+    stopped = list(llm.generate([prompt], LONG)[0].token_ids)
+    plant(llm, "stop_ids")
+    endless = list(llm.generate([prompt], LONG)[0].token_ids)
+    assert len(stopped) < len(endless)
+    (finding,) = explain(ids("greedy", stopped, endless), llm.engine.model, llm.engine.manifest.model)
+    assert finding.culprit == "stop_ids"
+    assert str(end) in finding.text

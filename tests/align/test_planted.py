@@ -1,0 +1,143 @@
+"""What is wrong in an engine is named at the stage where it is wrong."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot.align.report import report_html, report_json
+from ingot.align.session import align
+from ingot.align.verdict import SERVED
+from ingot.layers.batch import ForwardBatch
+from ingot.runtime.forward import Forward
+from tests.align.conftest import Spoil, Weights
+from tests.tiny_models import edit_config, random_ids
+
+IDS = random_ids(12)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("layer", [0, 1])
+def test_mlp_weight(layer: int, dtype: str, spoil: Spoil, originals: dict[str, Path]) -> None:
+    def change(weights: Weights) -> None:
+        weights[f"model.layers.{layer}.mlp.down_proj.weight"][3] *= -1
+
+    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu", dtype=dtype)
+    assert not report.aligned
+    assert report.first_stage == f"layers.{layer}.mlp"
+    assert report.first is not None
+    assert report.first.alone
+    assert report.first.row.step == 0
+    found = report.first.row.alone
+    assert found is not None
+    assert found.channel == 3
+    assert report.first.expected_value == pytest.approx(-report.first.got_value, rel=0.05)
+
+
+def test_only_the_wrong_module_is_wrong_alone(spoil: Spoil, originals: dict[str, Path]) -> None:
+    def change(weights: Weights) -> None:
+        weights["model.layers.0.self_attn.o_proj.weight"] *= 1.5
+
+    report = align(spoil("qwen3", change), originals["qwen3"], [IDS], steps=2, device="cpu")
+    assert {row.stage for row in report.rows if row.is_wrong_alone} == {"layers.0.attention"}
+    assert "layers.1.output" in {row.stage for row in report.rows if row.is_bad}
+
+
+def test_a_small_fault_that_only_grows_into_sight(spoil: Spoil, originals: dict[str, Path]) -> None:
+    """One weight off by a little: beyond the module's own noise, though not beyond what has gathered."""
+
+    def change(weights: Weights) -> None:
+        weights["model.layers.1.mlp.down_proj.weight"] *= 1.02
+
+    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu", dtype="fp16")
+    assert report.first_stage == "layers.1.mlp"
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensor", "stage"),
+    [
+        ("llama", "model.embed_tokens.weight", "embedding"),
+        ("qwen2", "model.layers.1.input_layernorm.weight", "layers.1.input_norm"),
+        ("qwen2", "model.layers.1.self_attn.k_proj.bias", "layers.1.attention"),
+        ("qwen3", "model.layers.0.self_attn.q_norm.weight", "layers.0.attention"),
+        ("gpt2", "transformer.wpe.weight", "embedding"),
+        ("gpt2", "transformer.h.1.ln_2.bias", "layers.1.post_norm"),
+        ("gpt2", "transformer.h.0.mlp.c_fc.bias", "layers.0.mlp"),
+        ("llama", "model.norm.weight", "final_norm"),
+        ("llama", "lm_head.weight", "logits"),
+    ],
+)
+def test_every_kind_of_stage(
+    kind: str, tensor: str, stage: str, spoil: Spoil, originals: dict[str, Path]
+) -> None:
+    def change(weights: Weights) -> None:
+        weights[tensor] = weights[tensor].roll(1, 0)
+
+    report = align(spoil(kind, change), originals[kind], [IDS], steps=1, device="cpu")
+    assert report.first_stage == stage
+
+
+def test_rope_base(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "other-base"
+    shutil.copytree(originals["llama"], folder)
+    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1000.0})
+    report = align(folder, originals["llama"], [IDS], steps=1, device="cpu")
+    assert report.first_stage == "layers.0.attention"
+
+
+def test_norm_epsilon(originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "other-epsilon"
+    shutil.copytree(originals["llama"], folder)
+    edit_config(folder, rms_norm_eps=1e-3)
+    assert align(folder, originals["llama"], [IDS], steps=0).first_stage == "layers.0.input_norm"
+
+
+def test_own_path_finds_weights(spoil: Spoil, originals: dict[str, Path]) -> None:
+    def change(weights: Weights) -> None:
+        weights["transformer.h.1.attn.c_attn.bias"][:4] += 1
+
+    report = align(spoil("qwen", change), originals["qwen"], ["hello"], steps=1, device="cpu")
+    assert report.first_stage == "layers.1.attention"
+
+
+def test_a_kernel_that_only_serving_uses(originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Forward.__call__
+
+    def forward(self: Forward, batch: ForwardBatch) -> torch.Tensor:
+        logits = whole(self, batch)
+        decodes = batch.max_query_len == 1 and not self.by_module
+        return logits.roll(1, -1) if decodes else logits
+
+    monkeypatch.setattr(Forward, "__call__", forward)
+    report = align(originals["llama"], originals["llama"], [IDS], steps=2, device="cpu")
+    assert report.first_stage == SERVED
+    assert report.first is not None
+    assert report.first.row.step == 1
+    assert [row.step for row in report.bad_greedy] == [1, 2]
+    assert "only serving uses" in report_json(report)["first"]["why"]
+
+
+def test_not_a_number(spoil: Spoil, originals: dict[str, Path]) -> None:
+    def change(weights: Weights) -> None:
+        weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+
+    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu")
+    assert report.first_stage == "layers.1.mlp"
+
+
+def test_reports(spoil: Spoil, originals: dict[str, Path]) -> None:
+    def change(weights: Weights) -> None:
+        weights["model.layers.1.mlp.down_proj.weight"] *= torch.tensor(1.5)
+
+    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu")
+    value = report_json(report)
+    assert value["aligned"] is False
+    assert value["first_stage"] == "layers.1.mlp"
+    assert value["first"]["expected"]["shape"] == (12, 32)
+    page = report_html(report)
+    assert "diverged at layers.1.mlp, step 0" in page
+    assert 'src="' not in page
+    assert "http" not in page
