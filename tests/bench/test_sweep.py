@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from ingot.bench import sweep_line
 from ingot.bench.ceiling import Ceiling
@@ -36,7 +34,6 @@ from ingot.bench.sweep_line import (
 from ingot.bench.sweep_report import broken, limits, panels, sweep_table
 from ingot.bench.sweep_store import POINTS, Store, read_points
 from ingot.bench.work import Work
-from ingot.cli.main import app
 from ingot.cli.sweep_quality import TextQuality
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
@@ -342,52 +339,6 @@ def test_the_pareto_line_of_speed_against_memory() -> None:
     assert best([a, b]) == {"against": "rouge_l", "points": [["a", 2], ["b", 2]]}
 
 
-# --- the verb --------------------------------------------------------------------------------------------
-
-
-def sweep(*words: object) -> Any:
-    result = CliRunner().invoke(app, ["sweep", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-SMALL = ("--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--device", "cpu", "--threads", 1)
-
-
-def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "new"
-    words = (
-        checkpoint,
-        "--dtype",
-        "fp32",
-        "--batch",
-        "1,2",
-        *SMALL,
-        "--out",
-        out,
-        "--no-png",
-    )
-    result = sweep(*words)
-    assert result.exit_code == 0, result.stderr
-    rows = [line.split() for line in result.stdout.splitlines() if line.startswith("fp32")]
-    assert [row[:2] for row in rows] == [["fp32", "1"], ["fp32", "2"]]
-    assert sorted(path.name for path in out.iterdir()) == [POINTS, "sweep.html", "sweep.json"]
-    record = json.loads((out / "sweep.json").read_text())
-    assert (record["schema"], record["verb"]) == (1, "sweep")
-    for line in record["lines"]:
-        assert sizes(line) == [1, 2]
-        for point in line["points"]:
-            assert point["figures"]["output_tokens_per_s"] > 0
-            assert point["memory"]["weights_gb"] > 0
-            assert "raw" not in point["figures"]
-    page = (out / "sweep.html").read_text()
-    assert page.count("<svg") == 2
-    assert "<script" not in page
-    shown = sweep("--draw", "--out", out, "--no-png", "--json")
-    assert json.loads(shown.stdout) == record
-
-
 def test_hugging_face_is_a_line_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
     wanted = Sweep(spec_of(checkpoint), batches=(1, 3), shape=SHAPE, against="hf")
     record = run_sweep(wanted, tmp_path, measure=measured(open_side, []))
@@ -398,30 +349,6 @@ def test_hugging_face_is_a_line_of_its_own(checkpoint: Path, tmp_path: Path) -> 
         assert a["memory"]["weights_gb"] == b["memory"]["weights_gb"]
         assert b["memory"]["cache_gb"] > 0
     assert [series.dashed for series in panels(record)[0].series] == [False, True]
-
-
-def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Path) -> None:
-    out = ("--out", tmp_path, "--no-png", *SMALL)
-    for words, message in (
-        ((checkpoint, "--no-png"), "--out"),
-        (out, "either CHECKPOINT or --random-weights"),
-        ((checkpoint, "--random-weights", checkpoint, *out), "either CHECKPOINT or --random-weights"),
-        ((checkpoint, "--batch", "1,x", *out), "batch sizes must be whole numbers"),
-        ((checkpoint, "--batch", "0", *out), "batch sizes must be whole numbers"),
-        ((checkpoint, *out, "--prompt-tokens", 128), "longer than the model's context"),
-        ((checkpoint, "--dtype", "fp32,", *out), "names with commas between"),
-        ((checkpoint, "--quant", "w3", *out), "unknown quantization scheme"),
-        ((checkpoint, "--limit", "3", *out), "--limit needs --data"),
-        (("--random-weights", checkpoint, "--data", "x", *out), "random weights have no quality"),
-        ((checkpoint, "--batch", "1", "--data", tmp_path / "absent.jsonl", *out), "--data"),
-        ((checkpoint, "--against", "engines/x", *out), "hf, hf:CHECKPOINT"),
-        ((tmp_path / "absent", *out), "neither a folder that exists nor"),
-        (("--draw", "--out", tmp_path, "--no-png"), "there are no points"),
-    ):
-        result = sweep(*words)
-        assert result.exit_code == 2, words
-        assert message in " ".join(result.stderr.replace("│", " ").split()), (words, result.stderr)
-    assert not (tmp_path / POINTS).exists()
 
 
 def test_an_error_of_the_other_process_arrives(tmp_path: Path) -> None:

@@ -19,14 +19,7 @@ from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
-from tests.unit.fake_executor import (
-    LONG_PROMPT,
-    VOCAB,
-    check_blocks,
-    check_empty,
-    check_step,
-    fake_executor,
-)
+from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
 
 STOP = frozenset({0})
 
