@@ -9,6 +9,7 @@ model.
 from __future__ import annotations
 
 import os
+import platform
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -85,3 +86,12 @@ def dtype_name(dtype: torch.dtype) -> str:
         if value == dtype:
             return name
     return str(dtype).removeprefix("torch.")
+
+
+def cpu_name() -> str | None:
+    """The CPU's name as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import ingot
+from ingot.device import cpu_name
 from ingot.version import VERSION
 
 
@@ -26,7 +27,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     Unknown values are None.
     """
     found: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu_threads_used": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -58,14 +59,6 @@ def commit(folder: Path) -> str | None:
         return None
     changed = _told("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", ".")
     return told + ("+" if changed else "")
-
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _version(package: str) -> str | None:

@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from ingot.config.build import BuildConfig
-from ingot.device import dtype_name, parse_dtype
+from ingot.device import cpu_name, dtype_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.prompts import GoldenPrompt, golden_prompts
 from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
@@ -160,12 +160,7 @@ def device_name(device: torch.device) -> str:
     """A GPU's name, or the CPU's as far as the system tells it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, "CPU")
+    return cpu_name() or "CPU"
 
 
 def row_digest(logits: torch.Tensor) -> str:

@@ -12,12 +12,11 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ingot.device import resolve_device
+from ingot.device import cpu_name, resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Delta
 from ingot.evaluate.side import SideSpec
@@ -98,7 +97,7 @@ def make_record(
 def machine(device: torch.device) -> Record:
     """Processor and versions that figures were made with."""
     found = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -115,14 +114,6 @@ def mean(values: Sequence[float]) -> float:
 
 def _rate(tokens: int, seconds: float) -> float | None:
     return round(tokens / seconds, 1) if seconds > 0 else None
-
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _version(package: str) -> str | None:
