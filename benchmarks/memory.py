@@ -65,11 +65,9 @@ def measure(config: Path, name: str) -> dict[str, Any]:
     llm.warm_up()
     after = {"reserved": torch.cuda.memory_reserved(device), "outside": outside_allocator(device)}
     run_full_batch(llm, setting.max_batch_size, setting.max_seq_len)
-    tensors = [t.untyped_storage() for t in (*engine.model.parameters(), *engine.model.buffers())]
+    storages = [t.untyped_storage() for t in (*engine.model.parameters(), *engine.model.buffers())]
     measured = {
-        "weights": sum(
-            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
-        ),
+        "weights": sum({s.data_ptr(): s.nbytes() for s in storages}.values()),
         "KV cache": sum(c.keys.nbytes + c.values.nbytes for c in executor.runner.caches),
         "activations": activations,
         "warm_up": sum(after.values()) - sum(before.values()),
