@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.runtime.forward import Forward
-from ingot.runtime.recording import record
+from ingot.runtime.recording import Recorder
 from ingot.runtime.sampled_step import sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
@@ -70,7 +70,7 @@ class DecodeGraphs:
         self.buckets = batch_buckets(max_batch_size)
         self._buffers: dict[int, StepBuffer] = {}
         self._captured: dict[tuple[int, tuple[RowSampling, ...] | None], _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = Recorder(device)
 
     def fits(self, num_requests: int) -> bool:
         """Whether a bucket holds this many requests."""
@@ -132,5 +132,5 @@ class DecodeGraphs:
 
         run()  # compiles kernels and fills workspaces outside of the capture
         self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
-        self._captured[bucket, kind] = _Captured(*record(run, self._pool, self.device))
+        self._captured[bucket, kind] = _Captured(*self._recorder.record(run))
         return self._captured[bucket, kind]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.runtime.forward import Forward
-from ingot.runtime.recording import record
+from ingot.runtime.recording import Recorder
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
@@ -48,7 +48,7 @@ class PromptGraphs:
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = forward.caches[0].block_size
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = Recorder(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
 
     @staticmethod
@@ -83,7 +83,7 @@ class PromptGraphs:
         buffer.upload()
         batch = buffer.padded_batch(tokens, self.max_seq_len)
         self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
-        graph, logits = record(lambda: self.forward(batch), self._pool, self.device)
+        graph, logits = self._recorder.record(lambda: self.forward(batch))
         self._captured[tokens, requests] = _Captured(graph, buffer, logits)
         return self._captured[tokens, requests]
 
