@@ -33,8 +33,8 @@ from ingot.engine.memory_sizes import (
     weight_bytes,
 )
 
-# An H200 with torch 2.11: 0.5 to 0.6 GiB are gone once a process has a CUDA context and the kernels' code.
-CONTEXT_BYTES = 576 << 20
+# An H200 with torch 2.11: gone once a process has a CUDA context and has multiplied two matrices.
+CONTEXT_BYTES = 685 << 20
 WORKSPACE_BYTES = 3 * 32 << 20  # of the matrix library on an H200: eager, decode and prompt graphs' streams
 RESERVE_BYTES = 1 << 30  # held back for graphs, their logits, step buffers and the sampler's temporaries
 CPU_CACHE_BYTES = 1 << 30  # of KV cache that a CPU takes unasked
