@@ -8,15 +8,17 @@ the kernel before still runs, and the default tiles. Knows no norm and no epilog
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.checks import next_power_of_two
-from ingot.kernels.overlap import LINE_BYTES, overlaps, prefetch_lines, wait_for_previous
+from ingot.kernels.narrow_numbers import widened
+from ingot.kernels.overlap import LINE_BYTES, prefetch_lines, wait_for_previous
+from ingot.kernels.packed_product import packed_tile
+from ingot.kernels.stored_weight import StoredWeight
 
 
 @triton.jit
@@ -51,6 +53,7 @@ def matrix_tile(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
@@ -60,7 +63,7 @@ def matrix_tile(
     With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the rows are asked
     into L2 before it.
     """
-    LINE: tl.constexpr = LINE_BYTES // (x_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LINE: tl.constexpr = LINE_BYTES // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
@@ -83,7 +86,7 @@ def matrix_tile(
         now, then = real, real & (step + 1 < steps)
         if MASKED:
             now, then = now & (here + cols < K)[None, :], then & (there + cols < K)[None, :]
-        w = _weights(places + here, here + cols, live, K, MASKED)
+        w = widened(_weights(places + here, here + cols, live, K, MASKED), x_ptr.dtype.element_ty, ASM)
         # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
         # before the wait, and it keeps the layout that it is loaded in.
         if PREFETCH == 2:
@@ -109,6 +112,45 @@ def matrix_tile(
     return acc
 
 
+@triton.jit
+def weight_tile(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    tokens: tl.tensor,
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
+    rows: tl.tensor,
+    live: tl.tensor,
+    first: tl.tensor,
+    steps: tl.tensor,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    ASM: tl.constexpr,
+) -> tl.tensor:
+    """``matrix_tile`` of a weight in BITS bits, scaled: [BLOCK_N, BLOCK_T] fp32."""
+    if scale_ptr is not None and GROUP == 0:
+        scale = tl.load(scale_ptr + rows).to(tl.float32)[:, None]
+    if BITS == 4:
+        acc = packed_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
+                          zero_ptr, rows, first, steps, K, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
+                          OVERLAP, ASM)  # fmt: skip
+    else:
+        acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, first, steps,
+                          K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
+    if scale_ptr is not None and GROUP == 0:
+        acc *= scale
+    return acc
+
+
 def even_share(outputs: int, block: int, choice: Mapping[str, int], device: torch.device) -> int:
     """Outputs of a program, at most ``block``, such that waves of PROGRAMS a multiprocessor share them
     evenly; with PROGRAMS 0 whole blocks.
@@ -127,77 +169,19 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-# Measured in steps of a 7B model in 16 bits on an H200. By the columns of x's tile: for weights of up to so
-# many outputs BLOCK_N, BLOCK_K, warps, stages, PROGRAMS, PREFETCH. Up to 8 rows the launches overlap enough
-# that early weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
-WIDE = {
-    8: [(16383, 32, 256, 2, 4, 0, 1), (65535, 64, 256, 4, 3, 0, 1), (0, 64, 256, 4, 3, 0, 1)],
-    16: [(16383, 64, 128, 4, 4, 2, 256), (65535, 64, 128, 4, 3, 3, 128), (0, 128, 128, 4, 3, 2, 0)],
-    32: [(16383, 64, 128, 4, 4, 2, 128), (65535, 64, 128, 4, 3, 3, 0), (0, 128, 128, 8, 4, 1, 128)],
-    64: [(16383, 128, 64, 8, 5, 1, 0), (65535, 64, 64, 4, 4, 3, 0), (0, 128, 64, 4, 4, 2, 0)],
-}
-# The same of split sums, by inputs instead of outputs, with SPLITS.
-SPLIT = {
-    8: [(8192, 64, 256, 4, 3, 0, 1, 4), (0, 128, 128, 4, 3, 0, 2, 8)],
-    16: [(8192, 64, 128, 4, 4, 2, 0, 4), (0, 64, 256, 4, 3, 2, 1, 4)],
-    32: [(8192, 64, 128, 4, 3, 2, 128, 4), (0, 128, 128, 8, 4, 1, 128, 4)],
-    64: [(0, 128, 64, 8, 5, 1, 128, 4)],
-}
-WHOLE = (0, 16, 64, 2, 3, 0, 1, 1)  # fp32
-
-
-def matrix_tiles(num_tokens: int, out_features: int, itemsize: int, device: torch.device) -> dict[str, int]:
-    """Tile choices of a matrix product."""
-    columns = max(next_power_of_two(num_tokens), 8)
-    choice = WHOLE[:-1] if itemsize == 4 else _up_to(out_features, WIDE[columns])
-    return _tiles(choice, columns, itemsize, device)
-
-
-def split_tiles(num_tokens: int, in_features: int, itemsize: int, device: torch.device) -> dict[str, int]:
-    """Tile choices of a product of partial sums, with ``SPLITS``: a narrow weight has few tiles."""
-    columns = max(next_power_of_two(num_tokens), 8)
-    choice = WHOLE if itemsize == 4 else _up_to(in_features, SPLIT[columns])
-    return _tiles(
-        choice, max(columns, 16) if itemsize == 2 and in_features > 8192 else columns, itemsize, device
-    )
-
-
-def _up_to(size: int, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The first choice for so large a size; 0 is for all others."""
-    return next(choice for choice in choices if size <= choice[0] or choice[0] == 0)
-
-
-def _tiles(choice: tuple[int, ...], columns: int, itemsize: int, device: torch.device) -> dict[str, int]:
-    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
-    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1}
-    tiles |= dict(zip(names, choice[1:], strict=False))
-    stage = (tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"] * itemsize
-    return tiles | {"num_stages": max(min(tiles["num_stages"], shared_bytes(device) // stage), 2)}
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may use; an H200's where there is no GPU."""
-    if device.type != "cuda":
-        return 227 << 10
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
-def matrix_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
-    """What tuning tries for a matrix product or its parts: the default first."""
-    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH")
-    if default["BLOCK_T"] <= 8:
-        shapes = [(64, 256, 4, 3, 0, 1), (32, 256, 2, 4, 0, 1), (64, 128, 4, 4, 2, 0), (64, 128, 4, 4, 3, 1)]
-    elif default["BLOCK_T"] == 16:
-        shapes = [(128, 128, 4, 3, 2, 0), (64, 128, 4, 4, 2, 0), (64, 256, 4, 3, 2, 1), (64, 128, 4, 4, 3, 0)]
-    else:
-        shapes = [(64, 64, 4, 4, 3, 0), (128, 64, 8, 4, 2, 0), (64, 128, 4, 3, 2, 0), (128, 64, 8, 5, 1, 0)]
-    found = [dict(default), *({**default, **dict(zip(names, shape, strict=True))} for shape in shapes)]
-    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
-
-
-def matrix_shape(choice: Mapping[str, int], in_features: int) -> dict[str, int]:
+def matrix_shape(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
     """The constants and the depth of a matrix product's kernel for an op's tiles."""
     names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP", "num_stages")
-    return {"K": in_features} | {name: choice[name] for name in names}
+    return {**number_format(weight), **{name: choice[name] for name in names}}
+
+
+def number_format(weight: StoredWeight) -> dict[str, int]:
+    """The constants of a weight's width and numbers; the interpreter knows no inline assembly."""
+    asm = weight.bits != 16 and weight.values.device.type != "cpu"
+    return {"K": weight.in_features, "BITS": weight.bits, "GROUP": weight.group, "ASM": asm}
+
+
+def weight_pointers(weight: StoredWeight) -> tuple[Any, ...]:
+    """Values with their stride, scales with theirs, zeros: a kernel's arguments."""
+    stride = weight.scales.stride(0) if weight.scales is not None and weight.group else 0
+    return weight.values, weight.values.stride(0), weight.scales, stride, weight.zeros

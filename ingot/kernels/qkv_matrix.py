@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.matrix_product import matrix_tile
+from ingot.kernels.matrix_product import weight_tile
 from ingot.kernels.overlap import start_next
 from ingot.kernels.small_product import split_pairs
 
@@ -66,6 +66,10 @@ def _channels(pair: tl.tensor, HEAD_DIM: tl.constexpr, HALF: tl.constexpr) -> tl
 def small_qkv_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     table_ptr: tl.tensor,
     table_rows_ptr: tl.tensor,
@@ -76,7 +80,6 @@ def small_qkv_matrix_kernel(
     value_ptr: tl.tensor,
     tokens: tl.tensor,
     x_stride: tl.tensor,
-    weight_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -90,6 +93,9 @@ def small_qkv_matrix_kernel(
     LOGN: tl.constexpr,
     SHARE: tl.constexpr,
     K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ASM: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -108,8 +114,9 @@ def small_qkv_matrix_kernel(
     firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
     rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
     live = None if SHARE == PAIRS else lane % PAIRS < SHARE
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, 0, STEPS,
-                      K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
+                      rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
+                      ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     if bias_ptr is not None:

@@ -23,8 +23,9 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.gated_mlp import silu_mul_reference
-from ingot.kernels.matrix_product import even_share, matrix_shape, matrix_tile
+from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_tiles import whole_chunks
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
@@ -37,6 +38,7 @@ from ingot.kernels.small_product import (
     small_tiles,
     split_pairs,
 )
+from ingot.kernels.stored_weight import AnyWeight, StoredWeight, expect_weight, stored
 
 
 @triton.jit
@@ -55,6 +57,7 @@ def small_gate_up_kernel(
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
     norm_eps: tl.tensor,
     INNER: tl.constexpr,
     K: tl.constexpr,
@@ -62,6 +65,7 @@ def small_gate_up_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
     PAIRS: tl.constexpr = BLOCK_N // 2
@@ -82,7 +86,7 @@ def small_gate_up_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
         gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
         activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
@@ -94,13 +98,19 @@ def small_gate_up_kernel(
 def small_gate_up_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     x_stride: tl.tensor,
-    weight_stride: tl.tensor,
     INNER: tl.constexpr,
     SHARE: tl.constexpr,
     K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ASM: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,8 +127,9 @@ def small_gate_up_matrix_kernel(
     lane = tl.arange(0, BLOCK_N) % PAIRS
     rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
     live = None if SHARE == PAIRS else lane < SHARE
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, 0, STEPS, K, BLOCK_T,
-                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
+                      rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
+                      ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
@@ -129,34 +140,33 @@ def small_gate_up_matrix_kernel(
     tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
 
-def _matrix(x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, choice: Mapping[str, int]) -> None:
+def _matrix(x: torch.Tensor, weight: StoredWeight, y: torch.Tensor, choice: Mapping[str, int]) -> None:
     share = even_share(y.shape[1], choice["BLOCK_N"] // 2, choice, x.device)
     small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], share),)](
         x,
-        weight,
+        *weight_pointers(weight),
         y,
         x.shape[0],
         x.stride(0),
-        weight.stride(0),
         INNER=y.shape[1],
         SHARE=share,
-        **matrix_shape(choice, x.shape[1]),
+        **matrix_shape(choice, weight),
         **launch_options(choice, x.device),
     )
 
 
 def small_gate_up_triton(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_gate_up`, unchecked."""
-    num_tokens, width = x.shape
-    inner = weight.shape[0] // 2
-    defaults = small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device)
-    choice = merge_tiles(defaults, tiles)
+    weight = stored(weight)
+    num_tokens, inner = x.shape[0], weight.out_features // 2
+    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
+    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if choice["BLOCK_T"] > 1 and y.numel():
@@ -167,21 +177,22 @@ def small_gate_up_triton(
         tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
         small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
-            weight,
+            weight.values,
             norm_weight,
             y,
             num_tokens,
-            weight.stride(0),
+            weight.values.stride(0),
+            weight.scales,
             norm_eps,
             INNER=inner,
-            **product_shape(choice, width),
+            **product_shape(choice, weight),
             **launch_options(choice, x.device),
         )
     return y
 
 
 def small_gate_up_reference(
-    x: torch.Tensor, weight: torch.Tensor, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0
+    x: torch.Tensor, weight: AnyWeight, norm_weight: torch.Tensor | None = None, norm_eps: float = 0.0
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`small_gate_up`."""
     return silu_mul_reference(small_linear_reference(x, weight, norm_weight=norm_weight, norm_eps=norm_eps))
@@ -189,7 +200,7 @@ def small_gate_up_reference(
 
 def small_gate_up(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     tiles: Mapping[str, int] | None = None,
@@ -199,7 +210,7 @@ def small_gate_up(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
-        weight: [2 I, K], dtype of x: the gate's rows, then the up projection's.
+        weight: [2 I, K], dtype of x or stored in fewer bits: the gate's rows, then the up projection's.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
         norm_eps: added to the mean square.
         tiles: as of :func:`small_linear`; ``BLOCK_N`` counts gate and up rows, at least 2.
@@ -213,10 +224,11 @@ def small_gate_up(
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
-    expect("weight", weight, (None, x.shape[1]), like=x)
-    if weight.shape[0] % 2:
+    weight = stored(weight)
+    expect_weight(weight, x)
+    if weight.out_features % 2:
         raise KernelArgumentError(
-            "weight must hold two halves", seen=weight.shape[0], allowed="an even height"
+            "weight must hold two halves", seen=weight.out_features, allowed="an even height"
         )
     if norm_weight is not None:
         expect("norm_weight", norm_weight, (x.shape[1],), like=x)

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.matrix_product import even_share, matrix_shape, matrix_tile, split_tiles
+from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_tiles import split_tiles, whole_chunks
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
     MAX_ROWS,
@@ -28,6 +29,7 @@ from ingot.kernels.small_product import (
     product_tile,
     small_tiles,
 )
+from ingot.kernels.stored_weight import AnyWeight, StoredWeight, dequantized, expect_weight, stored
 
 
 @triton.jit
@@ -46,6 +48,7 @@ def small_linear_kernel(
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
     residual_stride: tl.tensor,
     norm_eps: tl.tensor,
     N: tl.constexpr,
@@ -54,6 +57,7 @@ def small_linear_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -81,7 +85,7 @@ def small_linear_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
         y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
@@ -90,16 +94,22 @@ def small_linear_kernel(
 def small_linear_matrix_kernel(
     x_ptr: tl.tensor,
     weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     x_stride: tl.tensor,
-    weight_stride: tl.tensor,
     residual_stride: tl.tensor,
     N: tl.constexpr,
     SHARE: tl.constexpr,
     K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ASM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -116,9 +126,9 @@ def small_linear_matrix_kernel(
     rows = tl.minimum(start + lane, N - 1)
     live = None if SHARE == BLOCK_N else lane < SHARE
     first = split * STEPS // SPLITS
-    acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, first,
-                      (split + 1) * STEPS // SPLITS - first, K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
-                      OVERLAP)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
+                      rows, live, first, (split + 1) * STEPS // SPLITS - first, K, BITS, GROUP, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)
@@ -135,39 +145,38 @@ def small_linear_matrix_kernel(
 
 def _matrix(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: StoredWeight,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,
     choice: Mapping[str, int],
 ) -> None:
-    outputs, width = weight.shape
+    outputs = weight.out_features
     share = even_share(outputs, choice["BLOCK_N"], choice, x.device)
     small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
         x,
-        weight,
+        *weight_pointers(weight),
         bias,
         residual,
         y,
         x.shape[0],
         x.stride(0),
-        weight.stride(0),
         0 if residual is None else residual.stride(0),
         N=outputs,
         SHARE=share,
         SPLITS=choice["SPLITS"],
-        **matrix_shape(choice, width),
+        **matrix_shape(choice, weight),
         **launch_options(choice, x.device),
     )
 
 
 def small_linear_parts_triton(
-    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+    x: torch.Tensor, weight: AnyWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
-    num_tokens, width = x.shape
-    outputs = weight.shape[0]
-    choice = merge_tiles(split_tiles(num_tokens, width, x.element_size(), x.device), tiles)
+    weight = stored(weight)
+    (num_tokens, width), outputs = x.shape, weight.out_features
+    choice = whole_chunks(merge_tiles(split_tiles(num_tokens, weight, x.element_size(), x.device), tiles), weight)
     expect_rows(choice, num_tokens)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
@@ -179,7 +188,7 @@ def small_linear_parts_triton(
 
 def small_linear_triton(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
@@ -187,10 +196,10 @@ def small_linear_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_linear`, unchecked."""
-    num_tokens, width = x.shape
-    outputs = weight.shape[0]
-    defaults = small_tiles(num_tokens, outputs, width, x.element_size(), x.device)
-    choice = merge_tiles(defaults, tiles)
+    weight = stored(weight)
+    num_tokens, outputs = x.shape[0], weight.out_features
+    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
+    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
     if choice["BLOCK_T"] > 1 and y.numel():
@@ -201,17 +210,18 @@ def small_linear_triton(
         tiles_to_do = triton.cdiv(outputs, choice["BLOCK_N"])
         small_linear_kernel[(num_programs(choice, tiles_to_do, x.device),)](
             x,
-            weight,
+            weight.values,
             bias,
             residual,
             norm_weight,
             y,
             num_tokens,
-            weight.stride(0),
+            weight.values.stride(0),
+            weight.scales,
             0 if residual is None else residual.stride(0),
             norm_eps,
             N=outputs,
-            **product_shape(choice, width),
+            **product_shape(choice, weight),
             **launch_options(choice, x.device),
         )
     return y
@@ -219,7 +229,7 @@ def small_linear_triton(
 
 def small_linear_reference(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
@@ -228,13 +238,14 @@ def small_linear_reference(
     """The PyTorch twin; arguments as in :func:`small_linear`."""
     if norm_weight is not None:
         x, _ = rms_norm_reference(x, norm_weight, norm_eps)
-    y = torch.nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    wide = dequantized(stored(weight), torch.float32)
+    y = torch.nn.functional.linear(x.float(), wide, None if bias is None else bias.float())
     return (y if residual is None else y + residual).to(x.dtype)
 
 
 def small_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
@@ -249,8 +260,8 @@ def small_linear(
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
-        weight: [N, K], dtype of x; as norm_weight a constant: with ``OVERLAP`` not written since the
-            last launch without.
+        weight: [N, K], dtype of x, or stored in fewer bits; as norm_weight a constant: with ``OVERLAP`` not
+            written since the last launch without.
         bias: [N] or None.
         residual: [M, N] or None; added after the bias.
         norm_weight: [K] or None; with it norm is RMSNorm, rounded as in :func:`rms_norm`.
@@ -273,11 +284,12 @@ def small_linear(
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
-    expect("weight", weight, (None, x.shape[1]), like=x)
+    weight = stored(weight)
+    expect_weight(weight, x)
     if bias is not None:
-        expect("bias", bias, (weight.shape[0],), like=x)
+        expect("bias", bias, (weight.out_features,), like=x)
     if residual is not None:
-        expect("residual", residual, (x.shape[0], weight.shape[0]), like=x)
+        expect("residual", residual, (x.shape[0], weight.out_features), like=x)
     if norm_weight is not None:
         expect("norm_weight", norm_weight, (x.shape[1],), like=x)
     if runs_on_gpu(x):
@@ -285,19 +297,19 @@ def small_linear(
     return small_linear_reference(x, weight, bias, residual, norm_weight, norm_eps)
 
 
-def small_linear_parts_reference(x: torch.Tensor, weight: torch.Tensor, splits: int = 1) -> torch.Tensor:
+def small_linear_parts_reference(x: torch.Tensor, weight: AnyWeight, splits: int = 1) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`small_linear_parts`, the whole sum as the only part."""
-    return torch.nn.functional.linear(x.float(), weight.float())[None]
+    return torch.nn.functional.linear(x.float(), dequantized(stored(weight), torch.float32))[None]
 
 
 def small_linear_parts(
-    x: torch.Tensor, weight: torch.Tensor, tiles: Mapping[str, int] | None = None
+    x: torch.Tensor, weight: AnyWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
 
     Args:
         x: [M, K] fp16, bf16 or fp32, M up to 64.
-        weight: [N, K], dtype of x; a constant, as in :func:`small_linear`.
+        weight: [N, K], a constant, as in :func:`small_linear`.
         tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``.
 
     Returns:
@@ -309,7 +321,7 @@ def small_linear_parts(
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
-    expect("weight", weight, (None, x.shape[1]), like=x)
+    expect_weight(stored(weight), x)
     if runs_on_gpu(x):
         return small_linear_parts_triton(x, weight, tiles)
     return small_linear_parts_reference(x, weight)

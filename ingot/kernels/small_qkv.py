@@ -27,8 +27,9 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
-from ingot.kernels.matrix_product import matrix_shape, multiprocessors
+from ingot.kernels.matrix_product import matrix_shape, multiprocessors, weight_pointers
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_tiles import whole_chunks
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
@@ -43,6 +44,7 @@ from ingot.kernels.small_product import (
     small_tiles,
     split_pairs,
 )
+from ingot.kernels.stored_weight import AnyWeight, expect_weight, stored
 
 
 @triton.jit
@@ -108,6 +110,7 @@ def small_qkv_kernel(
     value_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -125,6 +128,7 @@ def small_qkv_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 channel pairs of every row; a pair is what one angle rotates.
 
@@ -160,7 +164,7 @@ def small_qkv_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
+                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
         a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, 1)
         is_v = (heads >= HEADS + KV_HEADS)[:, None]
         turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
@@ -185,7 +189,7 @@ def _pair_share(heads: int, head_dim: int, choice: Mapping[str, int], device: to
 
 def small_qkv_triton(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     norm_eps: float,
@@ -202,14 +206,15 @@ def small_qkv_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_qkv`, unchecked."""
-    num_tokens, width = x.shape
-    choice = merge_tiles(small_tiles(num_tokens, weight.shape[0], width, x.element_size(), x.device), tiles)
+    weight, num_tokens = stored(weight), x.shape[0]
+    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
+    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
     if not num_tokens:
         return q
     places = (cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache, num_tokens)
-    strides = (weight.stride(0), 0 if cos_sin is None else cos_sin.stride(0), *key_cache.stride()[:3])
+    strides = (0 if cos_sin is None else cos_sin.stride(0), *key_cache.stride()[:3])
     inverse_log = 1.0 / math.log(logn_length) if logn_length else 0.0
     shape = {"HEADS": num_heads, "KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim,
              "HALF": 0 if cos_sin is None else cos_sin.shape[1] // 2, "BLOCK_SIZE": key_cache.shape[2],
@@ -221,20 +226,21 @@ def small_qkv_triton(
         heads = num_heads + 2 * num_kv_heads
         share = _pair_share(heads, head_dim, choice, x.device)
         grid = (heads * triton.cdiv(head_dim // 2, share),)
-        small_qkv_matrix_kernel[grid](x, weight, bias, *places, x.stride(0), *strides, inverse_log,
-                                      SHARE=share, **shape, **matrix_shape(choice, width),
+        small_qkv_matrix_kernel[grid](x, *weight_pointers(weight), bias, *places, x.stride(0), *strides,
+                                      inverse_log, SHARE=share, **shape, **matrix_shape(choice, weight),
                                       **options)  # fmt: skip
     else:
-        tiles_to_do = triton.cdiv(weight.shape[0] // 2, choice["BLOCK_N"] // 2)
+        tiles_to_do = triton.cdiv(weight.out_features // 2, choice["BLOCK_N"] // 2)
         grid = (num_programs(choice, tiles_to_do, x.device),)
-        small_qkv_kernel[grid](x, weight, bias, norm_weight, *places, *strides, norm_eps, inverse_log,
-                               **shape, **product_shape(choice, width), **options)  # fmt: skip
+        small_qkv_kernel[grid](x, weight.values, bias, norm_weight, *places, weight.values.stride(0),
+                               weight.scales, *strides, norm_eps, inverse_log, **shape,
+                               **product_shape(choice, weight), **options)  # fmt: skip
     return q
 
 
 def small_qkv_reference(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     norm_eps: float,
@@ -257,7 +263,7 @@ def small_qkv_reference(
 
 def small_qkv(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: AnyWeight,
     bias: torch.Tensor | None,
     norm_weight: torch.Tensor | None,
     norm_eps: float,
@@ -307,7 +313,8 @@ def small_qkv(
     expect("x", x, (None, None), like=x)
     expect_range("the number of rows", x.shape[0], 0, MAX_ROWS)
     outputs = (num_heads + 2 * num_kv_heads) * head_dim
-    expect("weight", weight, (outputs, x.shape[1]), like=x)
+    weight = stored(weight)
+    expect_weight(weight, x, outputs)
     if bias is not None:
         expect("bias", bias, (outputs,), like=x)
     if norm_weight is not None:

@@ -21,8 +21,11 @@ from ingot.kernels import (
     rope_kv_write,
     small_product,
 )
+from ingot.kernels.stored_weight import stored
 
-SMALL = small_product.small_tiles(8, 4096, 4096, 2, torch.device("cpu"))
+SMALL = small_product.small_tiles(
+    8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu")
+)
 DEFAULTS = {
     "rms_norm": rms_norm.default_tiles(4096),
     "layer_norm": layer_norm.default_tiles(4096),

@@ -31,6 +31,7 @@ from ingot.kernels import (
     small_product,
     small_qkv,
 )
+from ingot.kernels.stored_weight import stored
 
 Tiles = dict[str, int]
 Written = tuple[torch.Tensor, ...]
@@ -130,8 +131,8 @@ def _small_qkv(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
 
 
 def _small_candidates(sizes: dict[str, int], rows: int, inputs: Inputs) -> list[Tiles]:
-    itemsize, device = inputs.dtype.itemsize, inputs.device
-    return small_product.candidate_tiles(rows, sizes["n"], sizes["k"], itemsize, device)
+    weight = stored(torch.empty(sizes["n"], sizes["k"], dtype=inputs.dtype, device="meta"))
+    return small_product.candidate_tiles(rows, weight, inputs.dtype.itemsize, inputs.device)
 
 
 def _norm(sizes: dict[str, int], rows: int, setting: Setting) -> Case:

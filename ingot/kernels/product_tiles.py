@@ -1,0 +1,114 @@
+"""Default tiles of the small products, by rows, shape and bits of the weight, and what tuning tries.
+
+Owns the tables that measurements on an H200 left. Knows no kernel.
+
+    tiles = matrix_tiles(num_tokens, weight, x.element_size(), x.device)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+import triton
+
+from ingot.kernels.checks import next_power_of_two
+from ingot.kernels.overlap import overlaps
+from ingot.kernels.stored_weight import StoredWeight, chunk_columns
+
+# Measured in steps of a 7B model in 16 bits on an H200. By the columns of x's tile: for weights of up to so
+# many outputs BLOCK_N, BLOCK_K, warps, stages, PROGRAMS, PREFETCH. Up to 8 rows the launches overlap enough
+# that early weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
+WIDE = {
+    8: [(16383, 32, 256, 2, 4, 0, 1), (65535, 64, 256, 4, 3, 0, 1), (0, 64, 256, 4, 3, 0, 1)],
+    16: [(16383, 64, 128, 4, 4, 2, 256), (65535, 64, 128, 4, 3, 3, 128), (0, 128, 128, 4, 3, 2, 0)],
+    32: [(16383, 64, 128, 4, 4, 2, 128), (65535, 64, 128, 4, 3, 3, 0), (0, 128, 128, 8, 4, 1, 128)],
+    64: [(16383, 128, 64, 8, 5, 1, 0), (65535, 64, 64, 4, 4, 3, 0), (0, 128, 64, 4, 4, 2, 0)],
+}
+# The same of split sums, by inputs instead of outputs, with SPLITS.
+SPLIT = {
+    8: [(8192, 64, 256, 4, 3, 0, 1, 4), (0, 128, 128, 4, 3, 0, 2, 8)],
+    16: [(8192, 64, 128, 4, 4, 2, 0, 4), (0, 64, 256, 4, 3, 2, 1, 4)],
+    32: [(8192, 64, 128, 4, 3, 2, 128, 4), (0, 128, 128, 8, 4, 1, 128, 4)],
+    64: [(0, 128, 64, 8, 5, 1, 128, 4)],
+}
+WHOLE = (0, 16, 64, 2, 3, 0, 1, 1)  # fp32
+# Weights of 8 bits.
+WIDE_8 = {
+    8: [(0, 64, 256, 4, 4, 0, 1)],
+    16: [(0, 64, 256, 4, 4, 2, 0)],
+    32: [(0, 64, 128, 4, 4, 3, 0)],
+    64: [(0, 64, 128, 4, 4, 3, 0)],
+}
+SPLIT_8 = {
+    8: [(0, 64, 256, 4, 4, 0, 1, 4)],
+    16: [(0, 64, 256, 4, 4, 2, 0, 4)],
+    32: [(0, 64, 128, 4, 4, 2, 0, 4)],
+    64: [(0, 64, 128, 4, 4, 1, 0, 4)],
+}
+# Weights of 4 bits; BLOCK_K follows from the group.
+WIDE_4 = {n: [(0, 64, 256, 4, 4, 0, 1 if n == 8 else 0)] for n in (8, 16, 32, 64)}
+SPLIT_4 = {n: [(0, 64, 256, 4, 4, 0, 1 if n == 8 else 0, 4)] for n in (8, 16, 32, 64)}
+
+
+def matrix_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
+    """Tile choices of a matrix product; ``itemsize``: bytes of an activation."""
+    columns = max(next_power_of_two(num_tokens), 8)
+    table = {16: WIDE, 8: WIDE_8, 4: WIDE_4}[weight.bits]
+    choice = WHOLE[:-1] if itemsize == 4 else _up_to(weight.out_features, table[columns])
+    return _tiles(choice, columns, weight, itemsize, device)
+
+
+def split_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
+    """Tile choices of a product of partial sums, with ``SPLITS``: a narrow weight has few tiles."""
+    columns, width = max(next_power_of_two(num_tokens), 8), weight.in_features
+    table = {16: SPLIT, 8: SPLIT_8, 4: SPLIT_4}[weight.bits]
+    choice = WHOLE if itemsize == 4 else _up_to(width, table[columns])
+    wider = weight.bits == 16 and itemsize == 2 and width > 8192
+    return _tiles(choice, max(columns, 16) if wider else columns, weight, itemsize, device)
+
+
+def _up_to(size: int, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The first choice for so large a size; 0 is for all others."""
+    return next(choice for choice in choices if size <= choice[0] or choice[0] == 0)
+
+
+def _tiles(
+    choice: tuple[int, ...], columns: int, weight: StoredWeight, itemsize: int, device: torch.device
+) -> dict[str, int]:
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
+    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1}
+    tiles |= dict(zip(names, choice[1:], strict=False))
+    if weight.bits == 4:
+        tiles["BLOCK_K"] = chunk_columns(weight.group)
+    size = itemsize if weight.bits == 16 else weight.itemsize
+    stage = int((tiles["BLOCK_N"] * size + columns * itemsize) * tiles["BLOCK_K"])
+    return tiles | {"num_stages": max(min(tiles["num_stages"], shared_bytes(device) // stage), 2)}
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may use; an H200's where there is no GPU."""
+    if device.type != "cuda":
+        return 227 << 10
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def whole_chunks(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
+    """The choice with the BLOCK_K that a weight's layout needs."""
+    return {**choice, "BLOCK_K": chunk_columns(weight.group)} if weight.bits == 4 else dict(choice)
+
+
+def matrix_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
+    """What tuning tries for a matrix product or its parts: the default first."""
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH")
+    if default["BLOCK_T"] <= 8:
+        shapes = [(64, 256, 4, 3, 0, 1), (32, 256, 2, 4, 0, 1), (64, 128, 4, 4, 2, 0), (64, 128, 4, 4, 3, 1)]
+    elif default["BLOCK_T"] == 16:
+        shapes = [(128, 128, 4, 3, 2, 0), (64, 128, 4, 4, 2, 0), (64, 256, 4, 3, 2, 1), (64, 128, 4, 4, 3, 0)]
+    else:
+        shapes = [(64, 64, 4, 4, 3, 0), (128, 64, 8, 4, 2, 0), (64, 128, 4, 3, 2, 0), (128, 64, 8, 5, 1, 0)]
+    found = [dict(default), *({**default, **dict(zip(names, shape, strict=True))} for shape in shapes)]
+    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -1,0 +1,157 @@
+"""Weights of 8 and of 4 bits: their layout, and every small product of them against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.small_linear import (
+    small_linear,
+    small_linear_parts,
+    small_linear_parts_triton,
+    small_linear_triton,
+)
+from ingot.kernels.small_qkv import small_qkv, small_qkv_triton
+from ingot.kernels.stored_weight import (
+    StoredWeight,
+    dequantized,
+    num_words,
+    pack_words,
+    unpacked,
+)
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.test_small_products import EPS, NARROW, normed64, qkv_arguments
+
+# bits, group (0: a scale a row), with zeros
+FORMS = [(8, 0, False), (4, 0, False), (4, 0, True), (4, 32, False), (4, 64, True), (4, 128, True), (4, 256, False)]
+
+
+def random_weight(
+    form: tuple[int, int, bool], outputs: int, width: int, dtype: torch.dtype, device: str
+) -> StoredWeight:
+    """Random numbers of a form with scales that keep products of order one."""
+    bits, group, with_zeros = form
+    generator = torch.Generator().manual_seed(outputs + width)
+    shape = (-(-width // group), outputs) if group else (outputs,)
+    scales = (torch.rand(shape, generator=generator) + 0.5) / width**0.5 / (1 << (bits - 2))
+    zeros = torch.randint(0, 16, shape, generator=generator, dtype=torch.uint8) if with_zeros else None
+    if bits == 8:
+        values = torch.randint(-128, 128, (outputs, width), generator=generator, dtype=torch.int8)
+    else:
+        numbers = torch.randint(0, 16, (outputs, width), generator=generator, dtype=torch.uint8)
+        last = torch.full((outputs,), 8, dtype=torch.uint8) if zeros is None else zeros.view(-1, outputs)[-1]
+        values = pack_words(numbers, group, last)
+    own = (values, scales.to(dtype), zeros)
+    values, scales, zeros = (None if t is None else t.to(device) for t in own)
+    assert values is not None
+    return StoredWeight(values, width, scales, zeros, group)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layout(form: tuple[int, int, bool]) -> None:
+    """Every number is where the layout says, and means what the formula says."""
+    weight = random_weight(form, 6, 200, torch.float16, "cpu")
+    bits, group, _ = form
+    wide = dequantized(weight, torch.float64)
+    assert weight.bits == bits
+    assert wide.shape == (6, 200)
+    assert weight.scales is not None
+    for row, column in ((0, 0), (2, 37), (5, 131), (3, 199)):
+        if bits == 8:
+            expected = float(weight.values[row, column]) * float(weight.scales[row])
+        else:
+            chunk = 4 * min(group or 64, 64)
+            part, word = column % chunk // (chunk // 4), column // chunk * (chunk // 4) + column % (chunk // 4)
+            number = (int(weight.values[row, word]) & 0xFFFF) >> 4 * part & 15
+            place = (column // group, row) if group else (row,)
+            zero = 8 if weight.zeros is None else int(weight.zeros[place])
+            expected = (number - zero) * float(weight.scales[place])
+        assert float(wide[row, column]) == expected
+
+
+def test_words_and_back() -> None:
+    numbers = torch.randint(0, 16, (3, 150), dtype=torch.uint8)
+    for group in (0, 32, 64, 128):
+        words = pack_words(numbers, group, torch.full((3,), 8, dtype=torch.uint8))
+        assert words.shape == (3, num_words(150, group))
+        scales = torch.ones(-(-150 // group), 3) if group else torch.ones(3)
+        assert torch.equal(unpacked(StoredWeight(words, 150, scales, None, group)), numbers)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(1, 37, 200), (2, 33, 512), (9, 20, 96), (40, 70, 300)])
+def test_small_linear(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int, width: int
+) -> None:
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    weight = random_weight(form, outputs, width, dtype, impl.device)
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
+    residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
+    y = impl(small_linear, small_linear_triton)(x, weight, bias, residual, tiles=NARROW)
+    expected = x.double() @ dequantized(weight, torch.float64).T + bias.double() + residual.double()
+    assert_near(y, expected)
+    parts = impl(small_linear_parts, small_linear_parts_triton)(x, weight, NARROW | {"SPLITS": 2, "BLOCK_T": 64})
+    torch.testing.assert_close(
+        parts.double().sum(0), x.double() @ dequantized(weight, torch.float64).T, rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_small_gate_up(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], prefetch: int
+) -> None:
+    for rows in (1, 5):
+        x = normal(rows, 160, dtype=dtype, device=impl.device)
+        weight = random_weight(form, 42, 160, dtype, impl.device)
+        g = normal(160, dtype=dtype, device=impl.device, seed=2)
+        tiles = NARROW | {"PREFETCH": prefetch, "PROGRAMS": 3}
+        y = impl(small_gate_up, small_gate_up_triton)(x, weight, g, EPS, tiles=tiles)
+        gate, up = (normed64(x, g) @ dequantized(weight, torch.float64).T).chunk(2, dim=1)
+        assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int) -> None:
+    """The same as with the weight made wide before; the kernels' own tests have the formulas."""
+    for case in ("plain", "qwen", "partial"):
+        arguments, options = qkv_arguments(case, dtype, impl.device, rows)
+        outputs, width = arguments[1].shape
+        weight = random_weight(form, outputs, width, dtype, impl.device)
+        # A dense weight of the same numbers; exact in fp32, else rounded as the test's tolerance allows.
+        dense = [*arguments]
+        dense[1] = dequantized(weight, dtype)
+        quantized = [*arguments]
+        quantized[1] = weight
+        caches = [[t.clone() for t in arguments[9:11]] for _ in range(2)]
+        quantized[9:11], dense[9:11] = caches
+        y = impl(small_qkv, small_qkv_triton)(*quantized, **options, tiles=NARROW)
+        expected = impl(small_qkv, small_qkv_triton)(*dense, **options, tiles=NARROW)
+        assert_near(y, expected.double(), loosen=4)
+        for ours, theirs in zip(*caches, strict=True):
+            assert_near(ours, theirs.double(), loosen=4)
+
+
+def test_refused() -> None:
+    x = torch.zeros(2, 64)
+    good = random_weight((4, 32, True), 8, 64, torch.float32, "cpu")
+    assert good.scales is not None
+    with pytest.raises(IngotError, match="another width"):
+        small_linear(torch.zeros(2, 32), good)
+    with pytest.raises(IngotError, match="scales has the wrong shape"):
+        small_linear(x, StoredWeight(good.values, 64, good.scales[0], good.zeros, 32))
+    with pytest.raises(IngotError, match="no such group size"):
+        small_linear(x, StoredWeight(good.values, 64, good.scales, good.zeros, 48))
+    with pytest.raises(IngotError, match="has no scales"):
+        small_linear(x, StoredWeight(torch.zeros(8, 64, dtype=torch.int8), 64))
+    with pytest.raises(IngotError, match="zeros has the wrong dtype"):
+        small_linear(x, StoredWeight(good.values, 64, good.scales, good.scales, 32))
