@@ -141,8 +141,8 @@ def weight_tile(
         scale = tl.load(scale_ptr + rows).to(tl.float32)[:, None]
     if BITS == 4:
         acc = packed_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
-                          zero_ptr, rows, first, steps, K, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH,
-                          OVERLAP, ASM)  # fmt: skip
+                          zero_ptr, rows, live, first, steps, K, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
+                          PREFETCH, OVERLAP, ASM)  # fmt: skip
     else:
         acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, first, steps,
                           K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 
 _HALF = tl.constexpr(
-    "{ .reg .b32 a; xor.b32 a, $2, 0x80808080;"
-    " prmt.b32 $0, a, 0x64646464, 0x4140; prmt.b32 $1, a, 0x64646464, 0x4342;"
-    " sub.f16x2 $0, $0, 0x64806480; sub.f16x2 $1, $1, 0x64806480; }"
+    "{ .reg .b32 a, b, c, less; mov.b32 less, 0x64806480; xor.b32 a, $2, 0x80808080;"
+    " prmt.b32 b, a, 0x64646464, 0x4140; prmt.b32 c, a, 0x64646464, 0x4342;"
+    " sub.f16x2 $0, b, less; sub.f16x2 $1, c, less; }"
 )
 _FLOATS = (
     " xor.b32 a, {source}, 0x80808080;"
@@ -46,26 +46,28 @@ _FULL = tl.constexpr(
 def widened(numbers: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr) -> tl.tensor:
     """Weights as DTYPE; those of 8 bits exactly, four at a time with ``ASM``."""
     if numbers.dtype != tl.int8:
-        return numbers.to(DTYPE)
-    if not ASM:
-        return numbers.to(tl.float32).to(DTYPE)
-    if DTYPE == tl.float16:
-        return tl.inline_asm_elementwise(_HALF, "=r,=r,r", [numbers], dtype=DTYPE, is_pure=True, pack=4)
-    if DTYPE == tl.bfloat16:
-        return tl.inline_asm_elementwise(_BRAIN, "=r,=r,r", [numbers], dtype=DTYPE, is_pure=True, pack=4)
-    return tl.inline_asm_elementwise(_FULL, "=r,=r,=r,=r,r", [numbers], dtype=DTYPE, is_pure=True, pack=4)
+        wide = numbers.to(DTYPE)
+    elif not ASM:
+        wide = numbers.to(tl.float32).to(DTYPE)
+    elif DTYPE == tl.float16:
+        wide = tl.inline_asm_elementwise(_HALF, "=r,=r,r", [numbers], tl.float16, is_pure=True, pack=4)
+    elif DTYPE == tl.bfloat16:
+        wide = tl.inline_asm_elementwise(_BRAIN, "=r,=r,r", [numbers], tl.bfloat16, is_pure=True, pack=4)
+    else:
+        wide = tl.inline_asm_elementwise(_FULL, "=r,=r,=r,=r,r", [numbers], tl.float32, is_pure=True, pack=4)
+    return wide
 
 
 def _pair(shift: int, magic: str, add: str) -> tl.constexpr:
     """Two numbers of 4 bits, ``shift`` bits up in two words, plus the two in $2."""
     moved = f" shr.b32 t, $1, {shift};" if shift else " mov.b32 t, $1;"
     return tl.constexpr(
-        f"{{ .reg .b32 t; {moved} lop3.b32 t, t, 0x000F000F, {magic}, 0xEA; {add}; }}"
+        f"{{ .reg .b32 t, one; mov.b32 one, 0x3F803F80; {moved} lop3.b32 t, t, 0x000F000F, {magic}, 0xEA; {add}; }}"
     )
 
 
 _ADD_HALF = "add.f16x2 $0, t, $2"
-_ADD_BRAIN = "fma.rn.bf16x2 $0, t, 0x3F803F80, $2"  # a plain sum needs sm_90
+_ADD_BRAIN = "fma.rn.bf16x2 $0, t, one, $2"  # a plain sum needs sm_90
 _HALF_0, _HALF_1, _HALF_2, _HALF_3 = (_pair(4 * i, "0x64006400", _ADD_HALF) for i in range(4))
 _BRAIN_0, _BRAIN_1, _BRAIN_2, _BRAIN_3 = (_pair(4 * i, "0x43004300", _ADD_BRAIN) for i in range(4))
 
@@ -76,26 +78,17 @@ def nibbles(
 ) -> tl.tensor:
     """Bits 4 INDEX to 4 INDEX + 3 of 16-bit words [N, W], less zeros [N] of 0 to 15: exact in DTYPE."""
     if not ASM or DTYPE == tl.float32:
-        return (((words >> (4 * INDEX)) & 15).to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
-    if DTYPE == tl.float16:
-        less = (-1024.0 - zero.to(tl.float32)).to(DTYPE)
-        if INDEX == 0:
-            asm: tl.constexpr = _HALF_0
-        elif INDEX == 1:
-            asm: tl.constexpr = _HALF_1
-        elif INDEX == 2:
-            asm: tl.constexpr = _HALF_2
-        else:
-            asm: tl.constexpr = _HALF_3
+        wide = (((words >> (4 * INDEX)) & 15).to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
+    elif DTYPE == tl.float16:
+        less = tl.broadcast_to((-1024.0 - zero.to(tl.float32)).to(tl.float16)[:, None], words.shape)
+        half: tl.constexpr = (
+            _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
+        )
+        wide = tl.inline_asm_elementwise(half, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
     else:
-        less = (-128.0 - zero.to(tl.float32)).to(DTYPE)
-        if INDEX == 0:
-            asm: tl.constexpr = _BRAIN_0
-        elif INDEX == 1:
-            asm: tl.constexpr = _BRAIN_1
-        elif INDEX == 2:
-            asm: tl.constexpr = _BRAIN_2
-        else:
-            asm: tl.constexpr = _BRAIN_3
-    wide = tl.broadcast_to(less[:, None], words.shape)
-    return tl.inline_asm_elementwise(asm, "=r,r,r", [words, wide], dtype=DTYPE, is_pure=True, pack=2)
+        less = tl.broadcast_to((-128.0 - zero.to(tl.float32)).to(tl.bfloat16)[:, None], words.shape)
+        brain: tl.constexpr = (
+            _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
+        )
+        wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+    return wide

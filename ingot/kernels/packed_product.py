@@ -32,6 +32,7 @@ def packed_tile(
     scale_stride: tl.tensor,
     zero_ptr: tl.tensor,
     rows: tl.tensor,
+    live: tl.tensor,
     first: tl.tensor,
     steps: tl.tensor,
     K: tl.constexpr,
@@ -83,7 +84,11 @@ def packed_tile(
             z3 = _of_group(zero_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
-        w = tl.load(places + (first + step) * PART, eviction_policy="evict_first")
+        if live is not None:
+            w = tl.load(places + (first + step) * PART, mask=live[:, None], other=0,
+                        eviction_policy="evict_first")  # fmt: skip
+        else:
+            w = tl.load(places + (first + step) * PART, eviction_policy="evict_first")
         in0, in1, in2, in3 = real, real, real, real
         if MASKED:
             in0 = real & (column + cols < K)[None, :]

@@ -124,13 +124,13 @@ def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | Non
     if weight.bits == 16:
         expect("weight", weight.values, (outputs, columns), like=x)
         return
-    words = columns if weight.bits == 8 else num_words(columns, weight.group)
-    expect("weight", weight.values, (outputs, words), like=x, dtype=weight.values.dtype)
     shape: tuple[int, ...] = (outputs,)
     if weight.group:
         if weight.bits == 8 or weight.group not in GROUPS:
             raise KernelArgumentError("no such group size", seen=weight.group, allowed=f"4 bits: {GROUPS}")
         shape = (-(-columns // weight.group), outputs)
+    words = columns if weight.bits == 8 else num_words(columns, weight.group)
+    expect("weight", weight.values, (outputs, words), like=x, dtype=weight.values.dtype)
     if weight.scales is None:
         raise KernelArgumentError("weight has no scales", seen=weight.values.dtype)
     expect("scales", weight.scales, shape, like=x)

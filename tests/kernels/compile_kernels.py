@@ -37,6 +37,7 @@ from ingot.kernels.sampling import draw_triton, greedy_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
+from ingot.kernels.stored_weight import StoredWeight, num_words
 from ingot.kernels.sum_norm import sum_norm_triton
 from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
@@ -49,6 +50,9 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float64: "*fp64",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.uint8: "*u8",
 }
 
 
@@ -158,6 +162,30 @@ def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int 
     small_gate_up_triton(empty(rows, width, dtype=dtype), w, norm, 1e-6, {"OVERLAP": overlap, **tiles})
 
 
+def in_bits(bits: int, outputs: int, width: int, group: int, zeros: bool, dtype: torch.dtype) -> StoredWeight:
+    """An empty weight of few bits."""
+    shape = (-(-width // group), outputs) if group else (outputs,)
+    columns, kind = (width, torch.int8) if bits == 8 else (num_words(width, group), torch.int16)
+    scales, low = empty(*shape, dtype=dtype), empty(*shape, dtype=torch.uint8) if zeros else None
+    return StoredWeight(empty(outputs, columns, dtype=kind), width, scales, low, group)
+
+
+def narrow(dtype: torch.dtype, rows: int, bits: int, group: int = 0, zeros: bool = False, **tiles: int) -> None:
+    """Every small product of a weight in few bits."""
+
+    def weight(outputs: int, width: int) -> StoredWeight:
+        return in_bits(bits, outputs, width, group, zeros, dtype)
+
+    x, inner, norm = empty(rows, 4096, dtype=dtype), empty(rows, 11008, dtype=dtype), empty(4096, dtype=dtype)
+    small_linear_triton(inner, weight(4096, 11008), None, x, tiles=tiles)
+    small_gate_up_triton(x, weight(22016, 4096), norm, 1e-6, tiles)
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
+    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
+    small_qkv_triton(x, weight(12288, 4096), None, norm, 1e-6, *place, 0, tiles)
+    if rows > 1 or bits == 4:
+        small_linear_parts_triton(x, weight(4096, 4096), tiles)
+
+
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
     index, outputs = empty(rows, dtype=torch.int64), (32 + 2 * kv_heads) * head_dim
     cache, norm = empty(100, kv_heads, 64, head_dim, dtype=dtype), empty(4096, dtype=dtype)
@@ -250,6 +278,16 @@ CASES: dict[str, Callable[[], Any]] = {
     "invariant attention 12x64 fp32": lambda: invariant_attend(FULL, 12, 12, 64, 64, 512, 0),
     "invariant attention window 32/8x96 fp16": lambda: invariant_attend(HALF, 32, 8, 96, 64, 16, 200),
     "invariant attention 8x256 bf16": lambda: invariant_attend(BRAIN, 8, 8, 256, 64, 512, 0),
+    "8 bits 1 fp16": lambda: narrow(HALF, 1, 8),
+    "8 bits 8 bf16": lambda: narrow(BRAIN, 8, 8),
+    "8 bits 64 fp16": lambda: narrow(HALF, 64, 8),
+    "8 bits 1 bf16": lambda: narrow(BRAIN, 1, 8),
+    "8 bits 4 fp32": lambda: narrow(FULL, 4, 8),
+    "4 bits 1 fp16 by 128": lambda: narrow(HALF, 1, 4, 128),
+    "4 bits 8 bf16 by 64 with zeros": lambda: narrow(BRAIN, 8, 4, 64, True),
+    "4 bits 32 fp16 by 32 with zeros": lambda: narrow(HALF, 32, 4, 32, True),
+    "4 bits 64 bf16 by channel": lambda: narrow(BRAIN, 64, 4, 0),
+    "4 bits 2 fp32 by 128": lambda: narrow(FULL, 2, 4, 128),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 
@@ -266,6 +304,10 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "norms 4096 fp16 overlapping": lambda: norms(HALF, 4096, True, 2),
     "silu_mul 11008 fp16 overlapping": lambda: silu_mul_triton(empty(4, 22016), {"OVERLAP": 2}),
     "rope qwen fp16 overlapping": lambda: rope(HALF, 32, 32, 128, 128, False, 0, 2),
+    "8 bits 1 fp16 overlapping": lambda: narrow(HALF, 1, 8, OVERLAP=2),
+    "8 bits 8 fp16 overlapping": lambda: narrow(HALF, 8, 8, OVERLAP=2),
+    "4 bits 8 fp16 by 128 overlapping": lambda: narrow(HALF, 8, 4, 128, OVERLAP=2),
+    "4 bits 64 fp16 by 128 with zeros overlapping": lambda: narrow(HALF, 64, 4, 128, True, OVERLAP=2),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),
     "prefill 16x64 fp16 overlapping": lambda: prefill(HALF, 16, 16, 64, 64, 512, 0, {"OVERLAP": 2}),
     "invariant_linear deepest tiles": lambda: invariant_tiles(HALF, TILE_LIST[-1:]),
