@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.narrow_numbers import widened
 from ingot.kernels.overlap import LINE_BYTES, prefetch_lines, wait_for_previous
 from ingot.kernels.packed_product import packed_tile
 from ingot.kernels.stored_weight import StoredWeight
@@ -53,7 +52,6 @@ def matrix_tile(
     BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
@@ -63,7 +61,7 @@ def matrix_tile(
     With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the rows are asked
     into L2 before it.
     """
-    LINE: tl.constexpr = LINE_BYTES // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LINE: tl.constexpr = LINE_BYTES // (x_ptr.dtype.element_ty.primitive_bitwidth // 8)
     MASKED: tl.constexpr = K % BLOCK_K != 0
     token = tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
@@ -86,7 +84,7 @@ def matrix_tile(
         now, then = real, real & (step + 1 < steps)
         if MASKED:
             now, then = now & (here + cols < K)[None, :], then & (there + cols < K)[None, :]
-        w = widened(_weights(places + here, here + cols, live, K, MASKED), x_ptr.dtype.element_ty, ASM)
+        w = _weights(places + here, here + cols, live, K, MASKED)
         # Two branches, though they load the same: what a branch loads is not pipelined, and so not asked for
         # before the wait, and it keeps the layout that it is loaded in.
         if PREFETCH == 2:
@@ -136,18 +134,14 @@ def weight_tile(
     OVERLAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """``matrix_tile`` of a weight in BITS bits, scaled: [BLOCK_N, BLOCK_T] fp32."""
-    if scale_ptr is not None and GROUP == 0:
-        scale = tl.load(scale_ptr + rows).to(tl.float32)[:, None]
-    if BITS == 4:
-        acc = packed_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
-                          zero_ptr, rows, live, first, steps, K, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
-                          PREFETCH, OVERLAP, ASM)  # fmt: skip
-    else:
+    """``matrix_tile``, or ``packed_tile`` of a weight of fewer BITS: [BLOCK_N, BLOCK_T] fp32."""
+    if BITS == 16:
         acc = matrix_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, rows, live, first, steps,
-                          K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
-    if scale_ptr is not None and GROUP == 0:
-        acc *= scale
+                          K, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP)  # fmt: skip
+    else:
+        acc = packed_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
+                          zero_ptr, rows, live, first, steps, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
+                          PREFETCH, OVERLAP, ASM)  # fmt: skip
     return acc
 
 

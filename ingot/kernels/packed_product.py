@@ -1,7 +1,7 @@
-"""The matrix product of a decode step with weights of 4 bits: x · Wᵀ, unpacked in registers.
+"""The matrix product of a decode step with weights of 8 or 4 bits: x · Wᵀ, unpacked in registers.
 
-Owns the loop over chunks of packed columns (the layout is stored_weight.py's). A group's scale multiplies the sums of its columns in fp32; its zero is
-taken from the numbers, exactly. Knows no epilogue.
+Owns the loop over chunks of packed columns (the layout is stored_weight.py's). A group's scale multiplies the
+sums of its columns in fp32; its zero is taken from the numbers, exactly. Knows no epilogue.
 
     acc = packed_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32
 """
@@ -11,14 +11,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.narrow_numbers import nibbles
+from ingot.kernels.narrow_numbers import unpack
 from ingot.kernels.overlap import wait_for_previous
 
+
 @triton.jit
-def _of_group(ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, column: tl.tensor, K: tl.constexpr,
-              GROUP: tl.constexpr) -> tl.tensor:  # fmt: skip
-    """A group's number for each row; of the last group past the end."""
+def _of_group(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """The number of each row for the group of a column; of the last group past the end."""
     return tl.load(ptr + tl.minimum(column // GROUP, (K - 1) // GROUP) * stride + rows)
+
+
+@triton.jit
+def _columns(
+    places: tl.tensor,
+    real: tl.tensor,
+    cols: tl.tensor,
+    start: tl.tensor,
+    K: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """A part's columns of the rows of x, from ``start`` on."""
+    if MASKED:
+        x = tl.load(places + start, mask=real & (start + cols < K)[None, :], other=0.0)
+    else:
+        x = tl.load(places + start, mask=real, other=0.0)
+    return x
 
 
 @triton.jit
@@ -36,6 +60,7 @@ def packed_tile(
     first: tl.tensor,
     steps: tl.tensor,
     K: tl.constexpr,
+    BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -45,43 +70,41 @@ def packed_tile(
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
-    ``first``: [BLOCK_N, BLOCK_T] fp32; times the scale where groups have one (GROUP > 0).
+    ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
 
     The scales of a chunk are in registers a step ahead. PREFETCH as in ``matrix_tile``: 1 pipelines the
     weights alone, from before the wait on, 0 the rows of x too.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    PART: tl.constexpr = BLOCK_K // 4
+    FOUR: tl.constexpr = BITS == 4
+    PART: tl.constexpr = BLOCK_K * BITS // 16
     MASKED: tl.constexpr = K % BLOCK_K != 0
-    SLOTS: tl.constexpr = 0 if GROUP == 0 else max(BLOCK_K // max(GROUP, PART), 1)
+    ZEROS: tl.constexpr = zero_ptr is not None
     token, cols = tl.arange(0, BLOCK_T), tl.arange(0, PART)
     real = (token < tokens)[:, None]
-    columns = x_ptr + token[:, None] * x_stride + cols[None, :]
+    x_rows = x_ptr + token[:, None] * x_stride + cols[None, :]
     places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     if PREFETCH == 0:
         wait_for_previous(OVERLAP)
-    eight = tl.full([BLOCK_N], 8, dtype=tl.uint8)
-    z0, z1, z2, z3 = eight, eight, eight, eight
-    s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
-    if zero_ptr is not None and GROUP == 0:
+    column = first * BLOCK_K
+    middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
+    z0, z1, z2, z3 = middle, middle, middle, middle
+    if GROUP > 0:
+        s0 = _of_group(scale_ptr, scale_stride, rows, column, K, GROUP)
+        s1 = _of_group(scale_ptr, scale_stride, rows, column + PART, K, GROUP)
+        if ZEROS:
+            z0 = _of_group(zero_ptr, scale_stride, rows, column, K, GROUP)
+            z1 = _of_group(zero_ptr, scale_stride, rows, column + PART, K, GROUP)
+        if FOUR:
+            s2 = _of_group(scale_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
+            s3 = _of_group(scale_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
+            if ZEROS:
+                z2 = _of_group(zero_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
+                z3 = _of_group(zero_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
+    elif ZEROS:
         z0 = tl.load(zero_ptr + rows)
         z1, z2, z3 = z0, z0, z0
-    column = first * BLOCK_K
-    if SLOTS > 0:
-        s0 = _of_group(scale_ptr, scale_stride, rows, column, K, GROUP)
-        if zero_ptr is not None:
-            z0 = _of_group(zero_ptr, scale_stride, rows, column, K, GROUP)
-    if SLOTS > 1:
-        s2 = _of_group(scale_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
-        if zero_ptr is not None:
-            z2 = _of_group(zero_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
-    if SLOTS > 2:
-        s1 = _of_group(scale_ptr, scale_stride, rows, column + PART, K, GROUP)
-        s3 = _of_group(scale_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
-        if zero_ptr is not None:
-            z1 = _of_group(zero_ptr, scale_stride, rows, column + PART, K, GROUP)
-            z3 = _of_group(zero_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
         if live is not None:
@@ -89,79 +112,57 @@ def packed_tile(
                         eviction_policy="evict_first")  # fmt: skip
         else:
             w = tl.load(places + (first + step) * PART, eviction_policy="evict_first")
-        in0, in1, in2, in3 = real, real, real, real
-        if MASKED:
-            in0 = real & (column + cols < K)[None, :]
-            in1 = real & (column + PART + cols < K)[None, :]
-            in2 = real & (column + 2 * PART + cols < K)[None, :]
-            in3 = real & (column + 3 * PART + cols < K)[None, :]
         if PREFETCH == 1:  # two branches that load the same: matrix_product.py says why
             if step == 0:
                 wait_for_previous(OVERLAP)
-                x0 = tl.load(columns + column, mask=in0, other=0.0)
-                x1 = tl.load(columns + column + PART, mask=in1, other=0.0)
-                x2 = tl.load(columns + column + 2 * PART, mask=in2, other=0.0)
-                x3 = tl.load(columns + column + 3 * PART, mask=in3, other=0.0)
+                x0 = _columns(x_rows, real, cols, column, K, MASKED)
+                x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
+                if FOUR:
+                    x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
+                    x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+                else:
+                    x2, x3 = x0, x1
             else:
-                x0 = tl.load(columns + column, mask=in0, other=0.0)
-                x1 = tl.load(columns + column + PART, mask=in1, other=0.0)
-                x2 = tl.load(columns + column + 2 * PART, mask=in2, other=0.0)
-                x3 = tl.load(columns + column + 3 * PART, mask=in3, other=0.0)
+                x0 = _columns(x_rows, real, cols, column, K, MASKED)
+                x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
+                if FOUR:
+                    x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
+                    x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+                else:
+                    x2, x3 = x0, x1
         else:
-            x0 = tl.load(columns + column, mask=in0, other=0.0)
-            x1 = tl.load(columns + column + PART, mask=in1, other=0.0)
-            x2 = tl.load(columns + column + 2 * PART, mask=in2, other=0.0)
-            x3 = tl.load(columns + column + 3 * PART, mask=in3, other=0.0)
-        if SLOTS < 3:
-            z1, z3 = z0, z2
-        if SLOTS < 2:
-            z2, z3 = z0, z0
-        w0 = nibbles(w, z0, 0, DTYPE, ASM)
-        w1 = nibbles(w, z1, 1, DTYPE, ASM)
-        w2 = nibbles(w, z2, 2, DTYPE, ASM)
-        w3 = nibbles(w, z3, 3, DTYPE, ASM)
-        if SLOTS == 0:
+            x0 = _columns(x_rows, real, cols, column, K, MASKED)
+            x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
+            if FOUR:
+                x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
+                x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+        w0, w1 = unpack(w, z0, 0, BITS, DTYPE, ASM), unpack(w, z1, 1, BITS, DTYPE, ASM)
+        if FOUR:
+            w2, w3 = unpack(w, z2, 2, BITS, DTYPE, ASM), unpack(w, z3, 3, BITS, DTYPE, ASM)
+        if GROUP == 0:
             acc = tl.dot(w0, tl.trans(x0), acc, input_precision="ieee")
             acc = tl.dot(w1, tl.trans(x1), acc, input_precision="ieee")
-            acc = tl.dot(w2, tl.trans(x2), acc, input_precision="ieee")
-            acc = tl.dot(w3, tl.trans(x3), acc, input_precision="ieee")
+            if FOUR:
+                acc = tl.dot(w2, tl.trans(x2), acc, input_precision="ieee")
+                acc = tl.dot(w3, tl.trans(x3), acc, input_precision="ieee")
         else:
-            part = tl.dot(w0, tl.trans(x0), input_precision="ieee")
-            if SLOTS > 2:
-                acc += part * s0.to(tl.float32)[:, None]
-                part = tl.dot(w1, tl.trans(x1), input_precision="ieee")
-                acc += part * s1.to(tl.float32)[:, None]
-            else:
-                part = tl.dot(w1, tl.trans(x1), part, input_precision="ieee")
-            if SLOTS == 2:
-                acc += part * s0.to(tl.float32)[:, None]
-            if SLOTS > 1:
-                part = tl.dot(w2, tl.trans(x2), input_precision="ieee")
-            else:
-                part = tl.dot(w2, tl.trans(x2), part, input_precision="ieee")
-            if SLOTS > 2:
-                acc += part * s2.to(tl.float32)[:, None]
-                part = tl.dot(w3, tl.trans(x3), input_precision="ieee")
-                acc += part * s3.to(tl.float32)[:, None]
-            else:
-                part = tl.dot(w3, tl.trans(x3), part, input_precision="ieee")
-            if SLOTS == 2:
-                acc += part * s2.to(tl.float32)[:, None]
-            if SLOTS == 1:
-                acc += part * s0.to(tl.float32)[:, None]
-        if SLOTS > 0:
+            acc += tl.dot(w0, tl.trans(x0), input_precision="ieee") * s0.to(tl.float32)[:, None]
+            acc += tl.dot(w1, tl.trans(x1), input_precision="ieee") * s1.to(tl.float32)[:, None]
+            if FOUR:
+                acc += tl.dot(w2, tl.trans(x2), input_precision="ieee") * s2.to(tl.float32)[:, None]
+                acc += tl.dot(w3, tl.trans(x3), input_precision="ieee") * s3.to(tl.float32)[:, None]
             ahead = column + BLOCK_K
             s0 = _of_group(scale_ptr, scale_stride, rows, ahead, K, GROUP)
-            if zero_ptr is not None:
-                z0 = _of_group(zero_ptr, scale_stride, rows, ahead, K, GROUP)
-        if SLOTS > 1:
-            s2 = _of_group(scale_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
-            if zero_ptr is not None:
-                z2 = _of_group(zero_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
-        if SLOTS > 2:
             s1 = _of_group(scale_ptr, scale_stride, rows, ahead + PART, K, GROUP)
-            s3 = _of_group(scale_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
-            if zero_ptr is not None:
+            if ZEROS:
+                z0 = _of_group(zero_ptr, scale_stride, rows, ahead, K, GROUP)
                 z1 = _of_group(zero_ptr, scale_stride, rows, ahead + PART, K, GROUP)
-                z3 = _of_group(zero_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
+            if FOUR:
+                s2 = _of_group(scale_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
+                s3 = _of_group(scale_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
+                if ZEROS:
+                    z2 = _of_group(zero_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
+                    z3 = _of_group(zero_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
+    if GROUP == 0:
+        acc *= tl.load(scale_ptr + rows).to(tl.float32)[:, None]
     return acc

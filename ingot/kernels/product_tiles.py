@@ -52,7 +52,9 @@ WIDE_4 = {n: [(0, 64, 256, 4, 4, 0, 1 if n == 8 else 0)] for n in (8, 16, 32, 64
 SPLIT_4 = {n: [(0, 64, 256, 4, 4, 0, 1 if n == 8 else 0, 4)] for n in (8, 16, 32, 64)}
 
 
-def matrix_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
+def matrix_tiles(
+    num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device
+) -> dict[str, int]:
     """Tile choices of a matrix product; ``itemsize``: bytes of an activation."""
     columns = max(next_power_of_two(num_tokens), 8)
     table = {16: WIDE, 8: WIDE_8, 4: WIDE_4}[weight.bits]
@@ -80,9 +82,9 @@ def _tiles(
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
     tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1}
     tiles |= dict(zip(names, choice[1:], strict=False))
-    if weight.bits == 4:
-        tiles["BLOCK_K"] = chunk_columns(weight.group)
-    size = itemsize if weight.bits == 16 else weight.itemsize
+    if weight.bits < 16:
+        tiles["BLOCK_K"] = chunk_columns(weight.bits, weight.group)
+    size = itemsize if weight.bits == 16 else weight.bits / 8
     stage = int((tiles["BLOCK_N"] * size + columns * itemsize) * tiles["BLOCK_K"])
     return tiles | {"num_stages": max(min(tiles["num_stages"], shared_bytes(device) // stage), 2)}
 
@@ -98,7 +100,9 @@ def shared_bytes(device: torch.device) -> int:
 
 def whole_chunks(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
     """The choice with the BLOCK_K that a weight's layout needs."""
-    return {**choice, "BLOCK_K": chunk_columns(weight.group)} if weight.bits == 4 else dict(choice)
+    return (
+        {**choice, "BLOCK_K": chunk_columns(weight.bits, weight.group)} if weight.bits < 16 else dict(choice)
+    )
 
 
 def matrix_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:

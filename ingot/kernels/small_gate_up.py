@@ -57,7 +57,6 @@ def small_gate_up_kernel(
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
     norm_eps: tl.tensor,
     INNER: tl.constexpr,
     K: tl.constexpr,
@@ -65,7 +64,6 @@ def small_gate_up_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
     PAIRS: tl.constexpr = BLOCK_N // 2
@@ -86,7 +84,7 @@ def small_gate_up_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
         gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
         activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
@@ -182,7 +180,6 @@ def small_gate_up_triton(
             y,
             num_tokens,
             weight.values.stride(0),
-            weight.scales,
             norm_eps,
             INNER=inner,
             **product_shape(choice, weight),

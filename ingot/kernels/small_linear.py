@@ -48,7 +48,6 @@ def small_linear_kernel(
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
     residual_stride: tl.tensor,
     norm_eps: tl.tensor,
     N: tl.constexpr,
@@ -57,7 +56,6 @@ def small_linear_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N outputs of every row, a whole stride of programs apart."""
     TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -85,7 +83,7 @@ def small_linear_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
         y = (acc + addend).to(y_ptr.dtype.element_ty)
         tl.store(y_ptr + token[None, :].to(tl.int64) * N + outputs[:, None], y, mask=inside)
 
@@ -176,7 +174,9 @@ def small_linear_parts_triton(
     """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
     weight = stored(weight)
     (num_tokens, width), outputs = x.shape, weight.out_features
-    choice = whole_chunks(merge_tiles(split_tiles(num_tokens, weight, x.element_size(), x.device), tiles), weight)
+    choice = whole_chunks(
+        merge_tiles(split_tiles(num_tokens, weight, x.element_size(), x.device), tiles), weight
+    )
     expect_rows(choice, num_tokens)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
@@ -217,7 +217,6 @@ def small_linear_triton(
             y,
             num_tokens,
             weight.values.stride(0),
-            weight.scales,
             0 if residual is None else residual.stride(0),
             norm_eps,
             N=outputs,

@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, next_power_of_two
-from ingot.kernels.matrix_product import multiprocessors, number_format
-from ingot.kernels.narrow_numbers import widened
+from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import overlaps, wait_for_previous
 from ingot.kernels.product_tiles import matrix_candidates, matrix_tiles
 from ingot.kernels.stored_weight import StoredWeight
@@ -105,23 +104,18 @@ def product_tile(
     next_rows: tl.tensor,
     has_next: tl.tensor,
     norm_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    ASM: tl.constexpr,
 ) -> tl.tensor:
-    """Rows ``rows`` of the weight times norm(x), times their scales, [BLOCK_N, 1] fp32; and the next tile's w.
+    """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32; and the next tile's w.
 
     Vector sums in fp32, one step of weights ahead in registers.
     """
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     masked: tl.constexpr = K % BLOCK_K != 0
     cols = tl.arange(0, BLOCK_K)
-    LANES: tl.constexpr = 16 if w.dtype == tl.int8 and BLOCK_K >= 16 else 8
-    sums = tl.zeros([BLOCK_N, BLOCK_K // LANES], dtype=tl.float32)
-    if scale_ptr is not None:
-        scale = tl.load(scale_ptr + rows).to(tl.float32)[:, None]
+    sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
         here = start + cols
         if start + BLOCK_K < K:
@@ -133,14 +127,10 @@ def product_tile(
             if norm_ptr is not None:
                 x = _normed(x, rstd, tl.load(norm_ptr + here, mask=here < K, other=0.0), dtype)
             x = x.to(tl.float32)
-        wide = widened(w, tl.float32, ASM)
-        products = tl.reshape(wide * x[None, :], [BLOCK_N, BLOCK_K // LANES, LANES])
+        products = tl.reshape(w.to(tl.float32) * x[None, :], [BLOCK_N, BLOCK_K // 8, 8])
         sums += tl.sum(products, axis=2)
         w = ahead
-    total = tl.sum(sums, axis=1)[:, None]
-    if scale_ptr is not None:
-        total *= scale
-    return total, w
+    return tl.sum(sums, axis=1)[:, None], w
 
 
 @triton.jit
@@ -149,13 +139,11 @@ def split_pairs(acc: tl.tensor, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr) -> t
     return tl.split(tl.permute(tl.reshape(acc, [2, PAIRS, BLOCK_T]), [1, 2, 0]))
 
 
-def small_tiles(
-    num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device
-) -> dict[str, int]:
+def small_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
     """Tile choices of a small product, measured on an H200 for the shapes of a 7B model; ``itemsize``: bytes
     of an activation.
     """
-    if num_tokens > 1 or weight.bits == 4:
+    if num_tokens > 1 or weight.bits < 16:
         return matrix_tiles(num_tokens, weight, itemsize, device)
     out_features, whole = weight.out_features, max(next_power_of_two(weight.in_features), 16)
     tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
@@ -187,10 +175,11 @@ def num_programs(choice: Mapping[str, int], num_tiles: int, device: torch.device
 
 def product_shape(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
     """The constants of a one-row product's kernel for an op's tiles."""
-    whole, form = next_power_of_two(weight.in_features), number_format(weight)
+    whole = next_power_of_two(weight.in_features)
     block_x = max(min(whole, 4096), whole // 16)
-    shape = {"K": form["K"], "ASM": form["ASM"], "BLOCK_X": block_x}
-    return shape | {n: choice[n] for n in ("BLOCK_N", "BLOCK_K", "OVERLAP")}
+    return {"K": weight.in_features, "BLOCK_X": block_x} | {
+        n: choice[n] for n in ("BLOCK_N", "BLOCK_K", "OVERLAP")
+    }
 
 
 def candidate_tiles(

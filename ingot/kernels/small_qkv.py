@@ -110,7 +110,6 @@ def small_qkv_kernel(
     value_ptr: tl.tensor,
     tokens: tl.tensor,
     weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -128,7 +127,6 @@ def small_qkv_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_X: tl.constexpr,
     OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
 ) -> None:
     """Tiles of BLOCK_N / 2 channel pairs of every row; a pair is what one angle rotates.
 
@@ -164,7 +162,7 @@ def small_qkv_kernel(
             if tile + programs >= TILES:
                 start_next(OVERLAP)
         acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, scale_ptr, K, BLOCK_N, BLOCK_K, ASM)  # fmt: skip
+                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
         a, b = split_pairs((acc + bias).to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, 1)
         is_v = (heads >= HEADS + KV_HEADS)[:, None]
         turned = tl.where(is_v, a, (a * cos - b * sin) * factor)
@@ -233,7 +231,7 @@ def small_qkv_triton(
         tiles_to_do = triton.cdiv(weight.out_features // 2, choice["BLOCK_N"] // 2)
         grid = (num_programs(choice, tiles_to_do, x.device),)
         small_qkv_kernel[grid](x, weight.values, bias, norm_weight, *places, weight.values.stride(0),
-                               weight.scales, *strides, norm_eps, inverse_log, **shape,
+                               *strides, norm_eps, inverse_log, **shape,
                                **product_shape(choice, weight), **options)  # fmt: skip
     return q
 

@@ -1,20 +1,19 @@
 """A weight matrix as it is stored: whole, in 8 bits, or in 4.
 
-Owns the three layouts that products read, their checks and their meaning in floating point. Knows no product,
-and no way of choosing the numbers.
+Owns the layouts that products read, their checks and their meaning in floating point. Knows no product, and
+no way of choosing the numbers.
 
-    weight = StoredWeight(values, in_features, scales)
+    weight = StoredWeight(words, in_features, scales, bits=4, group=128)
     wide = dequantized(weight, torch.float32)          # [N, K]
 
-A weight W [N, K] is one of
+A weight W [N, K] is either dense, ``values`` [N, K] in the dtype of the activations, or of numbers q of few
+bits: W = (q - zero) · scale, with ``scales`` [N] (``group`` 0: one a row) or [groups, N] (``group``
+neighbouring columns share one), and ``zeros`` uint8 of the same shape, or None for 128 (8 bits) or 8 (4 bits)
+everywhere. Numbers are unsigned, P = 16 / bits of them in a word: ``values`` [N, words] int16.
 
-- dense: ``values`` [N, K] in the dtype of the activations;
-- 8 bits: ``values`` [N, K] int8, W = values · scales, one scale a row: ``scales`` [N];
-- 4 bits: ``values`` [N, words] int16, four unsigned numbers q of 4 bits a word, W = (q - zero) · scale, with
-  ``scales`` [N] (``group`` 0) or [groups, N] (``group`` columns share a scale), and ``zeros`` uint8 of the
-  same shape, or None for 8 everywhere. Columns go in chunks of ``chunk_columns(group)`` = C: bits 4 i to
-  4 i + 3 of word j of a chunk are its column i · C / 4 + j, so that one shift of whole words yields C / 4
-  neighbouring columns. The last chunk is filled with zeros of W.
+Columns go in chunks of C = P · ``part_columns(group)``. Number i of word j of a chunk is the chunk's column
+i · C / P + j: so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
+columns. The last chunk is filled with zeros of W.
 """
 
 from __future__ import annotations
@@ -25,34 +24,25 @@ import torch
 
 from ingot.kernels.checks import KernelArgumentError, expect
 
-SYMMETRIC_ZERO = 8
 GROUPS = (32, 64, 128, 256, 512, 1024)
+WORD_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """See the module; ``group`` 0: one scale a row."""
+    """See the module; ``bits`` 16: dense, whatever the dtype."""
 
     values: torch.Tensor
     in_features: int
     scales: torch.Tensor | None = None
     zeros: torch.Tensor | None = None
+    bits: int = 16
     group: int = 0
 
     @property
     def out_features(self) -> int:
         """N."""
         return self.values.shape[0]
-
-    @property
-    def bits(self) -> int:
-        """8 and 4; 16 for a dense weight, whatever its dtype."""
-        return {torch.int8: 8, torch.int16: 4}.get(self.values.dtype, 16)
-
-    @property
-    def itemsize(self) -> float:
-        """Bytes a number."""
-        return 0.5 if self.bits == 4 else float(self.values.element_size())
 
 
 AnyWeight = torch.Tensor | StoredWeight
@@ -63,34 +53,46 @@ def stored(weight: AnyWeight) -> StoredWeight:
     return weight if isinstance(weight, StoredWeight) else StoredWeight(weight, weight.shape[1])
 
 
-def chunk_columns(group: int) -> int:
-    """Columns of a chunk of 4-bit numbers: a quarter lies within one group."""
-    return 4 * min(group or 64, 64)
+def part_columns(group: int) -> int:
+    """Neighbouring columns that a part of the words holds; they lie within one group."""
+    return min(group or 64, 64)
 
 
-def num_words(in_features: int, group: int) -> int:
-    """Words of a row in 4 bits."""
-    chunk = chunk_columns(group)
-    return -(-in_features // chunk) * (chunk // 4)
+def chunk_columns(bits: int, group: int) -> int:
+    """Columns of a chunk."""
+    return WORD_BITS // bits * part_columns(group)
 
 
-def pack_words(numbers: torch.Tensor, group: int, fill: torch.Tensor) -> torch.Tensor:
-    """Numbers of 4 bits [N, K] uint8 as words [N, ``num_words``] int16; ``fill`` [N] uint8 after the end."""
-    chunk = chunk_columns(group)
+def num_words(in_features: int, bits: int, group: int) -> int:
+    """Words of a row."""
+    return -(-in_features // chunk_columns(bits, group)) * part_columns(group)
+
+
+def symmetric_zero(bits: int) -> int:
+    """The number that stands for 0 where a weight has no zeros."""
+    return 1 << (bits - 1)
+
+
+def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor) -> torch.Tensor:
+    """Numbers [N, K] uint8 as words [N, ``num_words``] int16; ``fill`` [N] uint8 after the end."""
     rows, columns = numbers.shape
-    whole = fill[:, None].repeat(1, -(-columns // chunk) * chunk)
+    parts, width = WORD_BITS // bits, part_columns(group)
+    whole = fill[:, None].repeat(1, num_words(columns, bits, group) * parts)
     whole[:, :columns] = numbers
-    parts = whole.view(rows, -1, 4, chunk // 4).to(torch.int32)
-    words = parts[:, :, 0] | parts[:, :, 1] << 4 | parts[:, :, 2] << 8 | parts[:, :, 3] << 12
+    pieces = whole.view(rows, -1, parts, width).to(torch.int32)
+    words = torch.zeros_like(pieces[:, :, 0])
+    for index in range(parts):
+        words |= pieces[:, :, index] << bits * index
     return words.to(torch.int16).view(rows, -1)  # the upper half wraps to negative numbers
 
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
-    """The numbers of 4 bits [N, K] uint8."""
-    quarter = chunk_columns(weight.group) // 4
-    words = weight.values.to(torch.int32).view(weight.out_features, -1, 1, quarter)
-    shifts = torch.arange(0, 16, 4, device=words.device, dtype=torch.int32)[None, None, :, None]
-    return (words >> shifts & 15).to(torch.uint8).view(weight.out_features, -1)[:, : weight.in_features]
+    """The numbers [N, K] uint8."""
+    bits, rows = weight.bits, weight.out_features
+    words = weight.values.to(torch.int32).view(rows, -1, 1, part_columns(weight.group))
+    shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)[None, None, :, None]
+    numbers = (words >> shifts) & ((1 << bits) - 1)
+    return numbers.to(torch.uint8).view(rows, -1)[:, : weight.in_features]
 
 
 def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -98,11 +100,9 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     if weight.scales is None:
         return weight.values.to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    if weight.bits == 8:
-        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
     numbers = unpacked(weight).to(wide)
     if weight.zeros is None:
-        numbers -= SYMMETRIC_ZERO
+        numbers -= symmetric_zero(weight.bits)
     else:
         numbers -= by_column(weight.zeros, weight).to(wide)
     return (numbers * by_column(weight.scales, weight).to(wide)).to(dtype)
@@ -124,15 +124,15 @@ def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | Non
     if weight.bits == 16:
         expect("weight", weight.values, (outputs, columns), like=x)
         return
-    shape: tuple[int, ...] = (outputs,)
-    if weight.group:
-        if weight.bits == 8 or weight.group not in GROUPS:
-            raise KernelArgumentError("no such group size", seen=weight.group, allowed=f"4 bits: {GROUPS}")
-        shape = (-(-columns // weight.group), outputs)
-    words = columns if weight.bits == 8 else num_words(columns, weight.group)
-    expect("weight", weight.values, (outputs, words), like=x, dtype=weight.values.dtype)
+    if weight.bits not in (4, 8):
+        raise KernelArgumentError("no such number of bits", seen=weight.bits, allowed="4, 8, 16")
+    if weight.group and weight.group not in GROUPS:
+        raise KernelArgumentError("no such group size", seen=weight.group, allowed=GROUPS)
+    words = num_words(columns, weight.bits, weight.group)
+    expect("weight", weight.values, (outputs, words), like=x, dtype=torch.int16)
+    shape = (-(-columns // weight.group), outputs) if weight.group else (outputs,)
     if weight.scales is None:
-        raise KernelArgumentError("weight has no scales", seen=weight.values.dtype)
+        raise KernelArgumentError("weight has no scales", seen=f"{weight.bits} bits")
     expect("scales", weight.scales, shape, like=x)
     if weight.zeros is not None:
         expect("zeros", weight.zeros, shape, like=x, dtype=torch.uint8)

@@ -50,7 +50,6 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float64: "*fp64",
-    torch.int8: "*i8",
     torch.int16: "*i16",
     torch.uint8: "*u8",
 }
@@ -165,12 +164,14 @@ def gate_up(dtype: torch.dtype, rows: int, inner: int, width: int, overlap: int 
 def in_bits(bits: int, outputs: int, width: int, group: int, zeros: bool, dtype: torch.dtype) -> StoredWeight:
     """An empty weight of few bits."""
     shape = (-(-width // group), outputs) if group else (outputs,)
-    columns, kind = (width, torch.int8) if bits == 8 else (num_words(width, group), torch.int16)
     scales, low = empty(*shape, dtype=dtype), empty(*shape, dtype=torch.uint8) if zeros else None
-    return StoredWeight(empty(outputs, columns, dtype=kind), width, scales, low, group)
+    values = empty(outputs, num_words(width, bits, group), dtype=torch.int16)
+    return StoredWeight(values, width, scales, low, bits, group)
 
 
-def narrow(dtype: torch.dtype, rows: int, bits: int, group: int = 0, zeros: bool = False, **tiles: int) -> None:
+def narrow(
+    dtype: torch.dtype, rows: int, bits: int, group: int = 0, zeros: bool = False, **tiles: int
+) -> None:
     """Every small product of a weight in few bits."""
 
     def weight(outputs: int, width: int) -> StoredWeight:
@@ -182,8 +183,7 @@ def narrow(dtype: torch.dtype, rows: int, bits: int, group: int = 0, zeros: bool
     index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
     place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
     small_qkv_triton(x, weight(12288, 4096), None, norm, 1e-6, *place, 0, tiles)
-    if rows > 1 or bits == 4:
-        small_linear_parts_triton(x, weight(4096, 4096), tiles)
+    small_linear_parts_triton(x, weight(4096, 4096), tiles)
 
 
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:

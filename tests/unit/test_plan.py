@@ -23,9 +23,7 @@ from ingot.kernels import (
 )
 from ingot.kernels.stored_weight import stored
 
-SMALL = small_product.small_tiles(
-    8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu")
-)
+SMALL = small_product.small_tiles(8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu"))
 DEFAULTS = {
     "rms_norm": rms_norm.default_tiles(4096),
     "layer_norm": layer_norm.default_tiles(4096),
