@@ -45,8 +45,10 @@ def measure(
         device: of the engine and of the reference.
 
     Raises:
-        IngotError: a side cannot be opened, or no item fits it.
+        IngotError: the engine has no proof, a side cannot be opened, or no item fits it.
     """
+    if read_proof(engine) is None:
+        raise BuildError("the engine has no golden cases, and so no proof for metrics to join")
     place = resolve_device(device)
     spec = SideSpec(str(engine), device=device)
     other = None if proving.reference is None else proving.reference.replace(device=device)
@@ -69,10 +71,8 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
     """Put metrics into an engine's proof, if all are as good as they must be.
 
     Raises:
-        BuildError: one misses its threshold or is no finite number, or the engine has no proof.
+        BuildError: one misses its threshold, or is no finite number.
     """
-    if read_proof(engine) is None:
-        raise BuildError("the engine has no golden cases, and so no proof for metrics to join", seen=engine)
     lost = [m for m in metrics if not math.isfinite(m.value)]
     if lost:
         raise BuildError(
