@@ -23,7 +23,7 @@ from ingot.engine.golden import steady_threads
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.proof import Metric, Proof, read_proof, write_metrics
 from ingot.engine.sketch import rounded
-from ingot.errors import BuildError, ConfigError
+from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.evaluate.answering import Asking, answers, summarize
 from ingot.evaluate.divergence import divergence
 from ingot.evaluate.limits import Limit, limits_for
@@ -33,7 +33,8 @@ from ingot.evaluate.record import Progress, Record, no_progress
 from ingot.evaluate.side import SideSpec, longest
 
 _log = logging.getLogger(__name__)
-_FIX = "--prove other data, or another --against; nothing was built"
+_FIX = "--prove other data, or another --against; nothing was kept"
+_SMALLER = "--against an engine; or no --prove, and `ingot eval`, whose flags take less memory"
 
 
 def measure(
@@ -62,6 +63,10 @@ def measure(
                 found += _metrics(verb, _evaluated(verb, spec, other, proving, progress), proving)
             except ConfigError as error:
                 raise ConfigError(error.what, seen=error.seen, allowed=error.allowed, fix=_FIX) from None
+            except OutOfMemoryError as error:
+                if error.ledger is not None:  # which has the changes that make it fit
+                    raise
+                raise OutOfMemoryError(error.what, seen=error.seen, fix=_SMALLER) from None
             except OSError as error:
                 raise BuildError("the metrics cannot be measured", seen=error) from error
     return tuple(found)
