@@ -26,5 +26,6 @@ def metric_line(metric: Metric) -> tuple[str, str]:
         parts.append(f"in {metric.dtype}")
     if metric.against is not None:
         own = "" if metric.against_value is None else f": {metric.against_value:g}"
-        parts.append(f"against {metric.against}{own}")
+        other = "" if metric.against_dtype in (None, metric.dtype) else f" in {metric.against_dtype}"
+        parts.append(f"against {metric.against}{other}{own}")
     return ("recorded" if metric.met is None else "metric"), " ".join(parts)

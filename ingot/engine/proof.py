@@ -100,7 +100,7 @@ class Metric(JsonConfig):
         better: which way is better.
         data, data_sha256: name and hash of the data file; ``items``: how many of it counted.
         against: what was compared with, None for nothing; ``against_value`` is its own value.
-        dtype: of the engine's arithmetic.
+        dtype, against_dtype: of the arithmetic of both.
     """
 
     name: str
@@ -114,6 +114,7 @@ class Metric(JsonConfig):
     unit: str = ""
     items: int | None = None
     dtype: str | None = None
+    against_dtype: str | None = None
 
     @property
     def met(self) -> bool | None:

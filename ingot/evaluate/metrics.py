@@ -138,6 +138,7 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
         "against": proving.against,
         "items": counts.get("cases", counts.get("documents")),
         "dtype": sides[0]["facts"]["dtype"],
+        "against_dtype": sides[1]["facts"]["dtype"] if len(sides) > 1 else None,
     }
     for name in VALUES[verb]:
         ours, *theirs = (_number(side["metrics"][name]) for side in sides)

@@ -8,7 +8,6 @@ metric's arithmetic and no terminal.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ from ingot.evaluate.prompts import check_same_tokens, need_tokenizer, read_text
 from ingot.evaluate.rouge import KINDS, check_rouge
 from ingot.evaluate.side import HUGGINGFACE, INGOT, SideSpec, check_side, other_spec
 
-Verb = Literal["perplexity", "divergence", "summarize", "answers"]
-
 DELTA = "_delta"
 _BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
 VALUES: dict[str, tuple[str, ...]] = {  # what a verb measures of each side
@@ -40,7 +37,6 @@ VALUES: dict[str, tuple[str, ...]] = {  # what a verb measures of each side
     "answers": ("exact", "contains"),
 }
 VERBS = tuple(VALUES)
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,10 @@ class TestWhatIsMeasured:
     def test_another_evaluation_than_the_shapes_own(
         self, chatter: Path, questions: Path, tmp_path: Path
     ) -> None:
-        words = ("--against", chatter, "--prove-with", "divergence")
-        assert prove(chatter, tmp_path / "engine", questions, *words).exit_code == 0
+        words = ("--against", chatter, "--prove-with", "divergence", "--against-dtype", "bf16")
+        result = prove(chatter, tmp_path / "engine", questions, *words)
+        assert result.exit_code == 0, result.stderr
+        assert f"in fp32 against {chatter.name} in bf16" in result.stdout
         found = metrics_of(tmp_path / "engine")
         assert list(found) == ["kl_mean", "top1_disagreement"]
         assert found["kl_mean"].against == chatter.name
