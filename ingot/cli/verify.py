@@ -9,6 +9,7 @@ import typer
 
 from ingot.cli.console import print_json, stderr, stdout
 from ingot.cli.flags import AsJson, Device, Threads, given
+from ingot.cli.metric_text import metric_line
 
 if TYPE_CHECKING:
     from ingot.llm.verify import Verification
@@ -58,8 +59,7 @@ def _show(found: Verification) -> None:
     for note in found.notes:
         _line("note", note)
     for metric in found.metrics:
-        sign = "<=" if metric.better == "lower" else ">="
-        _line("metric", f"{metric.name} {metric.value:g} (limit {sign} {metric.limit:g}) on {metric.data}")
+        _line(*metric_line(metric))
     if found.proven_by is not None:
         made = found.proven_by
         _line(

@@ -151,7 +151,7 @@ def _where(file: str, tensor: str | None) -> str:
 
 def _metrics(proof: Proof) -> Iterator[Failure]:
     for metric in proof.claims.metrics:
-        if not metric.met:
+        if metric.met is False:
             yield Failure("metric", metric.name, f"{metric.name} {metric.value:g} misses {metric.limit:g}")
 
 
