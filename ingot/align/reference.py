@@ -23,6 +23,7 @@ import torch
 from ingot.align.engine_side import record_engine
 from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
 from ingot.align.stages import StageFile
+from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
@@ -67,6 +68,12 @@ class Reference(ABC):
     ) -> list[ReferenceRun]:
         """Run every case in fp32 and again with noise; files go into ``folder``."""
 
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """What ends its answers, as the file of an expected run notes it, and where that is from; None where
+        nothing tells.
+        """
+        return stop_ids_of_trace(expected.metadata, expected.path), "generate of Hugging Face's class"
+
 
 class OwnPath(Reference):
     """Our modules, one by one in fp32, from the checkpoint; for a class that Hugging Face lacks.
@@ -97,6 +104,10 @@ class OwnPath(Reference):
             low,
             permuted=permuted,
         )
+
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """As ``Reference.stop_ids``, from the checkpoint's configs."""
+        return stop_ids_of_files(self.checkpoint), "the checkpoint's configs"
 
     def _load(self, precision: Precision, length: int) -> LLM:
         runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
@@ -177,6 +188,10 @@ class Trace(Reference):
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
         return [ReferenceRun(self.file, noise_files, choices, forced)]
+
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """As ``Reference.stop_ids``."""
+        return super().stop_ids(expected)[0], "the trace"
 
     def _load(self, precision: Precision) -> LLM:
         cache = room_for(self.max_seq_len)

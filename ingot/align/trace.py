@@ -191,7 +191,8 @@ def trace(
         path: the file; it appears when the block ends, and not when the block fails.
         names: shell patterns of module names to record (``*`` goes over dots).
         inputs: patterns of those whose first input is recorded too.
-        notes: texts kept in the file's metadata, such as ``prompt``.
+        notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"`` of a model that
+            has no ``generation_config`` of Hugging Face's.
     """
     chosen = {
         name: module
@@ -256,7 +257,9 @@ def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[s
     if library is not None:
         versions["transformers"] = str(library.__version__)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    stops = _stop_ids(model)
     return {
+        **({} if stops is None else {"stop_ids": json.dumps(stops)}),
         "model": type(model).__name__,
         "dtype": str(dtype).replace("torch.", ""),
         "steps": str(recorder.step),
@@ -264,6 +267,15 @@ def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[s
         "order": json.dumps(recorder.order),
         "versions": json.dumps(versions),
     }
+
+
+def _stop_ids(model: Any) -> list[int] | None:
+    """The ids that end ``generate`` of a Hugging Face class; None of another model."""
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return None
+    named = getattr(config, "eos_token_id", None)
+    return list(named) if isinstance(named, (list, tuple)) else [] if named is None else [int(named)]
 
 
 @torch.no_grad()
