@@ -148,7 +148,9 @@ def stops_text(check: StopCheck) -> str:
             f"  got      {check.named(check.got)}"
         )
     more = check.named(check.designed)
-    beside = f"; at {more} the engine stops too, as the checkpoint's other files say" if check.designed else ""
+    beside = (
+        f"; at {more} the engine stops too, as the checkpoint's other files say" if check.designed else ""
+    )
     return f"stop ids: equal, {check.named(check.expected)} ({check.against}){beside}"
 
 

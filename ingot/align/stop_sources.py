@@ -1,6 +1,6 @@
 """The ids that end an original's answers.
 
-Owns how they are read from a checkpoint's configs, as Hugging Face's ``generate`` reads them, and from a trace.
+Owns how they are read from a checkpoint's configs, as Hugging Face's ``generate`` does, and from a trace.
 Shares nothing with the engine's own derivation, which this is compared with.
 
     stop_ids_of_files(Path("checkpoint"))   # (151645, 151643)

@@ -1,4 +1,4 @@
-"""What ends an answer, and what begins a prompt: mistakes in an engine's text side, through ``ingot align``."""
+"""What ends an answer and what begins a prompt: mistakes in an engine's text side."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from ingot.align.trace import run_steps, trace
 from ingot.errors import CheckpointError
 from ingot.llm import LLM
 from tests.align.planted import plant
+from tests.align.spoken import BEGIN, END, TEMPLATE, TURN, edit, without_begin, write_spoken
 from tests.e2e.terminal import ingot
 from tests.tiny_models import make_model, random_ids, tiny_config
 
-END, TURN = 2, 263  # </s>, and an ordinary token
 SHORT = ("--device", "cpu", "--steps", "1")
+IDS = [BEGIN, 5, 9]
 
 
 @pytest.fixture(scope="module")
-def llama(golden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LLaMA with a tokenizer of Hugging Face's."""
-    return Path(shutil.copytree(golden / "llama_aidreams260K" / "hf", tmp_path_factory.mktemp("o") / "llama"))
+    return write_spoken(tmp_path_factory.mktemp("spoken") / "llama")
 
 
 @pytest.fixture
@@ -49,18 +50,13 @@ def copied(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def edit(path: Path, **changes: Any) -> None:
-    whole = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps({k: v for k, v in (whole | changes).items() if v is not None}))
-
-
 @pytest.mark.parametrize(
     ("stops", "says"),
     [
-        ([], "does not stop at 2 </s>, where the original's answers end: they go on after it"),
-        ([TURN], f"the engine stops at {TURN} "),
+        ([], "does not stop at 257 </s>, where the original's answers end: they go on after it"),
+        ([46], "the engine stops at 46 'O'"),
         ([END, TURN], "where the original goes on: answers are cut off there"),
-        ([1], "{2 </s>}, engine {1 <s>}"),
+        ([BEGIN], "{257 </s>}, engine {256 <s>}"),
     ],
 )
 def test_stop_ids_of_an_engine(
@@ -71,24 +67,27 @@ def test_stop_ids_of_an_engine(
     result = ingot("align", engine, "--reference", llama, *SHORT)
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "diverged at stop ids"
-    assert "stop ids: differ (generate of Hugging Face's class)\n  expected 2 </s>\n" in result.stdout
+    assert "stop ids: differ (generate of Hugging Face's class)\n  expected 257 </s>\n" in result.stdout
     assert says in result.stdout
     assert "beyond" not in result.stdout, "every tensor is right, and no greedy id is a stop"
 
 
-@pytest.mark.parametrize("named", [7, [END, 7], []])
+@pytest.mark.parametrize(("named", "extra"), [(7, (7,)), ([END, 7], (7,)), ([], ())])
 def test_another_generation_config(
-    named: Any, llama: Path, copied: Callable[..., Path], engine_of: Callable[[Path], Path]
+    named: Any,
+    extra: tuple[int, ...],
+    llama: Path,
+    copied: Callable[..., Path],
+    engine_of: Callable[[Path], Path],
 ) -> None:
     wrong = copied(llama, "generation_config.json", eos_token_id=named)
     edit(wrong / "config.json", eos_token_id=None)
-    (wrong / "special_tokens_map.json").unlink()
     edit(wrong / "tokenizer_config.json", eos_token=None)
-    report = align(engine_of(wrong), llama, [[1, 5, 9]], steps=1, device="cpu")
+    report = align(engine_of(wrong), llama, [IDS], steps=1, device="cpu")
     assert (report.first_stage, report.first) == ("stop ids", None)
     assert report.findings[0].culprit == "stop_ids"
     assert report.stops.expected == (END,)
-    assert report.stops.extra == ((7,) if named else ())
+    assert report.stops.extra == extra
 
 
 def test_a_turns_end_that_is_lost(originals: dict[str, Path], engine_of: Callable[[Path], Path]) -> None:
@@ -115,9 +114,10 @@ def test_the_page_has_both_sets(
 
 @pytest.mark.parametrize(("side", "culprit"), [("engine", "bos_missing"), ("original", "bos_extra")])
 def test_begin_of_text(
-    side: str, culprit: str, llama: Path, copied: Callable[..., Path], engine_of: Callable[[Path], Path]
+    side: str, culprit: str, llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
 ) -> None:
-    without = copied(llama, "tokenizer_config.json", add_bos_token=False)
+    without = Path(shutil.copytree(llama, tmp_path / "without"))
+    without_begin(without)
     engine = engine_of(without if side == "engine" else llama)
     original = llama if side == "engine" else without
     result = ingot("align", engine, "--reference", original, *SHORT, "--prompt", "Once upon", "--json")
@@ -130,11 +130,12 @@ def test_begin_of_text(
 
 
 def test_a_cause_without_a_bad_tensor_is_printed(
-    llama: Path, copied: Callable[..., Path], engine_of: Callable[[Path], Path]
+    llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
 ) -> None:
-    engine = engine_of(copied(llama, "tokenizer_config.json", add_bos_token=False))
-    result = ingot("align", engine, "--reference", llama, *SHORT, "--prompt", "Once upon")
-    assert "cause: the prompt lacks the token 1 (bos)" in result.stdout
+    without = Path(shutil.copytree(llama, tmp_path / "without"))
+    without_begin(without)
+    result = ingot("align", engine_of(without), "--reference", llama, *SHORT, "--prompt", "Once upon")
+    assert "cause: the prompt lacks the token 256 (bos)" in result.stdout
     assert result.stdout.splitlines()[-1] == "diverged at token ids"
 
 
@@ -145,22 +146,18 @@ def test_a_running_engine_that_forgot_them(llama: Path, monkeypatch: pytest.Monk
             plant(self, "stop_ids")
 
     monkeypatch.setattr("ingot.align.session.LLM", Broken)
-    report = align(llama, llama, [[1, 5, 9]], steps=0, device="cpu")
+    report = align(llama, llama, [IDS], steps=0, device="cpu")
     assert report.first_stage == "stop ids"
 
 
 def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Callable[..., Path]) -> None:
-    template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
-    chat = copied(llama, "tokenizer_config.json", chat_template=template)
-    whole = json.loads((chat / "tokenizer.json").read_text())
-    for token in whole["added_tokens"]:
-        if token["content"] == "<s>":
-            other = json.dumps(whole).replace('"<s>"', '"<|im_end|>"')
-            whole = json.loads(other)
-    (chat / "tokenizer.json").write_text(json.dumps(whole))
-    report = align(chat, chat, [[1, 5, 9]], steps=0, device="cpu")
-    assert report.stops.designed == (1,)
+    chat = copied(llama, "tokenizer_config.json", chat_template=TEMPLATE)
+    report = align(chat, chat, [IDS], steps=0, device="cpu")
+    assert report.stops.designed == (TURN,)
     assert report.aligned
+    assert align(chat, llama, [IDS], steps=0, device="cpu").aligned, "a format that the user gave"
+    edit(chat / "tokenizer_config.json", eos_token="<pad>")
+    assert align(llama, chat, [IDS], steps=0, device="cpu").stops.designed == ()
 
 
 def test_a_trace_with_stop_ids_and_without(originals: dict[str, Path], tmp_path: Path) -> None:
