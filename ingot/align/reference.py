@@ -142,16 +142,11 @@ class HuggingFace(Reference):
 
         self.noise_name = f"{noise.name} against fp32"
 
-        def run(precision: Precision, tag: str, forced: Sequence[list[int]] | None) -> list[list[int]]:
-            paths = [_path(folder, tag, i) for i in range(len(cases))]
-            given = (self.checkpoint, self.device, self.num_layers, precision)
-            name, found = record_class(*given, paths, cases, steps, forced)
-            self.name = f"Hugging Face's {name}, fp32"
-            free_memory()
-            return found
-
-        choices = run(PLAIN, "expected", None)
-        run(noise, "noise", choices)
+        paths = [(_path(folder, "expected", i), _path(folder, "noise", i)) for i in range(len(cases))]
+        place = (self.checkpoint, self.device, self.num_layers)
+        name, choices = record_class(*place, noise, paths, cases, steps)
+        self.name = f"Hugging Face's {name}, fp32"
+        free_memory()
         return [
             _reference_run(folder, i, found, StageFile(_path(folder, "noise", i)))
             for i, found in enumerate(choices)
@@ -273,21 +268,21 @@ def _two_runs(
     *,
     permuted: bool,
 ) -> list[ReferenceRun]:
-    """Our own modules in fp32, then with noise."""
-    with _loaded(load, PLAIN) as llm:
-        choices = [
-            record_engine(
-                llm, _path(folder, "expected", i), ids, steps, None if forced is None else forced[i]
-            )
-            for i, ids in enumerate(cases)
-        ]
+    """Our own modules in fp32, then with noise; the same ones, where only the order of sums is another."""
+
+    def run(llm: LLM, tag: str, fed: Sequence[list[int] | None]) -> list[list[int]]:
+        return [record_engine(llm, _path(folder, tag, i), ids, steps, fed[i]) for i, ids in enumerate(cases)]
+
     order = None
-    with _loaded(load, noise) as llm:
+    with _loaded(load, PLAIN) as llm:
+        choices = run(llm, "expected", forced or [None] * len(cases))
         if permuted:
+            round_weights(llm.engine.model, noise.weights)
             order = permute_channels(llm.engine.model)
-        for i, ids in enumerate(cases):
-            fed = choices[i] if forced is None else forced[i]
-            record_engine(llm, _path(folder, "noise", i), ids, steps, fed)
+            run(llm, "noise", forced or choices)
+    if not permuted:
+        with _loaded(load, noise) as llm:
+            run(llm, "noise", forced or choices)
     return [
         _reference_run(folder, i, found, StageFile(_path(folder, "noise", i), order))
         for i, found in enumerate(choices)

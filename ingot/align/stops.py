@@ -9,7 +9,7 @@ and the sentence about their difference. Knows no tensor, and not where the orig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def compare_stops(
     text: TextParts,
     checkpoint: Path | None,
     expected: Sequence[int] | None,
-    got: Sequence[int],
+    got: Collection[int],
     against: str,
 ) -> StopCheck:
     """The original's stop ids and the engine's.

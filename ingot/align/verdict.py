@@ -102,7 +102,8 @@ def compare_case(
     """Every stage that both sides have, in order."""
     names = stage_names(run.expected.num_layers)
     floors = {name: _floor(run.noise, name) for name in names}
-    return list(_rows(case, run, engine, isolated, floors, eps))
+    rows = _rows(case, run, engine, isolated, floors, eps)
+    return sorted(rows, key=lambda row: row.step)  # a module's steps come together, so that it is cast once
 
 
 def _rows(
@@ -114,8 +115,8 @@ def _rows(
     eps: float,
 ) -> Iterator[Row]:
     wide = None if isolated.dtype == torch.float32 else isolated.widened()
-    for step in range(run.expected.steps + 1):
-        for stage, (floor, _) in floors.items():
+    for stage, (floor, _) in floors.items():
+        for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)
             if expected is None or got is None:
                 continue
