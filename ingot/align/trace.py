@@ -191,8 +191,8 @@ def trace(
         path: the file; it appears when the block ends, and not when the block fails.
         names: shell patterns of module names to record (``*`` goes over dots).
         inputs: patterns of those whose first input is recorded too.
-        notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"`` of a model that
-            has no ``generation_config`` of Hugging Face's.
+        notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"``: what ends its
+            answers, where that is not what its ``generation_config`` says.
     """
     chosen = {
         name: module
@@ -208,6 +208,7 @@ def trace(
     try:
         yield
         writer.metadata.update(notes, **_describe(model, chosen, recorder))
+        writer.metadata.update({key: notes[key] for key in ("stop_ids",) if key in notes})
     except BaseException:
         writer.abandon()
         raise
@@ -272,10 +273,9 @@ def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[s
 def _stop_ids(model: Any) -> list[int] | None:
     """The ids that end ``generate`` of a Hugging Face class; None of another model."""
     config = getattr(model, "generation_config", None)
-    if config is None:
-        return None
     named = getattr(config, "eos_token_id", None)
-    return list(named) if isinstance(named, (list, tuple)) else [] if named is None else [int(named)]
+    listed = list(named) if isinstance(named, (list, tuple)) else [] if named is None else [named]
+    return listed if config is not None and all(isinstance(i, int) for i in listed) else None
 
 
 @torch.no_grad()

@@ -168,6 +168,9 @@ def test_a_trace_with_stop_ids_and_without(originals: dict[str, Path], tmp_path:
     report = align(originals["llama"], tmp_path / "noted", device="cpu")
     assert report.first_stage == "stop ids"
     assert report.stops.missing == (5, 9)
+    with trace(model, tmp_path / "told", stop_ids="[]"):
+        run_steps(model, ids, 1)
+    assert align(originals["llama"], tmp_path / "told", device="cpu").aligned, "what is told counts"
     del model.generation_config
     with trace(model, tmp_path / "silent"):
         run_steps(model, ids, 1)
