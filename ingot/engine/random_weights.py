@@ -96,7 +96,7 @@ def random_decoder(
     """
     model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
     setting = setting_of(Manifest(VERSION, config, build, QuantConfig()), dtype, device)
-    with on_device(device), explained(NO_ROOM, setting, device):
+    with on_device(device), explained(NO_ROOM, setting, device, own=0):
         fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
     return model
 

@@ -98,7 +98,9 @@ class TestRunningOut:
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("a small card", GIB // 2))
+        monkeypatch.setattr(
+            memory_error, "capacity_of", lambda device, own=None: Capacity("a small card", GIB // 2)
+        )
 
     def check(self, error: OutOfMemoryError) -> None:
         assert "a small card" in str(error)

@@ -196,22 +196,22 @@ class TestRuntime:
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, H200.total))
         monkeypatch.setattr(setup, "measured_activations", lambda *_: found.of("activations"))
-        assert abs(setup._num_blocks(None, CUDA, setting) - found.blocks) <= 1  # type: ignore[arg-type]
+        assert abs(setup._num_blocks(None, CUDA, setting, H200) - found.blocks) <= 1  # type: ignore[arg-type]
 
     def test_it_refuses_what_the_ledger_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting, total = seven_b(), 18 * GIB
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, total))
         monkeypatch.setattr(setup, "measured_activations", lambda *_: GIB // 4)
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: Capacity("card", total))
         assert not ledger(setting, Capacity("card", total)).loads
         with pytest.raises(OutOfMemoryError, match="at least 4096 tokens"):
-            setup._num_blocks(None, CUDA, setting)  # type: ignore[arg-type]
+            setup._num_blocks(None, CUDA, setting, Capacity("card", total))  # type: ignore[arg-type]
 
 
 class TestErrors:
     def error(self, setting: Setting, total: int, monkeypatch: pytest.MonkeyPatch) -> OutOfMemoryError:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: Capacity("card", total))
         with pytest.raises(OutOfMemoryError) as raised, explained("it does not fit", setting, CUDA):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has little")
         return raised.value
@@ -246,16 +246,16 @@ class TestErrors:
         with pytest.raises(OutOfMemoryError, match="this machine's memory"), explained("no", setting, cpu):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
 
-    def test_other_errors_pass(self) -> None:
+    def test_other_errors_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: H200)
         with pytest.raises(RuntimeError, match="another"), explained("no", seven_b(), CUDA):
             raise RuntimeError("another")
 
-    def test_what_was_seen_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", 24 * GIB))
-        error = out_of_memory("no", seven_b(), CUDA, seen="a", allowed="b", goal="fits")
+    def test_what_was_seen_can_be_given(self) -> None:
+        error = out_of_memory("no", seven_b(), Capacity("card", 24 * GIB), seen="a", allowed="b", goal="fits")
         assert (error.seen, error.allowed) == ("a", "b")
         assert error.fix is not None
-        assert error.fix.startswith("--max-batch-size 2 (ingot build; costs limits)")
+        assert error.fix.startswith("--max-batch-size 2 (LLM(max_batch_size=2); costs limits)")
 
 
 class TestCapacity:
