@@ -136,7 +136,13 @@ class LLM:
         """
         place = resolve_device(device)
         engine = engine_from_config(
-            Path(config), place, dtype, max_batch_size=max_batch_size, max_seq_len=max_seq_len, seed=seed
+            Path(config),
+            place,
+            dtype,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            seed=seed,
+            runtime=runtime,
         )
         return cls.of_engine(engine, runtime)
 

@@ -88,12 +88,21 @@ class TestLowered:
     def test_one_token_alone(self, engines: dict[str, Path]) -> None:
         assert LLM(engines["llama"], "cpu", max_batch_size=1, max_seq_len=1).logits([3]).shape == (1, 97)
 
-    def test_verify_needs_no_room_for_the_longest_request(self, tmp_path: Path) -> None:
+    def test_verify_needs_no_room_for_the_longest_request(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         save_model(tiny_config("llama", max_position_embeddings=8192), tmp_path / "hf", seed=1)
         engine = build(tmp_path / "hf", tmp_path / "engine", device="cpu", max_seq_len=8192)
         seen: list[int] = []
-        found = verify(engine, "cpu", runtime=RuntimeConfig(token_budget=100), progress=seen.append)  # type: ignore[arg-type]
-        assert (found.verdict, found.num_cases > 0) == ("proven", True)
+        setup = LLM._setup
+
+        def recorded(self: LLM, engine: Any, runtime: RuntimeConfig) -> None:
+            setup(self, engine, runtime)
+            seen.append(self.executor.max_seq_len)
+
+        monkeypatch.setattr(LLM, "_setup", recorded)
+        found = verify(engine, "cpu", note=False)
+        assert (found.verdict, found.num_cases > 0, seen) == ("proven", True, [2048])
 
 
 class TestFlags:

@@ -6,6 +6,7 @@ A CPU plays a GPU of any size: what the ledger counts is all that the device has
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import math
 import re
@@ -308,5 +309,9 @@ class TestGpu:
         try:
             LLM(engine, "cuda", runtime=runtime)
         except OutOfMemoryError as error:
-            return [Fix.from_json(told) for told in (error.ledger or {})["fixes"]], str(error)
-        pytest.fail("it loaded")
+            found, text = (error.ledger or {})["fixes"], str(error)
+        else:
+            pytest.fail("it loaded")
+        gc.collect()
+        torch.cuda.empty_cache()
+        return [Fix.from_json(told) for told in found], text
