@@ -206,8 +206,8 @@ class TestMeasured:
         room, steps = (found.usable or 0) - found.fixed, found.of("activations")
         assert found.loads
         assert measured(card, setting, room, steps) == card
-        lost = ledger(setting, measured(card, setting, room - 3 * GIB, steps))
-        assert (lost.usable or 0) - lost.fixed == room - 3 * GIB
+        lost = ledger(setting, measured(card, setting, room - 4 * GIB, steps))
+        assert (lost.usable or 0) - lost.fixed == room - 4 * GIB
         assert not lost.loads
         assert fixes(lost, "loads")
         larger = measured(card, setting, room - 100, steps + 100)
