@@ -3,13 +3,14 @@
 Owns the only use of ``transformers`` in the package: loading its class in a precision, running it under a
 trace, and its tokenizer. Knows no verdict.
 
-    name, choices = record_class(folder, device, None, PLAIN, paths, cases, steps=4, forced=None)
+    name, choices = record_class(folder, device, None, noise, paths, cases, steps=4)
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,43 +34,61 @@ def check_class(folder: Path) -> str | None:
             "transformers is not installed, and the original is Hugging Face's class",
             fix="pip install 'ingot[align]', or --original ingot for our own fp32 path",
         )
+    kind = str(read_json(folder / CONFIG).get("model_type"))
+    missing = f"transformers {version('transformers')} has no class for {kind!r}"
+    if not _has_package(kind):  # read from the disk: the import takes a second, and is of no use then
+        return missing
     import transformers
 
-    kind = read_json(folder / CONFIG).get("model_type")
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return None if kind in known else f"transformers {transformers.__version__} has no class for {kind!r}"
+    return None if kind in known else missing
+
+
+def _has_package(kind: str) -> bool:
+    found = importlib.util.find_spec("transformers")
+    roots = (found.submodule_search_locations if found is not None else None) or ()
+    return any((Path(root) / "models" / kind.replace("-", "_")).is_dir() for root in roots)
 
 
 def record_class(
     folder: Path,
     device: torch.device,
     num_layers: int | None,
-    precision: Precision,
-    paths: Sequence[Path],
+    noise: Precision,
+    paths: Sequence[tuple[Path, Path]],
     cases: Sequence[Sequence[int]],
     steps: int,
-    forced: Sequence[list[int]] | None,
 ) -> tuple[str, list[list[int]]]:
-    """Trace the class on every case; returns its name and the greedy choices of each.
+    """Trace the class on every case in fp32, and then, loaded no second time, in another precision.
+
+    Args:
+        paths: of each case the file in fp32 and the one with noise.
+
+    Returns:
+        The class's name and the greedy choices of each case in fp32, which both runs are fed.
 
     Raises:
         CheckpointError: the class cannot load the checkpoint.
     """
-    model = _load(folder, num_layers, precision).to(device)
+    model = _load(folder, num_layers).to(device)
     names = hf_patterns(name for name, _ in model.named_modules())
     choices = []
-    for i, (path, ids) in enumerate(zip(paths, cases, strict=True)):
+    for (path, _), ids in zip(paths, cases, strict=True):
         with trace(model, path, names):
-            choices.append(run_steps(model, ids, steps, None if forced is None else forced[i]))
+            choices.append(run_steps(model, ids, steps))
+    _lower(model, noise)
+    for (_, path), ids, forced in zip(paths, cases, choices, strict=True):
+        with trace(model, path, names):
+            run_steps(model, ids, steps, forced)
     return type(model).__name__, choices
 
 
-def _load(folder: Path, num_layers: int | None, precision: Precision) -> Any:
+def _load(folder: Path, num_layers: int | None) -> Any:
+    """The class in fp32, which holds every value of a checkpoint."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    wide = precision.compute == torch.float64  # eager attention has an fp32 softmax inside
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         _cut(config, num_layers)
@@ -77,7 +96,7 @@ def _load(folder: Path, num_layers: int | None, precision: Precision) -> Any:
             folder,
             config=config,
             dtype=torch.float32,
-            attn_implementation="sdpa" if wide else "eager",
+            attn_implementation="eager",
             local_files_only=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
@@ -86,12 +105,17 @@ def _load(folder: Path, num_layers: int | None, precision: Precision) -> Any:
             seen=f"{folder}: {str(error).splitlines()[0]}",
             fix="--original ingot",
         ) from None
-    round_weights(model, precision.weights)
-    for (
-        parameter
-    ) in model.parameters():  # not the buffers: rotary frequencies stay fp32, as when it is loaded
-        parameter.data = parameter.data.to(precision.compute)
     return model.eval()
+
+
+def _lower(model: Any, precision: Precision) -> None:
+    """Round a model in fp32 where it stands, and compute so."""
+    if precision.compute == torch.float64:  # eager attention has an fp32 softmax inside
+        model.set_attn_implementation("sdpa")
+    round_weights(model, precision.weights)
+    # not the buffers: rotary frequencies stay fp32, as when it is loaded
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision.compute)
 
 
 def _cut(config: Any, num_layers: int | None) -> None:
@@ -103,6 +127,11 @@ def _cut(config: Any, num_layers: int | None) -> None:
         config.layer_types = config.layer_types[:num_layers]
 
 
+def _is_tiktoken(folder: Path) -> bool:
+    """Whether only Qwen v1's own code reads the tokenizer."""
+    return (folder / "qwen.tiktoken").is_file() and not (folder / "tokenizer.json").is_file()
+
+
 class ClassTokenizer:
     """Hugging Face's tokenizer of a folder."""
 
@@ -111,8 +140,8 @@ class ClassTokenizer:
 
     @classmethod
     def of(cls, folder: Path) -> ClassTokenizer | None:
-        """None where transformers is missing, or cannot load one."""
-        if importlib.util.find_spec("transformers") is None:
+        """None where transformers is missing or has none for it."""
+        if importlib.util.find_spec("transformers") is None or _is_tiktoken(folder):
             return None
         import transformers
 

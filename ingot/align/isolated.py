@@ -34,6 +34,7 @@ class Isolated:
         self.device = device
         self.reference = reference
         self._own = dtype
+        self._copied: tuple[nn.Module, nn.Module] | None = None
 
     def widened(self) -> Isolated:
         """The same modules computing in fp32, each copied when it runs."""
@@ -119,8 +120,15 @@ class Isolated:
         return self._cast(norm)(branch, stream)[1]
 
     def _cast(self, module: _Module) -> _Module:
-        """The module itself, or a copy in fp32."""
-        return module if self.dtype == self._own else copy.deepcopy(module).to(self.dtype)
+        """The module itself, or a copy in fp32; the last copy is kept for the next step."""
+        if self.dtype == self._own:
+            return module
+        if self._copied is None or self._copied[0] is not module:
+            self._copied = None
+            self._copied = module, copy.deepcopy(module).to(self.dtype)
+        found = self._copied[1]
+        assert isinstance(found, type(module))
+        return found
 
     def _attention(self, attention: Attention, hidden: torch.Tensor, step: int) -> torch.Tensor:
         """The tokens before the step as a prompt, then the step's own, over a cache of their own."""

@@ -23,6 +23,7 @@ import torch
 from ingot.align.engine_side import record_engine
 from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
 from ingot.align.stages import StageFile
+from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
@@ -67,6 +68,12 @@ class Reference(ABC):
     ) -> list[ReferenceRun]:
         """Run every case in fp32 and again with noise; files go into ``folder``."""
 
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """What ends its answers, as the file of an expected run notes it, and where that is from; None where
+        nothing tells.
+        """
+        return stop_ids_of_trace(expected.metadata, expected.path), "generate of Hugging Face's class"
+
 
 class OwnPath(Reference):
     """Our modules, one by one in fp32, from the checkpoint; for a class that Hugging Face lacks.
@@ -97,6 +104,10 @@ class OwnPath(Reference):
             low,
             permuted=permuted,
         )
+
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """As ``Reference.stop_ids``, from the checkpoint's configs."""
+        return stop_ids_of_files(self.checkpoint), "the checkpoint's configs"
 
     def _load(self, precision: Precision, length: int) -> LLM:
         runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
@@ -131,16 +142,11 @@ class HuggingFace(Reference):
 
         self.noise_name = f"{noise.name} against fp32"
 
-        def run(precision: Precision, tag: str, forced: Sequence[list[int]] | None) -> list[list[int]]:
-            paths = [_path(folder, tag, i) for i in range(len(cases))]
-            given = (self.checkpoint, self.device, self.num_layers, precision)
-            name, found = record_class(*given, paths, cases, steps, forced)
-            self.name = f"Hugging Face's {name}, fp32"
-            free_memory()
-            return found
-
-        choices = run(PLAIN, "expected", None)
-        run(noise, "noise", choices)
+        paths = [(_path(folder, "expected", i), _path(folder, "noise", i)) for i in range(len(cases))]
+        place = (self.checkpoint, self.device, self.num_layers)
+        name, choices = record_class(*place, noise, paths, cases, steps)
+        self.name = f"Hugging Face's {name}, fp32"
+        free_memory()
         return [
             _reference_run(folder, i, found, StageFile(_path(folder, "noise", i)))
             for i, found in enumerate(choices)
@@ -177,6 +183,10 @@ class Trace(Reference):
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
         return [ReferenceRun(self.file, noise_files, choices, forced)]
+
+    def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
+        """As ``Reference.stop_ids``."""
+        return super().stop_ids(expected)[0], "the trace"
 
     def _load(self, precision: Precision) -> LLM:
         cache = room_for(self.max_seq_len)
@@ -258,21 +268,21 @@ def _two_runs(
     *,
     permuted: bool,
 ) -> list[ReferenceRun]:
-    """Our own modules in fp32, then with noise."""
-    with _loaded(load, PLAIN) as llm:
-        choices = [
-            record_engine(
-                llm, _path(folder, "expected", i), ids, steps, None if forced is None else forced[i]
-            )
-            for i, ids in enumerate(cases)
-        ]
+    """Our own modules in fp32, then with noise; the same ones, where only the order of sums is another."""
+
+    def run(llm: LLM, tag: str, fed: Sequence[list[int] | None]) -> list[list[int]]:
+        return [record_engine(llm, _path(folder, tag, i), ids, steps, fed[i]) for i, ids in enumerate(cases)]
+
     order = None
-    with _loaded(load, noise) as llm:
+    with _loaded(load, PLAIN) as llm:
+        choices = run(llm, "expected", forced or [None] * len(cases))
         if permuted:
+            round_weights(llm.engine.model, noise.weights)
             order = permute_channels(llm.engine.model)
-        for i, ids in enumerate(cases):
-            fed = choices[i] if forced is None else forced[i]
-            record_engine(llm, _path(folder, "noise", i), ids, steps, fed)
+            run(llm, "noise", forced or choices)
+    if not permuted:
+        with _loaded(load, noise) as llm:
+            run(llm, "noise", forced or choices)
     return [
         _reference_run(folder, i, found, StageFile(_path(folder, "noise", i), order))
         for i, found in enumerate(choices)

@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from ingot.align.session import Report
+from ingot.align.stops import StopCheck
 from ingot.align.texts import TextCheck
 from ingot.align.verdict import SERVED, FirstBad, GreedyRow, Row
 
@@ -26,12 +27,14 @@ th:first-child, td:first-child, .text { text-align: left }
 td, pre { font-family: ui-monospace, monospace; font-size: 12.5px }
 .bad td { background: #fde8e8 } .yes { color: #17692f } .no { color: #a31515 }
 .bar { display: inline-block; height: .6rem; background: #7aa7d8; vertical-align: middle }
-.bad .bar { background: #d86a6a } pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap }
+.bad .bar { background: #d86a6a } .stops { white-space: pre-line }
+pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap }
 </style></head><body>
 <h1>ingot align: <span class="{{ 'yes' if r.aligned else 'no' }}">{{ verdict }}</span></h1>
 <table>
 {% for name, value in facts %}<tr><td>{{ name }}</td><td class="text">{{ value }}</td></tr>{% endfor %}
 </table>
+<p class="stops {{ 'no' if r.stops.is_bad }}">{{ stops }}</p>
 {% if first %}<h2>First bad stage: {{ r.first.row.stage }}, step {{ r.first.row.step }}</h2>
 <p>{{ why }}</p>
 <table><tr><th></th>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr>
@@ -72,6 +75,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "cases": [
             {"title": c.title, "ids": c.ids, "checks": [_check(k) for k in c.checks]} for c in report.cases
         ],
+        "stop_ids": _stops(report.stops),
         "first": None if report.first is None else _first(report.first),
         "findings": [asdict(f) for f in report.findings],
         "rows": [_row(row) for row in report.rows],
@@ -87,6 +91,7 @@ def report_html(report: Report) -> str:
         r=report,
         verdict=verdict_text(report),
         facts=facts(report),
+        stops=stops_text(report.stops),
         first=first,
         why=why_text(report.first) if report.first is not None else "",
         channel=None if first is None else first["channel"],
@@ -99,7 +104,8 @@ def verdict_text(report: Report) -> str:
     """``aligned``, or where it is not."""
     if report.aligned:
         return "aligned"
-    step = "" if report.first is None or report.bad_texts else f", step {report.first.row.step}"
+    ids = report.bad_texts or report.stops.is_bad
+    step = "" if report.first is None or ids else f", step {report.first.row.step}"
     return f"diverged at {report.first_stage}{step}"
 
 
@@ -130,6 +136,30 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("noise floor", report.noise),
         ("steps", f"the prompt and {report.steps} cached decode steps"),
     ]
+
+
+def stops_text(check: StopCheck) -> str:
+    """Whether answers end alike; both sets where they do not."""
+    if check.expected is None:
+        return f"stop ids: not compared, {check.against} notes none; the engine's: {check.named(check.got)}"
+    if check.is_bad:
+        return (
+            f"stop ids: differ ({check.against})\n  expected {check.named(check.expected)}\n"
+            f"  got      {check.named(check.got)}"
+        )
+    more = check.named(check.designed)
+    beside = (
+        f"; at {more} the engine stops too, as the checkpoint's other files say" if check.designed else ""
+    )
+    return f"stop ids: equal, {check.named(check.expected)} ({check.against}){beside}"
+
+
+def _stops(check: StopCheck) -> dict[str, Any]:
+    return asdict(check) | {"missing": check.missing, "extra": check.extra, "equal": _equal(check)}
+
+
+def _equal(check: StopCheck) -> bool | None:
+    return None if check.expected is None else not check.is_bad
 
 
 def _check(check: TextCheck) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,9 +22,10 @@ from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
 from ingot.align.precision import noisy
-from ingot.align.reference import ReferenceRun, open_reference, room_for
+from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference, room_for
 from ingot.align.stages import StageFile
-from ingot.align.target import check_fit, check_same_model, find_target, make_cases
+from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
+from ingot.align.target import Target, check_fit, check_same_model, find_target, make_cases
 from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
     SERVED,
@@ -57,6 +59,7 @@ class Report:
         cases: the prompts with their checks of text and ids.
         rows: every stage, in order.
         greedy: the greedy ids.
+        stops: the ids that end answers.
         first: the first bad stage of tensors; None where all are within their limits.
         findings: what explains it, best first; empty where nothing does.
     """
@@ -70,6 +73,7 @@ class Report:
     cases: list[Case]
     rows: list[Row]
     greedy: list[GreedyRow]
+    stops: StopCheck
     first: FirstBad | None
     findings: list[Finding] = field(default_factory=list)
 
@@ -86,13 +90,15 @@ class Report:
     @property
     def aligned(self) -> bool:
         """Whether nothing is beyond noise."""
-        return self.first is None and not self.bad_texts and not self.bad_greedy
+        return not (self.first or self.bad_texts or self.stops.is_bad or self.bad_greedy)
 
     @property
     def first_stage(self) -> str | None:
         """The name of the first stage that is bad, in the order of the stages."""
         if self.bad_texts:
             return self.bad_texts[0].stage
+        if self.stops.is_bad:
+            return STAGE
         if self.first is not None:
             return self.first.row.stage
         return "greedy ids" if self.bad_greedy else None
@@ -140,11 +146,22 @@ def align(
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
         progress("running the engine")
-        runtime = RuntimeConfig(cache_tokens=room_for(target.build.max_seq_len))
+        runtime = RuntimeConfig(cache_tokens=room_for(target.build.max_seq_len), prefix_reuse=False)
         llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
-        found = _compare(llm, folder, cases, runs, steps, progress)
+        rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, progress)
+        stops = _stops(llm, target, source, runs)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
-    return Report(*described, cases, *found)
+    findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
+    if not findings and first is None:
+        findings = _explain(llm, _other_choices(greedy))
+    return Report(*described, cases, rows, greedy, stops, first, findings)
+
+
+def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:
+    """The set of the running engine against the original's."""
+    expected, against = source.stop_ids(runs[0].expected)
+    checkpoint = None if isinstance(source, Trace) else source.checkpoint
+    return compare_stops(target.text, checkpoint, expected, llm.executor.stop_ids, against)
 
 
 def _compare(
@@ -177,23 +194,25 @@ def _compare(
             if side is got:
                 progress("testing causes")
                 findings = _explain(llm, evidence(*bad, own, run, got, isolated))
-    findings += _explain(llm, _id_evidence(cases, greedy, alone=first is None))
     return rows, greedy, first, findings
 
 
-def _id_evidence(cases: Sequence[Case], greedy: Sequence[GreedyRow], *, alone: bool) -> list[Divergence]:
-    """Token ids that differ; greedy ones only where nothing before them does."""
+def _other_ids(cases: Sequence[Case]) -> list[Divergence]:
+    """The first token ids that differ."""
     checks = [c for case in cases for c in case.checks if c.is_bad and c.stage == "token ids"]
-    pairs = [("ids", check.expected, check.got) for check in checks[:1]]
-    if alone and not pairs and any(row.is_bad for row in greedy):
-        case = next(row.case for row in greedy if row.is_bad)
-        own = [row for row in greedy if row.case == case]
-        pairs = [("greedy", [row.expected for row in own], [row.got for row in own])]
-    found = []
-    for stage, expected, got in pairs:
-        theirs, ours = torch.tensor(expected), torch.tensor(got)
-        found.append(Divergence(stage, None, 0, torch.arange(len(theirs)), theirs, theirs, ours, 0.0))
-    return found
+    return [_ids_divergence("ids", check.expected, check.got) for check in checks[:1]]
+
+
+def _other_choices(greedy: Sequence[GreedyRow]) -> list[Divergence]:
+    """Greedy ids that differ; asked where nothing before them does."""
+    case = next((row.case for row in greedy if row.is_bad), None)
+    own = [row for row in greedy if row.case == case]
+    return [_ids_divergence("greedy", [r.expected for r in own], [r.got for r in own])] if own else []
+
+
+def _ids_divergence(stage: str, expected: Sequence[Any], got: Sequence[Any]) -> Divergence:
+    theirs, ours = torch.tensor(expected), torch.tensor(got)
+    return Divergence(stage, None, 0, torch.arange(len(theirs)), theirs, theirs, ours, 0.0)
 
 
 def _explain(llm: LLM, divergences: Sequence[Divergence]) -> list[Finding]:

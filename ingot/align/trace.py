@@ -191,7 +191,8 @@ def trace(
         path: the file; it appears when the block ends, and not when the block fails.
         names: shell patterns of module names to record (``*`` goes over dots).
         inputs: patterns of those whose first input is recorded too.
-        notes: texts kept in the file's metadata, such as ``prompt``.
+        notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"``: what ends its
+            answers, where that is not what its ``generation_config`` says.
     """
     chosen = {
         name: module
@@ -207,6 +208,7 @@ def trace(
     try:
         yield
         writer.metadata.update(notes, **_describe(model, chosen, recorder))
+        writer.metadata.update({key: notes[key] for key in ("stop_ids",) if key in notes})
     except BaseException:
         writer.abandon()
         raise
@@ -256,7 +258,9 @@ def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[s
     if library is not None:
         versions["transformers"] = str(library.__version__)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    stops = _stop_ids(model)
     return {
+        **({} if stops is None else {"stop_ids": json.dumps(stops)}),
         "model": type(model).__name__,
         "dtype": str(dtype).replace("torch.", ""),
         "steps": str(recorder.step),
@@ -264,6 +268,14 @@ def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[s
         "order": json.dumps(recorder.order),
         "versions": json.dumps(versions),
     }
+
+
+def _stop_ids(model: Any) -> list[int] | None:
+    """The ids that end ``generate`` of a Hugging Face class; None of another model."""
+    config = getattr(model, "generation_config", None)
+    named = getattr(config, "eos_token_id", None)
+    listed = list(named) if isinstance(named, (list, tuple)) else [] if named is None else [named]
+    return listed if config is not None and all(isinstance(i, int) for i in listed) else None
 
 
 @torch.no_grad()

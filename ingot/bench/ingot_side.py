@@ -26,7 +26,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.config.step_sizes import batch_buckets
 from ingot.device import dtype_name
 from ingot.engine.manifest import is_engine
-from ingot.errors import ConfigError, OutOfMemoryError
+from ingot.errors import OutOfMemoryError
 from ingot.llm import LLM
 
 _WARM_UP_TOKENS = 3  # a prefill and two decode steps
@@ -128,9 +128,9 @@ class IngotSide:
 
 
 def _open(spec: SideSpec) -> LLM:
-    runtime = RuntimeConfig(batch_invariant=spec.batch_invariant)
-    if spec.token_budget is not None:
-        runtime = runtime.replace(token_budget=spec.token_budget)
+    asked = {name: getattr(spec, name) for name in ("memory_fraction", "cache_tokens", "token_budget")}
+    values = {name: value for name, value in asked.items() if value is not None}
+    runtime = RuntimeConfig(batch_invariant=spec.batch_invariant, **values)
     if spec.random_weights is not None:
         return LLM.from_config(
             spec.random_weights,
@@ -141,19 +141,12 @@ def _open(spec: SideSpec) -> LLM:
             max_seq_len=spec.max_seq_len,
         )
     assert spec.path is not None
-    if not is_engine(Path(spec.path)):
-        return LLM(
-            spec.path,
-            spec.device,
-            compute_dtype=spec.dtype,
-            runtime=runtime,
-            max_batch_size=spec.max_batch_size,
-            max_seq_len=spec.max_seq_len,
-        )
-    if spec.max_seq_len is not None:
-        raise ConfigError(
-            "max_seq_len is fixed when an engine is built",
-            seen=spec.max_seq_len,
-            fix="--max-seq-len, leave it out, or give the checkpoint",
-        )
-    return LLM(spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime)
+    batch = spec.engine_batch_size if is_engine(Path(spec.path)) else spec.max_batch_size
+    return LLM(
+        spec.path,
+        spec.device,
+        compute_dtype=spec.dtype,
+        runtime=runtime,
+        max_batch_size=batch,
+        max_seq_len=spec.max_seq_len,
+    )

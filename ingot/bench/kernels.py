@@ -31,7 +31,8 @@ from ingot.config.quant import QuantConfig
 from ingot.device import on_device, parse_dtype
 from ingot.engine.assemble import empty_model
 from ingot.engine.describe import describe
-from ingot.engine.manifest import Manifest
+from ingot.engine.loader import lowered
+from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.random_weights import config_manifest
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
@@ -84,8 +85,11 @@ def read_shape(spec: SideSpec) -> Shape:
         )
     else:
         assert spec.path is not None
-        found = describe(resolve_checkpoint(spec.path))
+        folder = resolve_checkpoint(spec.path)
+        found = describe(folder)
         manifest, plan = found.manifest, found.plan
+        if is_engine(folder):
+            manifest = lowered(manifest, max_seq_len=spec.max_seq_len)
     dtype = manifest.build.dtype if spec.dtype == "auto" else spec.dtype
     return Shape(manifest.model, plan, parse_dtype(dtype), manifest.build.max_seq_len, _folded(manifest))
 

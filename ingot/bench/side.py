@@ -36,8 +36,10 @@ class SideSpec(JsonConfig):
         path: engine or checkpoint; None with ``random_weights``.
         random_weights: a config.json or its folder, to fill with random weights.
         dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        max_batch_size: requests in one step; for ``hf`` the rows of one padded batch.
-        max_seq_len: None: the model's own limit, at most 8192.
+        max_batch_size: requests in one step; for ``hf`` the rows of one padded batch; not for an engine.
+        engine_batch_size: requests in one step of an engine, at most what it was built for; None: that.
+        max_seq_len: None: an engine's or the model's own limit, of a model at most 8192.
+        memory_fraction, cache_tokens: for Ingot; None: the library's default.
         token_budget: tokens of one step; None: the library's default.
         batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
         name: what the record calls it; None: its kind.
@@ -49,7 +51,10 @@ class SideSpec(JsonConfig):
     device: str = "auto"
     dtype: str = "auto"
     max_batch_size: int = 64
+    engine_batch_size: int | None = None
     max_seq_len: int | None = None
+    memory_fraction: float | None = None
+    cache_tokens: int | None = None
     token_budget: int | None = None
     batch_invariant: bool = False
     name: str | None = None

@@ -13,7 +13,7 @@ from ingot.cli.prompts import PromptGiven, read_prompts
 
 if TYPE_CHECKING:
     from ingot.align.session import Report
-    from ingot.align.verdict import Row
+    from ingot.align.verdict import FirstBad, Row
 
 
 _WIDTH = 180
@@ -45,6 +45,7 @@ def align(
     steps: Annotated[
         int | None, typer.Option(help="Cached decode steps after each prompt.", min=0, show_default="4")
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Print every stage of every layer.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
     as_json: AsJson = False,
     dtype: Annotated[
@@ -84,7 +85,7 @@ def align(
 
         print_json(report_json(report))
     else:
-        _show(report)
+        _show(report, every=every)
     raise typer.Exit(0 if report.aligned else 1)
 
 
@@ -112,7 +113,7 @@ def _input(one: PromptGiven) -> Any:
     return one.prompt if one.prompt is not None else one.prompt_token_ids
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, every: bool) -> None:
     from ingot.align.report import facts, verdict_text
 
     console = stdout()
@@ -122,13 +123,15 @@ def _show(report: Report) -> None:
         console.print(f"prompt {i}:    {case.title} ({len(case.ids)} tokens)", markup=False)
     _show_texts(report)
     console.width = max(console.width, _WIDTH)  # columns are never cut
-    console.print(_table(report))
+    console.print(_table(report, every=every))
     _show_first(report)
     style = "bold green" if report.aligned else "bold red"
     console.print(verdict_text(report), style=style, markup=False)
 
 
 def _show_texts(report: Report) -> None:
+    from ingot.align.report import stops_text
+
     console = stdout()
     for i, case in enumerate(report.cases, start=1):
         for check in case.checks:
@@ -141,47 +144,34 @@ def _show_texts(report: Report) -> None:
                 at = slice(max(check.first - 4, 0), check.first + 8)
                 console.print(f"  from {check.first} on: expected {check.expected[at]!r}", markup=False)
                 console.print(f"  {'':>{len(str(check.first)) + 8}} got      {check.got[at]!r}", markup=False)
+    console.print(stops_text(report.stops), style="red" if report.stops.is_bad else None, markup=False)
 
 
-def _table(report: Report) -> Any:
+def _table(report: Report, *, every: bool) -> Any:
     """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
     from rich.table import Table
+
+    from ingot.align.summary import all_lines, short_lines
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "step", "max-abs", "relative L2", "alone", "floor", "limit", "cosine", ""):
         table.add_column(name, justify="left" if name in ("stage", "") else "right", no_wrap=True)
-    for row in _worst(report.rows):
-        alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
-        found = row.difference
-        marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, _logits_text(row)]
-        table.add_row(
-            row.stage,
-            str(row.step),
-            f"{found.max_abs:.2e}",
-            f"{found.relative:.2e}",
-            alone,
-            f"{row.floor:.2e}",
-            f"{row.limit:.2e}",
-            f"{found.cosine:.6f}",
-            ", ".join(filter(None, marks)),
-            style="red" if row.is_bad or row.is_wrong_alone else None,
-        )
+    for line in all_lines(report.rows) if every else short_lines(report.rows, report.first):
+        row = line.row
+        if row is None:
+            table.add_row("…", *[""] * 7, line.note, style="dim")
+            continue
+        marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, line.note, _logits_text(row)]
+        style = "red" if row.is_bad or row.is_wrong_alone else None
+        table.add_row(*_cells(row), ", ".join(filter(None, marks)), style=style)
     return table
 
 
-def _worst(rows: list[Row]) -> list[Row]:
-    """For every stage the row that is furthest beyond its limit."""
-    found: dict[str, Row] = {}
-    for row in rows:
-        best = found.get(row.stage)
-        if best is None or _share(row) > _share(best):
-            found[row.stage] = row
-    return list(found.values())
-
-
-def _share(row: Row) -> float:
-    alone = 0.0 if row.alone is None else row.alone.relative
-    return max(row.difference.relative / row.limit, alone / row.alone_limit)
+def _cells(row: Row) -> list[str]:
+    found = row.difference
+    alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
+    numbers = [f"{found.max_abs:.2e}", f"{found.relative:.2e}", alone, f"{row.floor:.2e}", f"{row.limit:.2e}"]
+    return [row.stage, str(row.step), *numbers, f"{found.cosine:.6f}"]
 
 
 def _logits_text(row: Row) -> str:
@@ -189,9 +179,7 @@ def _logits_text(row: Row) -> str:
 
 
 def _show_first(report: Report) -> None:
-    """The first bad stage, both tensors, and what explains them."""
-    from ingot.align.report import why_text
-
+    """Greedy ids, the first bad stage, and what explains it."""
     console, first = stdout(), report.first
     differ = [row for row in report.greedy if row.expected != row.got]
     for row in differ:
@@ -200,8 +188,17 @@ def _show_first(report: Report) -> None:
         console.print(f"greedy id, prompt {row.case + 1}, step {row.step}: {ids}", markup=False)
     if not differ:
         console.print(f"greedy ids: equal ({len(report.greedy)})")
-    if first is None:
-        return
+    if first is not None:
+        _show_tensors(first)
+    for finding in report.findings:
+        console.print(f"cause: {finding.text}", markup=False)
+
+
+def _show_tensors(first: FirstBad) -> None:
+    """Where the tensors leave first, and what they look like there."""
+    from ingot.align.report import why_text
+
+    console = stdout()
     step = f"cached step {first.row.step}" if first.row.step else "step 0, the prompt itself"
     where = f"{first.row.stage} (prompt {first.row.case + 1}, {step})"
     console.print(f"\nfirst bad stage: {where}", style="bold", markup=False)
@@ -215,5 +212,3 @@ def _show_first(report: Report) -> None:
         f"  largest difference at position {first.position}, channel {largest.channel}: "
         f"expected {first.expected_value:.6g}, got {first.got_value:.6g}"
     )
-    for finding in report.findings:
-        console.print(f"cause: {finding.text}", markup=False)

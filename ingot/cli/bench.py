@@ -20,7 +20,7 @@ import typer
 from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags, bench_flags
 from ingot.cli.console import print_json, stderr, stdout
 from ingot.cli.flags import given
-from ingot.errors import ConfigError
+from ingot.cli.limits import runtime_values
 
 if TYPE_CHECKING:
     from ingot.bench.load import Load
@@ -130,12 +130,11 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     """The side that is measured, with room for the batch asked for, or for the largest that is measured."""
     from ingot.device import resolve_device
 
-    size = _batch_room(flags.engine, flags.max_batch_size, most)
     spec = _spec(
         flags,
-        max_batch_size=size,
-        token_budget=flags.token_budget,
-        batch_invariant=flags.batch_invariant,
+        max_batch_size=flags.max_batch_size or most,
+        engine_batch_size=flags.max_batch_size,
+        **runtime_values(flags),
     )
     if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
         stderr().print(
@@ -160,19 +159,6 @@ def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
     )
 
 
-def _batch_room(engine: str | None, asked: int | None, most: int) -> int:
-    """The batch that a side is opened for: the one asked for, or the largest that is measured."""
-    from ingot.engine.manifest import is_engine
-
-    if asked is not None and engine is not None and is_engine(Path(engine)):
-        raise ConfigError(
-            "max_batch_size is fixed when an engine is built",
-            seen=asked,
-            fix="--max-batch-size, leave it out",
-        )
-    return asked or most
-
-
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
     """The side that it is compared with."""
     if against is None:
@@ -193,10 +179,10 @@ def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
 
 
 def _longest(spec: SideSpec) -> int | None:
-    """The most tokens of a request: an engine's own limit, or the one asked for."""
+    """The most tokens of a request: the limit asked for, or an engine's own."""
     from ingot.engine.manifest import Manifest, is_engine
 
-    if spec.path is not None and is_engine(Path(spec.path)):
+    if spec.max_seq_len is None and spec.path is not None and is_engine(Path(spec.path)):
         return Manifest.read(Path(spec.path)).build.max_seq_len
     return spec.max_seq_len
 

@@ -8,16 +8,16 @@ Owns their names, help and defaults. Knows no measurement.
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ingot.cli.flags import BatchInvariant, Device, Threads, flags_for
+from ingot.cli.flags import Device, Threads, field_flags, flags_for
+from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
@@ -69,9 +69,10 @@ class ModelFlags:
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of one request; an engine has its own.",
-            show_default=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
+            help="Most tokens of one request; of an engine at most what it was built for.",
+            show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
             min=1,
+            rich_help_panel=PANEL,
         ),
     ] = None
     dtype: Annotated[
@@ -95,12 +96,15 @@ class SideFlags(ModelFlags):
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Most requests in one step; an engine has its own.", min=1, show_default="as needed"
+            help="Most requests in one step; of an engine at most what it was built for.",
+            min=1,
+            show_default="as built, or as needed",
+            rich_help_panel=PANEL,
         ),
     ] = None
-    token_budget: Annotated[
-        int | None, typer.Option(help="Most tokens of one step.", show_default="2048", min=1)
-    ] = None
+    memory_fraction: MemoryFraction = None
+    cache_tokens: CacheTokens = None
+    token_budget: TokenBudget = None
     threads: Threads = None
     batch_invariant: BatchInvariant = False
 
@@ -108,9 +112,4 @@ class SideFlags(ModelFlags):
 def bench_flags(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
     kind = typing.get_type_hints(verb)["flags"]
-    types = typing.get_type_hints(kind, include_extras=True)
-    flags = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-        for f in fields(kind)
-    ]
-    return flags_for(verb, "flags", flags, lambda values: kind(**values))
+    return flags_for(verb, "flags", field_flags(kind), lambda values: kind(**values))

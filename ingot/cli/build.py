@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import size_text, stderr
+from ingot.cli.console import size_text, stderr, stdout
 from ingot.cli.flags import Device, given
+from ingot.cli.metric_text import metric_line
+from ingot.cli.prove_flags import ProveFlags, prove_flags
 from ingot.cli.signals import ends_once
-from ingot.cli.steps import steps_shown
+from ingot.cli.steps import bar_shown, steps_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 
+if TYPE_CHECKING:
+    from ingot.evaluate.proving import Proving
+
 Progress = Callable[[str, int, int], None]
+Finish = Callable[[Path], None]
 
 
+@prove_flags
 def build(
+    proving: ProveFlags,
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or a Hugging Face id.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The engine folder to make.")],
     dtype: Annotated[
@@ -59,19 +67,24 @@ def build(
 ) -> None:
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
     start = time.perf_counter()
+    proving.check(proof=proof)
     with ends_once():
         from ingot.engine import builder
 
-        with _progress() as progress, steps_shown() as tune_progress:
+        plan_of_metrics = proving.plan(checkpoint, revision, chat_template)
+        with ExitStack() as shown:
+            progress = shown.enter_context(_progress())
+            steps = shown.enter_context(steps_shown())
             path = builder.build(
                 checkpoint,
                 output,
                 force=force,
                 progress=progress,
                 tune=tune,
-                tune_progress=tune_progress,
+                tune_progress=steps,
                 proof=proof,
-                proof_progress=tune_progress,
+                proof_progress=steps,
+                finish=_measuring(plan_of_metrics, device, shown),
                 **given(
                     dtype=dtype,
                     device=device,
@@ -85,6 +98,26 @@ def build(
             )
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+
+
+def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) -> Finish | None:
+    """What measures the finished engine and stores or refuses it; closes what is ``shown`` first, for there
+    is one bar at a time.
+    """
+    if proving is None:
+        return None
+
+    def finish(folder: Path) -> None:
+        from ingot.evaluate.metrics import keep, measure
+
+        shown.close()
+        with bar_shown() as progress:
+            metrics = measure(folder, proving, progress=progress, **given(device=device))
+        for name, text in map(metric_line, metrics):
+            stdout().print(f"  {name:<10}{text}", markup=False)
+        keep(folder, metrics)
+
+    return finish
 
 
 @contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Collection
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import BatchInvariant, Device, EnginePath, Threads, open_llm
+from ingot.cli.flags import Device, EnginePath, Threads, open_llm
+from ingot.cli.limits import Limits, limit_flags
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.cli.signals import StopOnInterrupt
 from ingot.errors import IngotError
@@ -26,17 +28,19 @@ _HELP = """/clear        forget the conversation
 Three double quotes begin and end a message of several lines. Ctrl-C stops an answer."""
 
 
+@limit_flags
 @sampling_flags("n", "num_beams", "length_penalty", "early_stopping", "logprobs")
 def chat(
+    context: typer.Context,
     engine: EnginePath,
     sampling: dict[str, Any],
+    limits: Limits,
     system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
     device: Device = None,
     threads: Threads = None,
-    batch_invariant: BatchInvariant = False,
 ) -> None:
     """Talk with an engine. /help lists the commands; lines on a piped stdin are turns."""
-    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
+    llm = open_llm(engine, device, threads, limits)
     from ingot.llm.conversation import Conversation
 
     talk = Conversation(llm, system, with_given(llm.default_params, sampling))
@@ -47,13 +51,14 @@ def chat(
         stderr().print("/help lists the commands, Ctrl-D ends the chat", style="dim")
     elif isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    takes = [flag for param in context.command.params for flag in param.opts]
     failed = False
     while (message := _next_message()) is not None:
         if message.startswith("/"):
             if not _command(talk, message):
                 break
         elif message.strip():
-            failed |= not _answer(talk, message.removeprefix(_QUOTES))
+            failed |= not _answer(talk, message.removeprefix(_QUOTES), takes)
     if failed and not sys.stdin.isatty():
         raise typer.Exit(1)
 
@@ -110,8 +115,8 @@ def _command(talk: Conversation, message: str) -> bool:
     return True
 
 
-def _answer(talk: Conversation, message: str) -> bool:
-    """Stream an answer; an error is shown, gives False, and the chat goes on."""
+def _answer(talk: Conversation, message: str, takes: Collection[str]) -> bool:
+    """Stream an answer; an error is shown, with flags of ``takes``, gives False, and the chat goes on."""
     before, reason = talk.num_dropped, None
     try:
         with StopOnInterrupt() as stop, closing(talk.ask(message)) as pieces:  # type: ignore[type-var]
@@ -122,7 +127,7 @@ def _answer(talk: Conversation, message: str) -> bool:
                     break
         write("\n")
     except IngotError as error:
-        print_error(error)
+        print_error(error, takes)
         return False
     if stop.requested:
         stderr().print("(stopped)", style="dim")

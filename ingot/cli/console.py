@@ -12,7 +12,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ingot.config.units import size_text as size_text
@@ -46,12 +46,20 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(finite(value), ensure_ascii=escaped) + "\n")
 
 
-def print_error(error: IngotError) -> None:
-    """What happened, and what was seen, allowed and to be changed on lines of their own."""
-    console = stderr()
+def print_error(error: IngotError, takes: Collection[str] | None = None) -> None:
+    """What happened, and what was seen, allowed and to be changed on lines of their own.
+
+    Args:
+        takes: the flags of the verb that failed: an out-of-memory error shows no others.
+    """
+    console, fix = stderr(), error.fix
+    if takes is not None and isinstance(error, OutOfMemoryError) and error.ledger is not None:
+        from ingot.engine.fix_text import told_fixes
+
+        fix = told_fixes(error.ledger["fixes"], takes)
     console.print("error:", style="bold red", end=" ")
     console.print(error.what, markup=False)
-    for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", error.fix)):
+    for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", fix)):
         if value is not None:
             console.print(f"  {name}: {_listed(value)}", markup=False)
     for line in error.lines if isinstance(error, OutOfMemoryError) else ():

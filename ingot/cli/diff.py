@@ -40,14 +40,15 @@ def diff(
 
 
 def _show(found: Comparison) -> None:
-    console = stdout()
     if found.equal:
-        console.print("equal")
-        return
+        stdout().print("equal")
     for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
         _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
     _section("files", [_file_line(c) for c in found.files])
     _section("tensors", _tensor_lines(found.tensors), len(found.tensors))
+    _section(
+        "metrics, not counted", [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in found.metrics]
+    )
 
 
 def _section(title: str, lines: Sequence[str], count: int | None = None) -> None:

@@ -10,21 +10,21 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import finite, print_json, stderr, stdout
+from ingot.cli.console import finite, print_json, stdout
 from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags, eval_flags
+from ingot.cli.steps import bar_shown
 
 if TYPE_CHECKING:
     from ingot.evaluate.data import DataFile
     from ingot.evaluate.items import Item
     from ingot.evaluate.limits import Limit
-    from ingot.evaluate.record import Evaluation, Progress
+    from ingot.evaluate.record import Evaluation
     from ingot.evaluate.report import Table
 
 _BEYOND = 1
@@ -63,7 +63,7 @@ def summarize(
     asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
     limits = _start(flags, "summarize")
     data = _data(flags, asks)
-    with _progress() as progress:
+    with bar_shown() as progress:
         found = run(*flags.sides(), data, limits, asking, progress)
     _finish(flags, found)
 
@@ -78,7 +78,7 @@ def answers(flags: AskFlags) -> None:
     limits = _start(flags, "answers")
     asking = Asking(flags.max_new_tokens, flags.chat)
     data = _data(flags, asks)
-    with _progress() as progress:
+    with bar_shown() as progress:
         found = run(*flags.sides(), data, limits, asking, progress)
     _finish(flags, found)
 
@@ -93,7 +93,7 @@ def perplexity(flags: ReadFlags) -> None:
     limits = _start(flags, "perplexity")
     data = _data(flags)
     reading = Reading(flags.window, flags.stride, flags.max_tokens)
-    with _progress() as progress:
+    with bar_shown() as progress:
         found = run(*flags.sides(), data, limits, reading, progress)
     _finish(flags, found)
 
@@ -114,7 +114,7 @@ def divergence(flags: ReadFlags) -> None:
         raise typer.BadParameter("a divergence needs a reference", param_hint="--against")
     data = _data(flags)
     reading = Reading(flags.window, flags.stride, flags.max_tokens)
-    with _progress() as progress:
+    with bar_shown() as progress:
         found = run(spec, other, data, limits, reading, progress)
     _finish(flags, found)
 
@@ -192,20 +192,3 @@ def _print_table(table: Table) -> None:
     for row in table.rows:
         shown.add_row(*map(Text, row))
     stdout().print(shown)
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on stderr; nothing where that is no terminal."""
-    from ingot.evaluate.record import no_progress
-
-    console = stderr()
-    if not console.is_terminal:
-        yield no_progress
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

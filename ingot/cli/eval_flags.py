@@ -8,16 +8,17 @@ Owns their names, help and defaults, and what they say of both sides. Knows no m
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Threads, flags_for, given
+from ingot.cli.flags import Device, Threads, field_flags, flags_for, given
+from ingot.cli.limits import PANEL, MemoryFraction, TokenBudget, runtime_values
+from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 if TYPE_CHECKING:
     from ingot.evaluate.side import SideSpec
@@ -119,8 +120,15 @@ class EvalFlags:
     ] = 8
     max_seq_len: Annotated[
         int | None,
-        typer.Option(help="Most tokens of one request, for a checkpoint; an engine has its own.", min=2),
+        typer.Option(
+            help="Most tokens of one request; of an engine at most what it was built for.",
+            min=2,
+            show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
+            rich_help_panel=PANEL,
+        ),
     ] = None
+    memory_fraction: MemoryFraction = None
+    token_budget: TokenBudget = None
     device: Device = None
     threads: Threads = None
 
@@ -137,7 +145,11 @@ class EvalFlags:
         from ingot.evaluate.side import SideSpec, other_spec
 
         spec = SideSpec(
-            self.engine, dtype=self.dtype, max_seq_len=self.max_seq_len, **given(device=self.device)
+            self.engine,
+            dtype=self.dtype,
+            max_seq_len=self.max_seq_len,
+            **given(device=self.device),
+            **runtime_values(self),
         )
         if self.against is None:
             return spec, None
@@ -180,14 +192,5 @@ class ReadFlags(EvalFlags):
 def eval_flags(verb: Callable[..., None]) -> Callable[..., None]:
     """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
     kind = typing.get_type_hints(verb)["flags"]
-    types = typing.get_type_hints(kind, include_extras=True)
-    flags = [
-        inspect.Parameter(
-            f.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if f.name in ("engine", "data") else f.default,
-            annotation=types[f.name],
-        )
-        for f in fields(kind)
-    ]
+    flags = field_flags(kind, required=("engine", "data"))
     return flags_for(verb, "flags", flags, lambda values: kind(**values))

@@ -3,7 +3,7 @@
 Owns their names, help and how an engine is opened for a verb. Defaults are the library's: a flag that is not
 given is not passed on.
 
-    llm = open_llm(engine, device)
+    llm = open_llm(engine, device, threads, limits)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ import typer
 from ingot.cli.console import stderr
 
 if TYPE_CHECKING:
+    from ingot.cli.limits import Limits
     from ingot.llm import LLM
 
 EnginePath = Annotated[
@@ -31,13 +33,6 @@ Threads = Annotated[
         help="CPU threads; give each its share when several processes compute on the same cores.",
         min=1,
         show_default="PyTorch's choice",
-    ),
-]
-BatchInvariant = Annotated[
-    bool,
-    typer.Option(
-        "--batch-invariant",
-        help="Compute a request to the same bits whatever runs beside it; slower (docs/numerics.md).",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -71,20 +66,32 @@ def flags_for(
     return with_flags
 
 
-def open_llm(
-    path: str, device: str | None, threads: int | None = None, *, batch_invariant: bool = False
-) -> LLM:
+def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parameter]:
+    """One flag for each field of a dataclass, in order; ``required`` are the names of those without a
+    default.
+    """
+    types = typing.get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.name in required else field.default,
+            annotation=types[field.name],
+        )
+        for field in fields(kind)
+    ]
+
+
+def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
     """Load an engine, showing so on a terminal."""
     with stderr().status("loading") if stderr().is_terminal else _nothing():
         import torch
 
-        from ingot.config.runtime import RuntimeConfig
         from ingot.llm import LLM
 
         if threads is not None:
             torch.set_num_threads(threads)
-        runtime = RuntimeConfig(batch_invariant=True) if batch_invariant else None
-        return LLM(path, **given(device=device, runtime=runtime))
+        return LLM(path, **given(device=device), **limits.arguments())
 
 
 def _nothing() -> Any:

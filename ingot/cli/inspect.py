@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import AsJson, EnginePath
+from ingot.cli.metric_text import metric_line
 from ingot.errors import CheckpointError, NoSuchPathError
 
 if TYPE_CHECKING:
@@ -94,8 +95,7 @@ def _proof(found: Description) -> Iterator[tuple[str, str]]:
     cases = (f"{name} {prompt}+{new}" for name, (prompt, new) in found.proof.cases.items())
     yield "golden cases", ", ".join(cases) + " (tokens of prompt + new)" if found.proof.cases else "none"
     for metric in found.proof.metrics:
-        limit = f"{'<=' if metric.better == 'lower' else '>='} {metric.limit:g}"
-        yield "metric", f"{metric.name} {metric.value:g} (limit {limit}) on {metric.data}"
+        yield metric_line(metric)
     if found.doubt is not None:
         yield "verified", found.doubt
     else:

@@ -64,8 +64,14 @@ class Verbs(TyperGroup):
             if isinstance(error, OSError):  # a full disk, a file that may not be read
                 _forget_stdout()
                 error = IngotError(error.strerror or str(error), seen=error.filename)
-            print_error(error)
+            print_error(error, _flags(self.get_command(ctx, ctx.invoked_subcommand or "")))
             raise typer.Exit(_exit_code(error, ctx.invoked_subcommand)) from None
+
+
+def _flags(verb: Any) -> set[str]:
+    """The flags of a verb; of ``bench`` and ``eval`` those of all their own verbs."""
+    parts = [verb, *getattr(verb, "commands", {}).values()] if verb is not None else []
+    return {flag for part in parts for param in part.params for flag in param.opts}
 
 
 def _exit_code(error: IngotError, verb: str | None) -> int:

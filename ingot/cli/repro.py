@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, BatchInvariant, Device, Threads, open_llm
+from ingot.cli.flags import AsJson, Device, Threads, open_llm
+from ingot.cli.limits import Limits, limit_flags
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from ingot.llm.repro_bundle import Bundle
 
 
+@limit_flags
 def repro(
+    limits: Limits,
     engine: Annotated[
         str | None,
         typer.Argument(
@@ -53,7 +56,6 @@ def repro(
     ] = None,
     device: Device = None,
     threads: Threads = None,
-    batch_invariant: BatchInvariant = False,
     as_json: AsJson = False,
 ) -> None:
     """Cut a failure down to one layer, as one small file; --run replays such a file.
@@ -70,7 +72,7 @@ def repro(
     if engine is None or layer is None:
         raise typer.BadParameter("give ENGINE and --layer, or --run FILE")
     request = one_prompt(messages, prompt, ids)
-    bundle = _capture(engine, request, layer, step or 0, expected, device, threads, batch_invariant)
+    bundle = _capture(engine, request, layer, step or 0, expected, device, threads, limits)
     target = out or Path(f"{_name(engine)}-layer{layer}.safetensors")
     from ingot.llm.repro_bundle import write_bundle
 
@@ -100,16 +102,15 @@ def _capture(
     expected: Path | None,
     device: str | None,
     threads: int | None,
-    batch_invariant: bool,
+    limits: Limits,
 ) -> Bundle:
     """The bundle, with the names that only the command line knows."""
-    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
+    llm = open_llm(engine, device, threads, limits)
     from ingot.llm.repro import capture_layer
 
     bundle = capture_layer(llm, request, layer, step, expected)
-    command = f"ingot repro {_name(engine)} --layer {layer} --step {step}"
-    command += " --batch-invariant" if batch_invariant else ""
-    bundle.facts = bundle.facts.replace(engine=_name(engine), command=command)
+    words = ["ingot", "repro", _name(engine), "--layer", str(layer), "--step", str(step), *limits.words()]
+    bundle.facts = bundle.facts.replace(engine=_name(engine), command=" ".join(words))
     return bundle
 
 

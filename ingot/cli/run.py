@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, BatchInvariant, Device, EnginePath, Threads, open_llm
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, open_llm
+from ingot.cli.limits import Limits, limit_flags
 from ingot.cli.prompts import PromptGiven, read_prompts
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.config.sampling import SamplingParams
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from ingot.processors.tokenizer import Tokenizer
 
 
+@limit_flags
 @sampling_flags()
 def run(
     engine: EnginePath,
     sampling: dict[str, Any],
+    limits: Limits,
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts; none: stdin is one prompt.", show_default=False)
     ] = None,
@@ -42,7 +45,6 @@ def run(
     ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
     device: Device = None,
     threads: Threads = None,
-    batch_invariant: BatchInvariant = False,
 ) -> None:
     """Answer prompts, all in flight together.
 
@@ -52,7 +54,7 @@ def run(
         raise typer.BadParameter("--logprobs needs --json, which shows them")
     given = read_prompts(prompts or [], file, chat=chat, ids=ids)
     start = time.perf_counter()
-    llm = open_llm(engine, device, threads, batch_invariant=batch_invariant)
+    llm = open_llm(engine, device, threads, limits)
     params = with_given(llm.default_params, sampling)
     inputs = [_input(one) for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len

@@ -1,6 +1,6 @@
-"""A line of progress for work that is counted in steps.
+"""A line, or a bar, of progress for work that is counted in steps.
 
-Owns how it looks. Knows no verb.
+Owns how they look. Knows no verb.
 
     with steps_shown() as progress: tune(engine, progress=progress)
 """
@@ -37,3 +37,19 @@ def steps_shown() -> Iterator[Progress | None]:
     yield show
     if width:
         console.print("\r" + " " * width + "\r", end="")
+
+
+@contextmanager
+def bar_shown() -> Iterator[Progress]:
+    """A bar on stderr; nothing where that is no terminal."""
+    console = stderr()
+    if not console.is_terminal:
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)

@@ -9,6 +9,8 @@ import typer
 
 from ingot.cli.console import print_json, stderr, stdout
 from ingot.cli.flags import AsJson, Device, Threads, given
+from ingot.cli.limits import MemoryFraction
+from ingot.cli.metric_text import metric_line
 
 if TYPE_CHECKING:
     from ingot.llm.verify import Verification
@@ -18,6 +20,7 @@ def verify(
     engine: Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")],
     device: Device = None,
     threads: Threads = None,
+    memory_fraction: MemoryFraction = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every hash of an engine, then replay its golden cases on this machine.
@@ -29,12 +32,14 @@ def verify(
     with console.status("loading") if console.is_terminal else _nothing() as status:
         import torch
 
+        from ingot.config.runtime import RuntimeConfig
         from ingot.llm.verify import verify
 
         if threads is not None:
             torch.set_num_threads(threads)
         progress = None if status is None else status.update
-        found = verify(engine, **given(device=device, progress=progress))
+        runtime = RuntimeConfig(**given(memory_fraction=memory_fraction))
+        found = verify(engine, runtime=runtime, **given(device=device, progress=progress))
     if as_json:
         print_json(found.to_json())
     else:
@@ -58,8 +63,7 @@ def _show(found: Verification) -> None:
     for note in found.notes:
         _line("note", note)
     for metric in found.metrics:
-        sign = "<=" if metric.better == "lower" else ">="
-        _line("metric", f"{metric.name} {metric.value:g} (limit {sign} {metric.limit:g}) on {metric.data}")
+        _line(*metric_line(metric))
     if found.proven_by is not None:
         made = found.proven_by
         _line(

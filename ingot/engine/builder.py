@@ -41,6 +41,7 @@ from ingot.models.registry import find_architecture
 from ingot.version import VERSION
 
 Progress = Callable[[str, int, int], None]
+Finish = Callable[[Path], None]
 
 
 def build(
@@ -61,6 +62,7 @@ def build(
     progress: Progress | None = None,
     tune_progress: Progress | None = None,
     proof_progress: Progress | None = None,
+    finish: Finish | None = None,
 ) -> Path:
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
@@ -86,6 +88,8 @@ def build(
         progress: called as (tensor name, bytes done, bytes in all).
         tune_progress: called as (what is measured, steps done, steps in all).
         proof_progress: called as (what, passes over the weights done, passes in all).
+        finish: called with the finished engine while it still lies beside its place. What it raises ends the
+            build like any error: nothing is left, and an engine that was there stays.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or does not fit its architecture.
@@ -111,6 +115,8 @@ def build(
                 source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
+                if finish is not None:
+                    finish(folder)
         except OSError as error:
             raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
     return target

@@ -30,6 +30,7 @@ from ingot.engine.manifest import (
     Manifest,
     TensorEntry,
 )
+from ingot.engine.proof import read_proof
 from ingot.errors import EngineError
 
 ABSENT = "(absent)"
@@ -69,13 +70,18 @@ class TensorChange(JsonConfig):
 
 @dataclass(frozen=True)
 class Comparison(JsonConfig):
-    """Every difference, by kind: configs by dotted name, tensors, other files by sha256, plan, versions."""
+    """Every difference, by kind: configs by dotted name, tensors, other files by sha256, plan, versions.
+
+    ``metrics`` of the proofs are told and not counted: they follow from the rest and from what was measured
+    on.
+    """
 
     config: tuple[FieldChange, ...]
     tensors: tuple[TensorChange, ...]
     files: tuple[FieldChange, ...]
     plan: tuple[FieldChange, ...]
     versions: tuple[FieldChange, ...]
+    metrics: tuple[FieldChange, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -101,6 +107,7 @@ def compare_engines(left: Path, right: Path, progress: Progress | None = None) -
         files=field_changes(_files(left, a), _files(right, b)),
         plan=field_changes(_plan(left), _plan(right)),
         versions=field_changes(_versions(a), _versions(b)),
+        metrics=field_changes(_metrics(left), _metrics(right)),
     )
 
 
@@ -161,6 +168,20 @@ def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
     if (folder / PROOF_FILE).is_file():
         hashes[PROOF_FILE] = "a proof"
     return {f"tokenizer/{name}": digest for name, digest in manifest.files.items()} | hashes
+
+
+def _metrics(folder: Path) -> dict[str, float]:
+    """Values by what was measured; none of a damaged proof, which ``verify`` tells of."""
+    try:
+        proof = read_proof(folder)
+    except EngineError:
+        return {}
+    metrics = () if proof is None else proof.claims.metrics
+    return {
+        f"{m.name} on {m.data} ({m.data_sha256[:8]})"
+        + (f" against {m.against}" if m.against else ""): m.value
+        for m in metrics
+    }
 
 
 def _plan(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Literal
 from ingot.config.base import JsonConfig
 from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.device import parse_dtype
+from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
 from ingot.engine.memory_sizes import weight_bytes
 
@@ -41,8 +42,8 @@ class Fix(JsonConfig):
     """A change after which it fits.
 
     Attributes:
-        flags: of ``ingot plan``, and of ``ingot build`` where it has them.
-        where: what takes the change: a flag of the build, or a field of RuntimeConfig.
+        flags: of ``ingot plan`` and of the verbs that run an engine; ``--dtype`` and ``--quant`` of a build.
+        where: what takes the change in Python.
         needed, usable: bytes, then.
     """
 
@@ -72,7 +73,6 @@ class _Way:
     """One knob: how a setting looks at a value of it, and the values from the dearest to the cheapest."""
 
     flag: str
-    where: str
     cost: Cost
     note: str
     change: Callable[[Setting, int], Setting]
@@ -94,6 +94,21 @@ def fixes(found: Ledger, goal: Goal = "fits") -> list[Fix]:
     options = single or list(search.combined(found.setting))
     options += search.cards(found.setting)
     return sorted(options, key=lambda fix: COSTS.index(fix.cost))
+
+
+def eased(found: Ledger) -> list[Fix]:
+    """Smaller caches and steps for what should start and ran out all the same: memory went elsewhere."""
+    if found.capacity is None or not found.loads:
+        return []
+    search, runtime = _Search(found.capacity, "loads"), found.setting.runtime
+    fraction, budget = round(runtime.memory_fraction - 0.1, 2), max(runtime.token_budget // 2, 1)
+    tries = []
+    if found.setting.device == "cuda" and fraction > 0:
+        tries.append((f"--memory-fraction {fraction:g}", {"memory_fraction": fraction}, "a smaller cache"))
+    if budget < runtime.token_budget:
+        tries.append((f"--token-budget {budget}", {"token_budget": budget}, _CHUNKS))
+    changed = [(f, found.setting.replace(runtime=runtime.replace(**v)), note) for f, v, note in tries]
+    return [search.fix(s, flags, "speed", note) for flags, s, note in changed if search.bill(s).loads]
 
 
 def fits_by_card(setting: Setting) -> Iterator[CardRow]:
@@ -149,15 +164,14 @@ class _Search:
             )
             if steps:
                 value = steps * way.step
-                where = way.where.format(value)
-                yield self._fix(way.change(setting, value), f"{way.flag} {value}", where, way.cost, way.note)
+                yield self.fix(way.change(setting, value), f"{way.flag} {value}", way.cost, way.note)
         yield from self._raised_cache(setting)
 
     def formats(self, setting: Setting) -> Iterator[Fix]:
         """Other number formats of the weights."""
         for form in _smaller_formats(setting):
             if _reached(self.bill(form), self.goal):
-                yield self._fix(form, _format_flags(setting, form), "ingot build", "quality", _QUALITY)
+                yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
         """Several knobs at once: a smaller number format and one more; where that is not enough, batch 1 in
@@ -169,17 +183,13 @@ class _Search:
                 yield from found
                 return
         for form in (setting, *_smaller_formats(setting)):
-            one = form.replace(
-                max_batch_size=1,
-                runtime=form.runtime.replace(cache_tokens=None, token_budget=_LEAST_TOKEN_BUDGET),
-            )
-            length = self.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, setting.max_seq_len)  # type: ignore[misc]
+            length = self.largest(lambda n, s=form: _one_short(s, n), 1, setting.max_seq_len)  # type: ignore[misc]
             if length:
+                one = _one_short(form, length)
                 flags = f"--max-batch-size 1 --max-seq-len {length} --token-budget {_LEAST_TOKEN_BUDGET}"
-                where = f"ingot build, RuntimeConfig(token_budget={_LEAST_TOKEN_BUDGET})"
-                fix = self._fix(
-                    one.replace(max_seq_len=length), flags, where, "speed", "all of these together"
-                )
+                if one.runtime.cache_tokens is not None:
+                    flags += f" --cache-tokens {one.runtime.cache_tokens}"
+                fix = self.fix(one, flags, "speed", "all of these together")
                 yield fix if form is setting else _joined(setting, form, fix)
                 return
 
@@ -192,7 +202,7 @@ class _Search:
             search._weights = self._weights
             if total > self.capacity.total and _reached(search.bill(setting), self.goal):
                 note = f"a card of {name}, as it is"
-                yield search._fix(setting, f"--gpu {total / 2**30:g}GiB", "the machine", "hardware", note)
+                yield search.fix(setting, f"--gpu {total / 2**30:g}GiB", "hardware", note)
                 return
 
     def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:
@@ -203,9 +213,8 @@ class _Search:
         for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
             changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
             if _reached(self.bill(changed), self.goal):
-                where = f"RuntimeConfig(memory_fraction={value / 100:g})"
                 note = "less is left for others on the GPU"
-                yield self._fix(changed, f"--memory-fraction {value / 100:g}", where, "headroom", note)
+                yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
                 return
 
     def _raised_cache(self, setting: Setting) -> Iterator[Fix]:
@@ -215,15 +224,16 @@ class _Search:
             return
         changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
         if _reached(self.bill(changed), self.goal):
-            where = f"RuntimeConfig(cache_tokens={tokens})"
-            yield self._fix(changed, f"--cache-tokens {tokens}", where, "headroom", "one longest request")
+            yield self.fix(changed, f"--cache-tokens {tokens}", "headroom", "one longest request")
 
-    def _fix(self, changed: Setting, flags: str, where: str, cost: Cost, note: str) -> Fix:
+    def fix(self, changed: Setting, flags: str, cost: Cost, note: str) -> Fix:
+        """A change with what it needs and what there is then."""
         bill = self.bill(changed)
         needed = bill.needed if self.goal == "fits" else bill.fixed + _one_request(changed)
-        return Fix(flags, where, cost, note, needed, bill.usable or 0, changed)
+        return Fix(flags, where_of(flags), cost, note, needed, bill.usable or 0, changed)
 
 
+_CHUNKS = "prompts are computed in smaller chunks"
 _QUALITY = "fewer bits a weight: measure with `ingot eval`"
 
 
@@ -235,28 +245,36 @@ def _one_request(setting: Setting) -> int:
     return setting.blocks_per_request * setting.block_bytes
 
 
+def _one_short(setting: Setting, length: int) -> Setting:
+    """One request at a time, of so many tokens, in the smallest chunks; a cache that was given holds it."""
+    one = setting.replace(max_batch_size=1, max_seq_len=length)
+    tokens = one.blocks_per_request * one.runtime.block_size if one.runtime.cache_tokens is not None else None
+    runtime = one.runtime.replace(cache_tokens=tokens, token_budget=_LEAST_TOKEN_BUDGET)
+    return one.replace(runtime=runtime)
+
+
 def _ways(setting: Setting) -> Iterator[_Way]:
     """The knobs with a whole number each, below what they are set to."""
     runtime = setting.runtime
     if runtime.cache_tokens is None:
         yield _Way(
-            "--max-batch-size", "ingot build", "limits", "fewer requests a step",
+            "--max-batch-size", "limits", "fewer requests a step",
             lambda s, n: s.replace(max_batch_size=n), 1, setting.max_batch_size - 1,
         )  # fmt: skip
     block = min(runtime.block_size, max(setting.max_seq_len - 1, 1))
     yield _Way(
-        "--max-seq-len", "ingot build", "limits", "shorter requests",
+        "--max-seq-len", "limits", "shorter requests",
         lambda s, n: s.replace(max_seq_len=n), block, setting.max_seq_len - 1, block,
     )  # fmt: skip
     most = (runtime.cache_tokens or setting.wanted_blocks * runtime.block_size) - 1
     yield _Way(
-        "--cache-tokens", "RuntimeConfig(cache_tokens={})", "speed",
+        "--cache-tokens", "speed",
         "requests wait, or are computed again, when it is full",
         lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n)),
         setting.blocks_per_request * runtime.block_size, most, runtime.block_size,
     )  # fmt: skip
     yield _Way(
-        "--token-budget", "RuntimeConfig(token_budget={})", "speed", "prompts are computed in smaller chunks",
+        "--token-budget", "speed", _CHUNKS,
         lambda s, n: s.replace(runtime=s.runtime.replace(token_budget=n)),
         _LEAST_TOKEN_BUDGET, runtime.token_budget - 1, _LEAST_TOKEN_BUDGET,
     )  # fmt: skip
@@ -279,8 +297,8 @@ def _smaller_formats(setting: Setting) -> Iterable[Setting]:
 
 def _joined(setting: Setting, form: Setting, fix: Fix) -> Fix:
     """The fix of another number format, as one of the setting's own."""
-    where = fix.where if fix.where.startswith("ingot build") else f"ingot build, {fix.where}"
-    return fix.replace(flags=f"{_format_flags(setting, form)} {fix.flags}", where=where, cost="quality")
+    flags = f"{_format_flags(setting, form)} {fix.flags}"
+    return fix.replace(flags=flags, where=where_of(flags), cost="quality")
 
 
 def _format_flags(setting: Setting, form: Setting) -> str:

@@ -114,7 +114,7 @@ def _make(
     start = time.perf_counter()
     dtype = parse_dtype(build.dtype)
     weights = Weights(folder / WEIGHTS_FILE, model, device)
-    with _threads(weights) as threads:
+    with steady_threads(weights.num_bytes, weights.device) as threads:
         count = _new_tokens(weights, build.max_seq_len)
         room = build.max_seq_len - count if count else 0
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
@@ -145,10 +145,12 @@ class _NotFinite(Exception):
 
 
 @contextmanager
-def _threads(weights: Weights) -> Iterator[int]:
-    """One thread for a small model on a CPU: as fast, and the same numbers whatever the process has."""
+def steady_threads(num_bytes: int, device: torch.device) -> Iterator[int]:
+    """One thread for a model of few ``num_bytes`` of weights on a CPU: as fast, and the same numbers whatever
+    the process has. Yields how many threads there are.
+    """
     before = torch.get_num_threads()
-    if weights.device.type == "cpu" and weights.num_bytes < _SMALL:
+    if device.type == "cpu" and num_bytes < _SMALL:
         torch.set_num_threads(1)
     try:
         yield torch.get_num_threads()

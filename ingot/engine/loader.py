@@ -21,6 +21,7 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest
@@ -30,7 +31,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.memory_error import explained
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
-from ingot.errors import EngineError
+from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
@@ -63,8 +64,10 @@ def compute_dtype(manifest: Manifest, device: torch.device, name: str = "auto") 
     return torch.float32 if device.type == "cpu" else parse_dtype(manifest.build.dtype)
 
 
-def setting_of(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> Setting:
-    """What an engine asks of a device, for its memory ledger; the runtime's values are the defaults."""
+def setting_of(
+    manifest: Manifest, dtype: torch.dtype, device: torch.device, runtime: RuntimeConfig | None = None
+) -> Setting:
+    """What an engine asks of a device, for its memory ledger; ``runtime`` None: the defaults."""
     build = manifest.build
     return Setting(
         manifest.model,
@@ -74,20 +77,58 @@ def setting_of(manifest: Manifest, dtype: torch.dtype, device: torch.device) -> 
         stored_dtype=build.dtype,
         device="cuda" if device.type == "cuda" else "cpu",
         quant=manifest.quant,
+        runtime=runtime or RuntimeConfig(),
     )
 
 
-def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engine:
+def lowered(
+    manifest: Manifest, max_batch_size: int | None = None, max_seq_len: int | None = None
+) -> Manifest:
+    """The manifest with smaller limits, as if it had been built with them; None: as it was built.
+
+    Raises:
+        ConfigError: a limit is larger than what was built, or below 1.
+    """
+    built = manifest.build
+    wanted = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+    build = built.replace(**{name: value for name, value in wanted.items() if value is not None})
+    for name in wanted:
+        most, value = getattr(built, name), getattr(build, name)
+        if value > most:
+            raise ConfigError(
+                f"the engine was built for a smaller {name}",
+                seen=value,
+                allowed=f"<= {most}",
+                fix=f"--{name.replace('_', '-')}, or build it again with more",
+            )
+    return manifest.replace(build=build)
+
+
+def load_engine(
+    folder: Path,
+    device: torch.device,
+    dtype: str = "auto",
+    *,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    runtime: RuntimeConfig | None = None,
+) -> Engine:
     """Load an engine folder.
 
     A kernel plan that was measured on another machine is not used, and a warning is logged. A CPU uses none.
 
+    Args:
+        max_batch_size, max_seq_len: lower limits than those of the build, for this process; the folder stays
+            as it is.
+        runtime: what the engine will run with, for the ledger of an out-of-memory error.
+
     Raises:
+        ConfigError: as ``lowered``.
         EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash),
             or a GPU's kernel plan cannot be read.
         OutOfMemoryError: the device cannot hold the weights.
     """
-    manifest = Manifest.read(folder)
+    manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
     compute = compute_dtype(manifest, device, dtype)
     plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
     if why_not is not None:
@@ -103,7 +144,7 @@ def load_engine(folder: Path, device: torch.device, dtype: str = "auto") -> Engi
             _check_tensors(path, file, manifest, model)
             with TensorHashes(manifest) as hashes:
                 stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
-                with explained(NO_ROOM, setting_of(manifest, compute, device), device):
+                with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
                     fill(model, stored, device, compute)
     except (SafetensorError, OSError) as error:
         raise EngineError(
@@ -117,24 +158,27 @@ def engine_in_memory(
     device: torch.device,
     dtype: str = "auto",
     *,
-    max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
+    max_batch_size: int | None = None,
     max_seq_len: int | None = None,
     layers: str | None = None,
     chat_template: str | None = None,
+    runtime: RuntimeConfig | None = None,
 ) -> Engine:
-    """Assemble a checkpoint folder straight onto a device; nothing is written.
+    """Assemble a checkpoint folder straight onto a device; nothing is written. ``runtime`` is as in
+    ``load_engine``.
 
     Raises:
         CheckpointError: as ``build`` does.
         OutOfMemoryError: the device cannot hold the weights.
     """
     with open_checkpoint(folder) as source:
-        config = build_config(source, "auto", max_batch_size, max_seq_len, layers)
+        batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+        config = build_config(source, "auto", batch, max_seq_len, layers)
         assembly = Assembly.of(source, config, QuantConfig())
         text = read_text_parts(source, chat_template)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
-        with explained(NO_ROOM, setting_of(manifest, compute, device), device):
+        with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
             fill(assembly.model, assembly.tensors(source), device, compute)
     return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
 

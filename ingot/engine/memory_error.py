@@ -10,68 +10,100 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
 from ingot.device import host_memory
-from ingot.engine.fixes import Goal, fixes
+from ingot.engine.fix_text import told_fixes
+from ingot.engine.fixes import Goal, eased, fixes
 from ingot.engine.ledger import CONTEXT_BYTES, Capacity, Setting, ledger
 from ingot.errors import OutOfMemoryError
 
-_SHOWN = 3
 
+def capacity_of(device: torch.device, own: int | None = None) -> Capacity:
+    """What a device has, and what others hold of it: neither this engine's tensors nor the process's context.
 
-def capacity_of(device: torch.device) -> Capacity:
-    """What a device has, and what others hold of it: neither this process's tensors nor its context."""
+    Args:
+        own: bytes of this process's tensors that are the engine's; None: all of them.
+    """
     if device.type != "cuda":
         return Capacity("this machine's memory", host_memory())
     free, total = torch.cuda.mem_get_info(device)
     ours = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
+    if own is not None:
+        ours -= max(torch.cuda.memory_allocated(device) - own, 0)
     return Capacity(torch.cuda.get_device_name(device), total, max(total - free - ours, 0))
 
 
 def out_of_memory(
     what: str,
     setting: Setting,
-    device: torch.device,
+    capacity: Capacity,
     *,
     seen: object = None,
     allowed: object = None,
     goal: Goal = "loads",
 ) -> OutOfMemoryError:
-    """An error with the setting's ledger on the device, as lines and as data, and the first fixes.
+    """An error with the setting's ledger on the capacity, as lines and as data, and the first fixes.
 
-    Where the ledger sees room enough, memory went elsewhere: the fix is then a smaller share of the device.
+    Where the ledger sees room enough, memory went elsewhere: the fixes are then smaller steps and caches.
     """
-    found = ledger(setting, capacity_of(device))
-    options = fixes(found, goal)
-    shown = [f"{fix.flags} ({fix.where}; costs {fix.cost})" for fix in options[:_SHOWN]]
-    if not shown:
-        smaller = max(round(setting.runtime.memory_fraction - 0.1, 2), 0.1)
-        shown = [f"a smaller memory_fraction (RuntimeConfig(memory_fraction={smaller:g})) or token_budget"]
-        shown.append("--max-seq-len, or end what else uses the device")
+    found = ledger(setting, capacity)
+    options = fixes(found, goal) or eased(found)
     data = found.to_json() | {"fixes": [fix.to_json() for fix in options]}
-    fix = " or ".join(shown)
     return OutOfMemoryError(
-        what, seen=seen, allowed=allowed, fix=fix, ledger=data, lines=tuple(found.lines())
+        what,
+        seen=seen,
+        allowed=allowed,
+        fix=told_fixes(data["fixes"]),
+        ledger=data,
+        lines=tuple(found.lines()),
     )
 
 
+def measured(capacity: Capacity, setting: Setting, room: int, activations: int) -> Capacity:
+    """The capacity as the device has it, so that its ledger offers what works there.
+
+    Args:
+        room: bytes that were found to be left for the cache.
+        activations: bytes that the largest step was found to take.
+
+    What is missing to the ledger's own prediction of both counts as others'.
+    """
+    found = ledger(setting, capacity)
+    excess = activations - found.of("activations")
+    lost = (found.usable or 0) - found.fixed - room - excess
+    return replace(capacity, others=capacity.others + max(lost, 0) + max(excess, 0))
+
+
 @contextmanager
-def explained(what: str, setting: Setting, device: torch.device) -> Iterator[None]:
-    """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError.
+def explained(
+    what: str, setting: Setting, device: torch.device, *, own: int | None = None
+) -> Iterator[Capacity]:
+    """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError; gives the
+    capacity that there is at its start.
+
+    Args:
+        own: as of ``capacity_of``.
 
     Raises:
         OutOfMemoryError: as ``out_of_memory``.
     """
+    capacity = capacity_of(device, own)
     try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise out_of_memory(what, setting, device, seen=first_sentence(error)) from None
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
+        yield capacity
+    except Exception as error:
+        if not ran_out(error):
             raise
-        raise out_of_memory(what, setting, device, seen=first_sentence(error)) from None
+        raise out_of_memory(what, setting, capacity, seen=first_sentence(error)) from None
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an allocator, of a GPU or of the host, found no memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def first_sentence(error: BaseException) -> str | None:

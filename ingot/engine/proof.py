@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,23 +94,33 @@ class Metric(JsonConfig):
     """A quality that was measured, and what it may be.
 
     Attributes:
-        name: perplexity, divergence, rouge_l, …
-        value: as measured; ``limit`` is the worst allowed, ``better`` says which way is worse.
-        data_sha256: of the data file; ``against``: the checkpoint compared with, None for none.
+        name: perplexity, perplexity_delta, kl_mean, rougeL, exact, …
+        value: as measured, in ``unit``.
+        limit: the worst allowed; None: the value is recorded, and judged by nobody.
+        better: which way is better.
+        data, data_sha256: name and hash of the data file; ``items``: how many of it counted.
+        against: what was compared with, None for nothing; ``against_value`` is its own value.
+        dtype, against_dtype: of the arithmetic of both.
     """
 
     name: str
     value: float
-    limit: float
+    limit: float | None
     better: Literal["lower", "higher"]
     data: str
     data_sha256: str
     against: str | None = None
     against_value: float | None = None
+    unit: str = ""
+    items: int | None = None
+    dtype: str | None = None
+    against_dtype: str | None = None
 
     @property
-    def met(self) -> bool:
-        """Whether the value is within its limit."""
+    def met(self) -> bool | None:
+        """Whether the value is within its limit; None where it has none."""
+        if self.limit is None:
+            return None
         return self.value <= self.limit if self.better == "lower" else self.value >= self.limit
 
 
@@ -221,18 +232,40 @@ def read_proof(folder: Path) -> Proof | None:
     return proof
 
 
+def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
+    """Put metrics in the place of those that an engine's proof has; proof.json changes at once or not at all.
+
+    Raises:
+        EngineError: the proof is damaged, or there is none.
+        OSError: the folder cannot be written.
+    """
+    proof = read_proof(folder)
+    if proof is None:
+        raise EngineError("the engine has no proof that metrics could join", seen=folder)
+    proof = Proof.of(proof.claims.replace(metrics=tuple(metrics)), proof.made)
+    _write(folder / PROOF_FILE, proof.dump())
+    return proof
+
+
 def write_note(folder: Path, note: Note) -> bool:
     """Leave a note beside an engine; False where the folder cannot be written, which is no failure."""
-    path = folder / NOTE_FILE
-    part = path.with_name(f".{NOTE_FILE}-{os.getpid()}")
     try:
-        part.write_text(json.dumps(note.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        _write(folder / NOTE_FILE, json.dumps(note.to_json(), indent=2, ensure_ascii=False) + "\n")
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        return False
-    return True
+        raise
 
 
 def read_note(folder: Path) -> Note | None:

@@ -19,6 +19,7 @@ from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, Buil
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes, packed_tensors
 from ingot.engine.loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
@@ -42,6 +43,7 @@ def engine_from_config(
     max_seq_len: int | None = None,
     plan: KernelPlan | None = None,
     seed: int = 0,
+    runtime: RuntimeConfig | None = None,
 ) -> Engine:
     """An engine of a config's shape with normally distributed weights (standard deviation 0.02).
 
@@ -50,6 +52,7 @@ def engine_from_config(
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the config's own, fp16 where it names none. On a CPU
             the arithmetic is fp32 then.
         max_seq_len: None: the model's own, at most 8192.
+        runtime: as in ``load_engine``.
 
     Raises:
         CheckpointError: the config cannot be read, or its architecture is unknown.
@@ -59,7 +62,7 @@ def engine_from_config(
     manifest = config_manifest(config, dtype, max_batch_size, max_seq_len)
     arithmetic = compute_dtype(manifest, device, dtype)
     plan = plan or KernelPlan()
-    model = random_decoder(manifest.model, manifest.build, plan, device, arithmetic, seed)
+    model = random_decoder(manifest.model, manifest.build, plan, device, arithmetic, seed, runtime)
     return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
 
 
@@ -88,6 +91,7 @@ def random_decoder(
     device: torch.device,
     dtype: torch.dtype,
     seed: int = 0,
+    runtime: RuntimeConfig | None = None,
 ) -> Decoder:
     """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
 
@@ -95,8 +99,8 @@ def random_decoder(
         OutOfMemoryError: the device cannot hold them.
     """
     model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
-    setting = setting_of(Manifest(VERSION, config, build, QuantConfig()), dtype, device)
-    with on_device(device), explained(NO_ROOM, setting, device):
+    setting = setting_of(Manifest(VERSION, config, build, QuantConfig()), dtype, device, runtime)
+    with on_device(device), explained(NO_ROOM, setting, device, own=0):
         fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
     return model
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +17,7 @@ import torch
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name
-from ingot.engine.manifest import is_engine
 from ingot.engine.text import TextParts
-from ingot.errors import ConfigError
 from ingot.evaluate.side import Generated, SideSpec, longest
 from ingot.llm import LLM
 
@@ -90,21 +87,10 @@ class IngotSide:
 
 
 def _open(spec: SideSpec) -> LLM:
-    runtime = RuntimeConfig()
+    asked = {"memory_fraction": spec.memory_fraction, "token_budget": spec.token_budget}
+    runtime = RuntimeConfig().replace(**{name: value for name, value in asked.items() if value is not None})
     if spec.small_cache:
         runtime = runtime.replace(cache_tokens=longest(spec) + runtime.block_size)
-    if not is_engine(Path(spec.path)):
-        return LLM(
-            spec.path,
-            spec.device,
-            compute_dtype=spec.dtype,
-            runtime=runtime,
-            max_seq_len=spec.max_seq_len,
-        )
-    if spec.max_seq_len is not None:
-        raise ConfigError(
-            "max_seq_len is fixed when an engine is built",
-            seen=spec.max_seq_len,
-            fix="--max-seq-len, leave it out, or give the checkpoint",
-        )
-    return LLM(spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime)
+    return LLM(
+        spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime, max_seq_len=spec.max_seq_len
+    )

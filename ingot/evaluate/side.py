@@ -20,6 +20,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
+from ingot.engine.loader import lowered
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.errors import ConfigError
 from ingot.models.registry import find_architecture
@@ -35,7 +36,8 @@ class SideSpec(JsonConfig):
         path: engine, checkpoint, or Hugging Face id.
         kind: ``ingot``, or ``hf``: Hugging Face's class.
         dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        max_seq_len: of a checkpoint; None: its own, at most 8192. An engine has its own.
+        max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
+        memory_fraction, token_budget: for Ingot; None: the library's default.
         batch: rows of one padded batch, for ``hf``.
         small_cache: take no more memory for the KV cache than one request needs, for two sides at once.
         name: what tables call it.
@@ -46,6 +48,8 @@ class SideSpec(JsonConfig):
     device: str = "auto"
     dtype: str = "auto"
     max_seq_len: int | None = None
+    memory_fraction: float | None = None
+    token_budget: int | None = None
     batch: int = 8
     small_cache: bool = False
     name: str = INGOT
@@ -127,7 +131,7 @@ def longest(spec: SideSpec) -> int:
         IngotError: neither an engine nor a checkpoint is there.
     """
     if is_engine(Path(spec.path)):
-        return Manifest.read(Path(spec.path)).build.max_seq_len
+        return lowered(Manifest.read(Path(spec.path)), max_seq_len=spec.max_seq_len).build.max_seq_len
     hf = read_json(resolve_checkpoint(spec.path) / CONFIG)
     architecture = find_architecture(hf.get("architectures") or ())
     config = architecture.read_config(hf)

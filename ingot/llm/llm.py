@@ -53,10 +53,12 @@ class LLM:
         device: ``auto``, ``cuda``, ``cuda:N`` or ``cpu``.
         compute_dtype: dtype of arithmetic; ``auto``: the engine's own on a GPU, fp32 on a CPU.
         runtime: cache and step sizes, CUDA graphs, and whether arithmetic is batch invariant.
-        max_batch_size, max_seq_len, layers, chat_template, revision: for a checkpoint, as in ``build``; an
-            engine has its own.
+        max_batch_size, max_seq_len: the limits; of an engine at most those that it was built with, lowered
+            for this process alone. Less memory is taken then.
+        layers, chat_template, revision: for a checkpoint, as in ``build``; an engine has its own.
 
     Raises:
+        ConfigError: a limit is larger than the engine's, or a value is the build's alone.
         EngineError, CheckpointError: the folder cannot be loaded.
         DeviceError: the device is not there, or too small.
     """
@@ -75,10 +77,11 @@ class LLM:
         revision: str | None = None,
     ) -> None:
         place = resolve_device(device)
-        given: dict[str, object] = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
-        given |= {"layers": layers, "chat_template": chat_template}
+        limits: dict[str, Any] = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+        limits["runtime"] = runtime
         if is_engine(Path(path)):
-            fixed = sorted(name for name, value in given.items() if value is not None)
+            given = {"chat_template": chat_template, "layers": layers}
+            fixed = [name for name, value in given.items() if value is not None]
             if fixed:
                 raise ConfigError(
                     "these values are fixed when an engine is built", seen=fixed, fix="build it again"
@@ -86,16 +89,15 @@ class LLM:
             doubt = standing(Path(path))
             if doubt is not None:
                 _log.warning("%s", doubt)
-            engine = load_engine(Path(path), place, compute_dtype)
+            engine = load_engine(Path(path), place, compute_dtype, **limits)
         else:
             engine = engine_in_memory(
                 resolve_checkpoint(path, revision=revision),
                 place,
                 compute_dtype,
-                max_batch_size=DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size,
-                max_seq_len=max_seq_len,
                 layers=layers,
                 chat_template=chat_template,
+                **limits,
             )
         self._setup(engine, runtime or RuntimeConfig())
 
@@ -134,7 +136,13 @@ class LLM:
         """
         place = resolve_device(device)
         engine = engine_from_config(
-            Path(config), place, dtype, max_batch_size=max_batch_size, max_seq_len=max_seq_len, seed=seed
+            Path(config),
+            place,
+            dtype,
+            max_batch_size=max_batch_size,
+            max_seq_len=max_seq_len,
+            seed=seed,
+            runtime=runtime,
         )
         return cls.of_engine(engine, runtime)
 

@@ -23,7 +23,7 @@ from ingot.engine.golden import device_name
 from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Metric, Note, Proof, read_proof, this_host, write_note
+from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, this_host, write_note
 from ingot.errors import EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
 from ingot.llm.replay import FACTOR, Failure, Replay, replay
@@ -71,11 +71,17 @@ class Verification(JsonConfig):
 
 
 def verify(
-    engine: str | Path, device: str = "auto", *, note: bool = True, progress: Progress | None = None
+    engine: str | Path,
+    device: str = "auto",
+    *,
+    runtime: RuntimeConfig | None = None,
+    note: bool = True,
+    progress: Progress | None = None,
 ) -> Verification:
     """Compare an engine with its manifest and its proof on this machine.
 
     Args:
+        runtime: how the cases run; its cache is as large as they need, whatever it says.
         note: leave ``verify.json`` in the engine folder, where that can be written.
         progress: called with what is done next.
 
@@ -93,15 +99,16 @@ def verify(
     played, dtype = Replay(), None
     if not failures and proof is not None:
         try:
-            loaded = load_engine(folder, place)
+            tokens = _room(proof.claims, manifest.build.max_seq_len)
+            runs = (runtime or RuntimeConfig()).replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+            loaded = load_engine(folder, place, max_seq_len=tokens, runtime=runs)
         except NoSuchPathError:
             raise
         except EngineError as error:
             failures.append(Failure("engine", folder.name, str(error)))
         else:
             dtype = dtype_name(loaded.dtype)
-            tokens = max(_CACHE_TOKENS, manifest.build.max_seq_len)
-            played = replay(LLM.of_engine(loaded, RuntimeConfig(cache_tokens=tokens)), proof.claims, say)
+            played = replay(LLM.of_engine(loaded, runs), proof.claims, say)
     failures += [*played.failures, *(_metrics(proof) if proof is not None else ())]
     verdict: Literal["proven", "failed", "unproven"] = "failed" if failures else "proven"
     found = Verification(
@@ -129,6 +136,14 @@ def _silent(what: str) -> None:
     return
 
 
+def _room(claims: Claims, max_seq_len: int) -> int:
+    """Tokens of a request that the cases need, so that an engine is verified where its longest request does
+    not fit.
+    """
+    longest = max((len(case.prompt_ids) + len(case.new_ids) for case in claims.cases), default=1)
+    return min(max(longest, _CACHE_TOKENS), max_seq_len)
+
+
 def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:
     try:
         return read_proof(folder), []
@@ -151,7 +166,7 @@ def _where(file: str, tensor: str | None) -> str:
 
 def _metrics(proof: Proof) -> Iterator[Failure]:
     for metric in proof.claims.metrics:
-        if not metric.met:
+        if metric.met is False:
             yield Failure("metric", metric.name, f"{metric.name} {metric.value:g} misses {metric.limit:g}")
 
 

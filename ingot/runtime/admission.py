@@ -77,7 +77,7 @@ class Admission:
                 "the prompt is too long",
                 seen=f"{len(ids)} tokens",
                 allowed=f"<= {self.max_seq_len - room} tokens",
-                fix="shorten the prompt, or build with a larger --max-seq-len",
+                fix="shorten the prompt, or a larger --max-seq-len, at most what the engine was built for",
             )
         return ids
 

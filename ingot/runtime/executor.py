@@ -24,7 +24,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
 from ingot.engine.ledger import Setting
-from ingot.engine.memory_error import first_sentence, out_of_memory
+from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.errors import RequestError
 from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
@@ -212,9 +212,9 @@ class Executor:
             self._groups.clear()
             self._prompt_logits.clear()
             self._keep.clear()
-            if isinstance(error, torch.OutOfMemoryError) and self._setting is not None:
-                what, seen = "a step does not fit the device's memory", first_sentence(error)
-                raise out_of_memory(what, self._setting, self.runner.device, seen=seen) from None
+            if ran_out(error) and self._setting is not None:
+                what, capacity = "a step does not fit the device's memory", capacity_of(self.runner.device)
+                raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
             raise
 
     def _step(self) -> list[Update]:

@@ -14,8 +14,8 @@ import torch
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.ledger import Setting, blocks_in, ledger
-from ingot.engine.memory_error import explained, out_of_memory
+from ingot.engine.ledger import Capacity, Setting, blocks_in, ledger
+from ingot.engine.memory_error import explained, measured, out_of_memory
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.invariance import make_batch_invariant
@@ -44,8 +44,9 @@ def make_executor(
         make_batch_invariant(model)
     setting = _setting(model, device, dtype, max_batch_size, max_seq_len, config)
     what = "the weights leave too little of the device's memory to run"
-    with explained(what, setting, device), on_device(device):
-        num_blocks = _num_blocks(model, device, setting)
+    own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    with explained(what, setting, device, own=own) as capacity, on_device(device):
+        num_blocks = _num_blocks(model, device, setting, capacity)
         caches = make_caches(model, num_blocks, config.block_size, device, dtype)
     runner = Runner(
         model,
@@ -90,54 +91,61 @@ def _setting(
     )
 
 
-def _num_blocks(model: Decoder, device: torch.device, setting: Setting) -> int:
+def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity: Capacity) -> int:
     """Blocks for a full batch of longest requests, or as many as memory holds; at least one longest
     request.
     """
     wanted, size = setting.wanted_blocks, setting.runtime.block_size
-    if device.type == "cuda":
-        wanted = min(wanted, blocks_in(_gpu_room(model, device, setting), setting))
+    if setting.device == "cuda":
+        room, activations = _gpu_room(model, device, setting)
+        wanted = min(wanted, blocks_in(room, setting))
+        capacity = measured(capacity, setting, room, activations)
     if wanted < setting.blocks_per_request:
         raise out_of_memory(
             "the KV cache cannot hold one request of the engine's maximum length",
             setting,
-            device,
+            capacity,
             seen=f"room for {max(wanted, 0) * size} tokens",
             allowed=f"at least {setting.blocks_per_request * size} tokens",
         )
     return wanted
 
 
-def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> int:
-    """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs."""
+def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> tuple[int, int]:
+    """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs; and
+    bytes of these activations.
+    """
     torch.cuda.empty_cache()
     dtype, config = parse_dtype(setting.dtype), setting.runtime
     activations = measured_activations(model, device, dtype, setting.max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = ledger(setting, weights={}).of("reserve")
-    return int(free - total * (1 - config.memory_fraction)) - activations - reserve
+    return int(free - total * (1 - config.memory_fraction)) - activations - reserve, activations
 
 
 def largest_step(
     model: Decoder, device: torch.device, dtype: torch.dtype, max_batch_size: int, config: RuntimeConfig
 ) -> tuple[ForwardBatch, list[LayerCache]]:
-    """A prefill of as many tokens as a step may have, and a cache of its own for it."""
+    """A prefill of as many tokens as a step may have, and a cache of its own for it.
+
+    Its requests write to the same blocks, so that it takes no more cache than one longest request: what they
+    read is of no account.
+    """
     tokens = most_tokens(config.token_budget, max_batch_size)
     length = tokens if model.rotary is None else min(tokens, model.rotary.max_positions)
     length = min(length, model.config.max_positions) if model.rotary is None else length
     starts = [*range(0, tokens, length), tokens]
     lens = [b - a for a, b in itertools.pairwise(starts)]
     width = -(-length // config.block_size)
-    caches = make_caches(model, width * len(lens), config.block_size, device, dtype)
+    caches = make_caches(model, width, config.block_size, device, dtype)
     positions = torch.cat([torch.arange(n) for n in lens]).to(device)
-    rows = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(lens)).to(device)
     batch = ForwardBatch(
         input_ids=torch.zeros(tokens, dtype=torch.int64, device=device),
         positions=positions,
         rope_rows=positions,
-        slot_mapping=rows * width * config.block_size + positions,
-        block_tables=torch.arange(width * len(lens), dtype=torch.int32, device=device).view(len(lens), width),
+        slot_mapping=positions,
+        block_tables=torch.arange(width, dtype=torch.int32, device=device).repeat(len(lens), 1),
         query_start=torch.tensor(starts, dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lens, dtype=torch.int32, device=device),
         logits_indices=torch.arange(most_logits(config.token_budget, max_batch_size), device=device),

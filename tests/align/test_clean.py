@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from ingot import build
+from ingot.align import session
 from ingot.align.session import Report, align
 from ingot.align.stages import stage_names
 from ingot.align.verdict import SERVED
@@ -73,6 +76,28 @@ def test_a_prompt_of_several_chunks(tmp_path: Path) -> None:
     save_model(tiny_config("llama", max_position_embeddings=512), tmp_path / "long", seed=1)
     report = align(tmp_path / "long", tmp_path / "long", [random_ids(300)], steps=1, device="cpu")
     assert report.aligned
+
+
+def test_served_logits_take_nothing_from_the_cache(
+    originals: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run module by module has cached would hide what a prompt's kernels get wrong when serving."""
+    counts: list[int] = []
+
+    class Counting(session.LLM):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            run = self.executor.runner.run
+
+            def counted(step: Any) -> torch.Tensor:
+                counts.append(step.num_tokens)
+                return run(step)
+
+            monkeypatch.setattr(self.executor.runner, "run", counted)
+
+    monkeypatch.setattr(session, "LLM", Counting)
+    assert align(originals["llama"], originals["llama"], [random_ids(100)], steps=1, device="cpu").aligned
+    assert counts == [100, 1] * 2
 
 
 def test_several_prompts(originals: dict[str, Path]) -> None:

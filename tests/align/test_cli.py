@@ -13,6 +13,7 @@ import torch
 from ingot import build
 from ingot.align.measure import measure, measure_logits
 from ingot.align.session import align
+from ingot.align.stages import LAYER_STAGES, stage_names
 from ingot.errors import DeviceError, RequestError
 from tests.align.conftest import Spoil, Weights
 from tests.e2e.terminal import ingot
@@ -46,9 +47,26 @@ def test_aligned(engine: Path, originals: dict[str, Path]) -> None:
     assert result.stdout.splitlines()[-1] == "aligned"
     assert "reference:   Hugging Face's LlamaForCausalLM, fp32" in result.stdout
     assert "noise floor: fp64 against fp32" in result.stdout
-    assert "layers.1.post_norm" in result.stdout
     assert "top-1 100.0%" in result.stdout
-    assert "…" not in result.stdout
+    kinds = [words[0].split(".")[-1] for words in table(result.stdout)]
+    assert kinds == ["embedding", *LAYER_STAGES, "final_norm", "logits", "served"]
+    assert result.stdout.count("worst of 2 layers") == len(LAYER_STAGES)
+    assert "stop ids: equal, none (generate of Hugging Face's class)" in result.stdout
+
+
+def test_every_stage(engine: Path, wrong: Path, originals: dict[str, Path]) -> None:
+    for given, code in ((engine, 0), (wrong, 1)):
+        result = ingot("align", given, "--reference", originals["llama"], *IDS, "--all")
+        assert result.exit_code == code
+        assert [words[0] for words in table(result.stdout)] == [*stage_names(2), "served"]
+        assert "…" not in result.stdout
+
+
+def table(text: str) -> list[list[str]]:
+    """The words of each line of the stages."""
+    lines = [line.split() for line in text.splitlines()]
+    start = next(i for i, words in enumerate(lines) if words[:2] == ["stage", "step"])
+    return lines[start + 1 : next(i for i, words in enumerate(lines) if words[:2] == ["greedy", "ids:"])]
 
 
 def test_diverged(wrong: Path, originals: dict[str, Path], tmp_path: Path) -> None:
@@ -57,7 +75,12 @@ def test_diverged(wrong: Path, originals: dict[str, Path], tmp_path: Path) -> No
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "diverged at layers.1.mlp, step 0"
     assert "beyond, wrong alone" in result.stdout
-    assert "…" not in result.stdout
+    assert [words[0] for words in table(result.stdout)] == [
+        *("…", "layers.1.attention", "layers.1.residual", "layers.1.post_norm", "layers.1.mlp", "…"),
+        *("logits", "served"),
+    ]
+    assert "8 earlier stages within the limits" in result.stdout
+    assert "2 later stages beyond the limits too" in result.stdout
     assert "first bad stage: layers.1.mlp (prompt 1, step 0, the prompt itself)" in result.stdout
     assert "The module is wrong by itself" in result.stdout
     assert "expected 5x32 float32  mean" in result.stdout

@@ -96,6 +96,6 @@ class TestDamagedEngine:
         with pytest.raises(CheckpointError, match=r"config\.json"):
             LLM(tmp_path, "cpu")
 
-    def test_an_engine_has_its_own_limits(self, engine: Path) -> None:
-        with pytest.raises(ConfigError, match=r"max_seq_len.*build it again"):
-            LLM(engine, "cpu", max_seq_len=9)
+    def test_an_engine_has_its_own_layers_and_template(self, engine: Path) -> None:
+        with pytest.raises(ConfigError, match=r"chat_template.*layers.*build it again"):
+            LLM(engine, "cpu", layers="0:1", chat_template="chatml")

@@ -16,6 +16,7 @@ from ingot.engine.ledger import Capacity, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.loader import setting_of
 from ingot.errors import OutOfMemoryError
+from ingot.runtime import executor
 from ingot.runtime.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -98,7 +99,9 @@ class TestRunningOut:
 
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("a small card", GIB // 2))
+        for module in (memory_error, executor):
+            card = Capacity("a small card", GIB // 2)
+            monkeypatch.setattr(module, "capacity_of", lambda device, own=None, card=card: card)
 
     def check(self, error: OutOfMemoryError) -> None:
         assert "a small card" in str(error)

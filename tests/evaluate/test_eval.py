@@ -280,7 +280,7 @@ def test_progress_is_a_bar_on_a_terminal_and_gone_before_the_tables(
 ) -> None:
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=80)
-    monkeypatch.setattr("ingot.cli.eval.stderr", lambda: console)
+    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: console)
     result = run("perplexity", llama, "--data", ids)
     assert result.exit_code == 0
     assert "ingot" in shown.getvalue()

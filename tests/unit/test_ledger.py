@@ -13,10 +13,11 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.units import parse_size, size_text
 from ingot.engine import memory_error
-from ingot.engine.fixes import CARDS, COSTS, Fix, fits_by_card, fixes
+from ingot.engine.fix_text import told_fixes, where_of
+from ingot.engine.fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
 from ingot.engine.ledger import Capacity, Setting, ledger
 from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_error import explained, out_of_memory
+from ingot.engine.memory_error import explained, measured, out_of_memory
 from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.runtime import setup
 
@@ -102,6 +103,7 @@ ASKED = [
     (seven_b(runtime=RuntimeConfig(cache_tokens=100)), 40 * GIB),
     (seven_b(runtime=RuntimeConfig(cache_tokens=100_000)), 40 * GIB),
     (seven_b(runtime=RuntimeConfig(token_budget=65536), max_batch_size=1), 24 * GIB),
+    (seven_b(runtime=RuntimeConfig(token_budget=65536, cache_tokens=100)), 18 * GIB),
     (seven_b(max_batch_size=1, max_seq_len=512, runtime=RuntimeConfig(memory_fraction=0.8)), 22 * GIB),
 ]
 
@@ -141,6 +143,77 @@ class TestFixes:
     def test_a_cpu_has_no_fraction_and_no_card(self) -> None:
         found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
         assert {fix.flags.split()[0] for fix in fixes(found)} <= {"--max-seq-len", "--token-budget"}
+
+
+class TestEased:
+    def test_smaller_caches_and_steps_that_start(self) -> None:
+        found = ledger(seven_b(max_batch_size=1), H200)
+        assert [fix.flags for fix in eased(found)] == ["--memory-fraction 0.8", "--token-budget 1024"]
+        assert all(ledger(after(found.setting, fix), H200).loads for fix in eased(found))
+
+    def test_none_that_do_not(self) -> None:
+        tight = ledger(seven_b(max_batch_size=1), Capacity("card", int(20.5 * GIB)))
+        assert tight.loads
+        assert [fix.flags for fix in eased(tight)] == ["--token-budget 1024"]
+        assert eased(ledger(seven_b(), Capacity("card", 8 * GIB))) == []
+
+
+def shown(*flags: str) -> list[dict[str, Any]]:
+    """Fixes as an error's data has them."""
+    return [{"flags": f, "where": where_of(f), "cost": "limits", "note": ""} for f in flags]
+
+
+class TestWords:
+    @pytest.mark.parametrize(
+        ("flags", "where"),
+        [
+            ("--memory-fraction 0.91", "RuntimeConfig(memory_fraction=0.91)"),
+            ("--max-seq-len 64", "LLM(max_seq_len=64)"),
+            (
+                "--max-batch-size 1 --token-budget 64 --cache-tokens 128",
+                "LLM(max_batch_size=1, runtime=RuntimeConfig(token_budget=64, cache_tokens=128))",
+            ),
+            ("--dtype fp16", "ingot build"),
+            ("--dtype fp16 --max-seq-len 64", "ingot build, LLM(max_seq_len=64)"),
+            ("--gpu 24GiB", "the machine"),
+        ],
+    )
+    def test_what_takes_them_in_python(self, flags: str, where: str) -> None:
+        assert where_of(flags) == where
+
+    def test_a_verb_is_told_its_own_flags(self) -> None:
+        fixes = shown("--memory-fraction 0.91", "--max-seq-len 64", "--dtype fp16 --max-seq-len 64")
+        takes = {"--max-seq-len", "--device"}
+        build = "`ingot build` with --dtype fp16, then --max-seq-len 64 (costs limits)"
+        assert told_fixes(fixes, takes) == f"--max-seq-len 64 (costs limits) or {build}"
+        both = "`ingot build` with --dtype fp16 --max-seq-len 64 (costs limits)"
+        assert told_fixes(fixes[2:], set()) == both
+        assert told_fixes(fixes[2:], {"--dtype", *takes}) == "--dtype fp16 --max-seq-len 64 (costs limits)"
+
+    def test_three_at_most_and_never_nothing(self) -> None:
+        fixes = shown(*(f"--token-budget {n}" for n in range(5)))
+        assert told_fixes(fixes).count(" or ") == 2
+        assert told_fixes(fixes, {"--device"}) == told_fixes([]) == "end what else uses the device's memory"
+
+
+class TestMeasured:
+    """What the device has left is less, or its steps take more, than the ledger counts."""
+
+    def test_the_ledger_then_sees_what_was_found(self) -> None:
+        setting = seven_b(max_batch_size=1)
+        card = Capacity("card", 24 * GIB)
+        found = ledger(setting, card)
+        room, steps = (found.usable or 0) - found.fixed, found.of("activations")
+        assert found.loads
+        assert measured(card, setting, room, steps) == card
+        lost = ledger(setting, measured(card, setting, room - 4 * GIB, steps))
+        assert (lost.usable or 0) - lost.fixed == room - 4 * GIB
+        assert not lost.loads
+        assert fixes(lost, "loads")
+        larger = measured(card, setting, room - 100, steps + 100)
+        assert larger.others == 100
+        smaller = measured(card, setting, room - 100, steps - 50)  # steps' surplus may go with other steps
+        assert smaller.others == 150
 
 
 def after(setting: Setting, fix: Fix) -> Setting:
@@ -196,22 +269,22 @@ class TestRuntime:
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, H200.total))
         monkeypatch.setattr(setup, "measured_activations", lambda *_: found.of("activations"))
-        assert abs(setup._num_blocks(None, CUDA, setting) - found.blocks) <= 1  # type: ignore[arg-type]
+        assert abs(setup._num_blocks(None, CUDA, setting, H200) - found.blocks) <= 1  # type: ignore[arg-type]
 
     def test_it_refuses_what_the_ledger_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting, total = seven_b(), 18 * GIB
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * GIB, total))
         monkeypatch.setattr(setup, "measured_activations", lambda *_: GIB // 4)
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: Capacity("card", total))
         assert not ledger(setting, Capacity("card", total)).loads
         with pytest.raises(OutOfMemoryError, match="at least 4096 tokens"):
-            setup._num_blocks(None, CUDA, setting)  # type: ignore[arg-type]
+            setup._num_blocks(None, CUDA, setting, Capacity("card", total))  # type: ignore[arg-type]
 
 
 class TestErrors:
     def error(self, setting: Setting, total: int, monkeypatch: pytest.MonkeyPatch) -> OutOfMemoryError:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", total))
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: Capacity("card", total))
         with pytest.raises(OutOfMemoryError) as raised, explained("it does not fit", setting, CUDA):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has little")
         return raised.value
@@ -246,16 +319,16 @@ class TestErrors:
         with pytest.raises(OutOfMemoryError, match="this machine's memory"), explained("no", setting, cpu):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
 
-    def test_other_errors_pass(self) -> None:
+    def test_other_errors_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: H200)
         with pytest.raises(RuntimeError, match="another"), explained("no", seven_b(), CUDA):
             raise RuntimeError("another")
 
-    def test_what_was_seen_can_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory_error, "capacity_of", lambda device: Capacity("card", 24 * GIB))
-        error = out_of_memory("no", seven_b(), CUDA, seen="a", allowed="b", goal="fits")
+    def test_what_was_seen_can_be_given(self) -> None:
+        error = out_of_memory("no", seven_b(), Capacity("card", 24 * GIB), seen="a", allowed="b", goal="fits")
         assert (error.seen, error.allowed) == ("a", "b")
         assert error.fix is not None
-        assert error.fix.startswith("--max-batch-size 2 (ingot build; costs limits)")
+        assert error.fix.startswith("--max-batch-size 2 (LLM(max_batch_size=2); costs limits)")
 
 
 class TestCapacity:
@@ -265,6 +338,15 @@ class TestCapacity:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
         found = memory_error.capacity_of(CUDA)
         assert found == Capacity("GPU", 80 * GIB, 20 * GIB - memory_error.CONTEXT_BYTES)
+
+    def test_what_else_the_process_holds_is_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of 50 GiB that this process allocated 15 are the engine's."""
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 52 * GIB)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50 * GIB)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+        found = memory_error.capacity_of(CUDA, own=15 * GIB)
+        assert found.others == (80 - 10 - 52 + 35) * GIB - memory_error.CONTEXT_BYTES
 
     def test_the_host(self) -> None:
         assert memory_error.capacity_of(torch.device("cpu")).total > 256 << 20

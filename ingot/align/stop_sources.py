@@ -1,0 +1,66 @@
+"""The ids that end an original's answers.
+
+Owns how they are read from a checkpoint's configs, as Hugging Face's ``generate`` does, and from a trace.
+Shares nothing with the engine's own derivation, which this is compared with.
+
+    stop_ids_of_files(Path("checkpoint"))   # (151645, 151643)
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.reader import GENERATION_CONFIG
+from ingot.errors import CheckpointError
+
+_TIKTOKEN = "qwen.tiktoken"
+
+
+def stop_ids_of_files(folder: Path) -> tuple[int, ...]:
+    """What ends ``generate`` of a checkpoint's class: ``eos_token_id`` of generation_config.json where there
+    is one, else of config.json. Qwen v1's ``chat`` ends at <|im_end|> and <|im_start|> too (its
+    ``get_stop_words_ids``), the second and third id behind the ranks of its tokenizer.
+
+    Raises:
+        CheckpointError: a file cannot be read, or an id is no number.
+    """
+    path = folder / GENERATION_CONFIG
+    generation = read_json(path) if path.is_file() else None
+    named = (read_json(folder / CONFIG) if generation is None else generation).get("eos_token_id")
+    ids = _ids(named, path)
+    ranks = folder / _TIKTOKEN
+    if generation is not None and generation.get("chat_format") == "chatml" and ranks.is_file():
+        count = sum(bool(line.strip()) for line in ranks.read_bytes().splitlines())
+        ids = (*ids, count + 1, count + 2)
+    return ids
+
+
+def stop_ids_of_trace(metadata: dict[str, str], path: Path) -> tuple[int, ...] | None:
+    """The ids noted in a trace; None where it has none.
+
+    Raises:
+        CheckpointError: the note is not a list of ids.
+    """
+    noted = metadata.get("stop_ids")
+    if noted is None:
+        return None
+    try:
+        return _ids(json.loads(noted), path)
+    except ValueError:
+        raise _no_ids(noted, path) from None
+
+
+def _ids(named: Any, path: Path) -> tuple[int, ...]:
+    listed = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in listed):
+        raise _no_ids(named, path)
+    return tuple(listed)
+
+
+def _no_ids(seen: object, path: Path) -> CheckpointError:
+    return CheckpointError(
+        "stop ids must be an id or a list of ids", seen=f"{path}: {seen}", allowed="2 or [2, 5]"
+    )

@@ -1,0 +1,113 @@
+"""The flags for memory and limits that the verbs which run an engine share.
+
+Owns their names and help. Knows no defaults: a flag that is not given is not passed on.
+
+    @limit_flags
+    def chat(engine: str, limits: Limits) -> None: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+import typer
+
+from ingot.cli.flags import field_flags, flags_for, given
+
+PANEL = "Memory and limits"
+
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        help="Share of the GPU's memory to use.",
+        min=0.01,
+        max=1.0,
+        show_default="0.9",
+        rich_help_panel=PANEL,
+    ),
+]
+CacheTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of KV cache.",
+        min=1,
+        show_default="a full batch of longest requests, or what fits",
+        rich_help_panel=PANEL,
+    ),
+]
+TokenBudget = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens that one step computes.", min=1, show_default="2048", rich_help_panel=PANEL
+    ),
+]
+MaxBatchSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Most requests in one step, at most what the engine was built for.",
+        min=1,
+        show_default="as built",
+        rich_help_panel=PANEL,
+    ),
+]
+MaxSeqLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of one request, prompt and output together, at most what the engine was built for.",
+        min=1,
+        show_default="as built",
+        rich_help_panel=PANEL,
+    ),
+]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="Compute a request to the same bits whatever runs beside it; slower (docs/numerics.md).",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory an engine may take, and how it computes; None: as the library has it."""
+
+    memory_fraction: MemoryFraction = None
+    cache_tokens: CacheTokens = None
+    token_budget: TokenBudget = None
+    max_batch_size: MaxBatchSize = None
+    max_seq_len: MaxSeqLen = None
+    batch_invariant: BatchInvariant = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``LLM``, without what was not given."""
+        from ingot.config.runtime import RuntimeConfig
+
+        runtime = runtime_values(self)
+        config = RuntimeConfig(**runtime) if runtime else None
+        return given(max_batch_size=self.max_batch_size, max_seq_len=self.max_seq_len, runtime=config)
+
+    def words(self) -> list[str]:
+        """The flags that were given, as on a command line."""
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value is not False:
+                words.append("--" + field.name.replace("_", "-"))
+                words += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
+        return words
+
+
+def runtime_values(flags: Any) -> dict[str, Any]:
+    """The fields of ``RuntimeConfig`` among the flags, without those that were not given."""
+    names = ("memory_fraction", "cache_tokens", "token_budget", "batch_invariant")
+    values = {name: getattr(flags, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None and value is not False}
+
+
+def limit_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``limits`` parameter by one flag for each field of ``Limits``."""
+    return flags_for(verb, "limits", field_flags(Limits), lambda values: Limits(**values))

@@ -1,0 +1,131 @@
+"""The flags with which ``ingot build`` measures what it built.
+
+Owns their names, help and which go together, and how the metrics are shown. Knows no metric.
+
+    @prove_flags
+    def build(proving: ProveFlags, ...) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.eval_flags import DTYPES
+from ingot.cli.flags import flags_for
+
+if TYPE_CHECKING:
+    from ingot.evaluate.proving import Proving
+
+_PANEL = "Metrics in the proof (docs/proof.md)"
+
+
+@dataclass(frozen=True)
+class ProveFlags:
+    """What is measured on the engine before it takes its place."""
+
+    prove: Annotated[
+        Path | None,
+        typer.Option(
+            help="Measure the engine on this file and store the metrics in its proof: running text "
+            "(perplexity), articles with summaries (ROUGE), prompts with answers (exact, contains).",
+            metavar="DATA",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="What --prove compares with: hf (Hugging Face's class on the same checkpoint), "
+            "hf:CHECKPOINT, or another engine or checkpoint.",
+            metavar="hf|CHECKPOINT",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    against_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtype of the reference's arithmetic.", show_default="its own", rich_help_panel=_PANEL
+        ),
+    ] = None
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The worst that a metric may be, by its name in the proof; a build that misses one keeps "
+            "nothing. May be repeated.",
+            metavar="NAME=X",
+            show_default="of differences, the limits of `ingot eval`",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    prove_samples: Annotated[
+        int | None, typer.Option(help="Take the first so many items.", min=1, rich_help_panel=_PANEL)
+    ] = None
+    prove_with: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Evaluations to run: perplexity, divergence, summarize, answers. May be repeated.",
+            metavar="VERB",
+            show_default="by the shape of the data",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    def check(self, *, proof: bool) -> None:
+        """Flags that contradict each other.
+
+        Raises:
+            typer.BadParameter: there are some.
+        """
+        if self.prove is not None and not proof:
+            raise typer.BadParameter(
+                "metrics are stored in the proof, which --no-proof leaves out", param_hint="--prove"
+            )
+        if self.against_dtype is not None and self.against_dtype not in DTYPES:
+            raise typer.BadParameter(
+                f"{self.against_dtype}; allowed: {', '.join(DTYPES)}", param_hint="--against-dtype"
+            )
+        if self.against_dtype is not None and self.against is None:
+            raise typer.BadParameter("it needs --against", param_hint="--against-dtype")
+        for field in fields(self):
+            if self.prove is None and getattr(self, field.name) is not None:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise typer.BadParameter("it needs --prove, which says what to measure on", param_hint=flag)
+
+    def plan(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
+        """What is to be measured, checked before anything is built; None without ``--prove``.
+
+        Raises:
+            IngotError: it cannot be measured.
+        """
+        if self.prove is None:
+            return None
+        from ingot.evaluate.proving import plan_proving
+
+        return plan_proving(
+            self.prove,
+            checkpoint,
+            against=self.against,
+            against_dtype=self.against_dtype or "auto",
+            samples=self.prove_samples,
+            verbs=self.prove_with or (),
+            thresholds=self.threshold or (),
+            chat_template=chat_template,
+            revision=revision,
+        )
+
+
+def prove_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``proving`` parameter by one flag for each field of ``ProveFlags``."""
+    types = typing.get_type_hints(ProveFlags, include_extras=True)
+    flags = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
+        for f in fields(ProveFlags)
+    ]
+    return flags_for(verb, "proving", flags, lambda values: ProveFlags(**values))

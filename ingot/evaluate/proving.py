@@ -1,0 +1,229 @@
+"""What is to be measured for an engine's proof.
+
+Owns which data asks for which evaluation, the thresholds, and every check that needs no engine. Knows no
+metric's arithmetic and no terminal.
+
+    plan = plan_proving(Path("text.txt"), "checkpoint", against="hf")       # before the build
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.engine.manifest import is_engine
+from ingot.engine.proof import manifest_hash
+from ingot.engine.text import TextParts, read_text_parts
+from ingot.errors import ConfigError
+from ingot.evaluate.answering import asks
+from ingot.evaluate.data import DataFile, read_data
+from ingot.evaluate.items import Item
+from ingot.evaluate.limits import limits_for
+from ingot.evaluate.prompts import check_same_tokens, need_tokenizer, read_text
+from ingot.evaluate.rouge import KINDS, check_rouge
+from ingot.evaluate.side import HUGGINGFACE, INGOT, SideSpec, check_side, other_spec
+
+DELTA = "_delta"
+_BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
+VALUES: dict[str, tuple[str, ...]] = {  # what a verb measures of each side
+    "perplexity": ("perplexity",),
+    "divergence": (),
+    "summarize": KINDS,
+    "answers": ("exact", "contains"),
+}
+VERBS = tuple(VALUES)
+
+
+@dataclass(frozen=True)
+class Proving:
+    """What is measured, all of it checked.
+
+    Attributes:
+        sha256: of the data file when it was read.
+        verbs: those of ``ingot eval``.
+        reference: what is compared with; None: nothing.
+        against: what the proof calls it.
+        thresholds: the worst that a metric may be, by its name.
+    """
+
+    data: DataFile
+    sha256: str
+    verbs: tuple[str, ...]
+    reference: SideSpec | None = None
+    against: str | None = None
+    thresholds: dict[str, float] = field(default_factory=dict)
+
+
+def plan_proving(
+    data: Path,
+    checkpoint: str | Path,
+    *,
+    against: str | None = None,
+    against_dtype: str = "auto",
+    samples: int | None = None,
+    verbs: Sequence[str] = (),
+    thresholds: Sequence[str] = (),
+    chat_template: str | None = None,
+    revision: str | None = None,
+) -> Proving:
+    """Read the data and check all that would otherwise fail only after the build.
+
+    Args:
+        data: a file as docs/evaluation.md describes them.
+        checkpoint: what the engine is built from.
+        against: ``hf`` (Hugging Face's class on the checkpoint), ``hf:CHECKPOINT``, or another engine or
+            checkpoint.
+        samples: take the first so many items; None: all.
+        verbs: those of ``ingot eval``; none: what the data's shape asks for.
+        thresholds: ``NAME=X``, the worst that a metric of that name may be.
+        chat_template, revision: the build's.
+
+    Raises:
+        IngotError: data, reference or a threshold cannot be used; ``fix`` names flags of ``ingot build``.
+    """
+    folder = resolve_checkpoint(checkpoint, revision=revision)
+    items = _read(data, samples, verbs)
+    chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
+    _check_verbs(chosen, against)
+    own = SideSpec(str(folder))
+    reference = None if against is None else _reference(own, against, against_dtype)
+    with open_checkpoint(folder) as source:
+        text = read_text_parts(source, chat_template)
+    _check_text(text, reference, items)
+    worst = _thresholds(thresholds, names_of(chosen, compared=against is not None))
+    return Proving(
+        items,
+        items.facts()["sha256"],
+        chosen,
+        reference,
+        None if against is None else _name(against),
+        worst,
+    )
+
+
+def names_of(verbs: Sequence[str], *, compared: bool) -> dict[str, Literal["lower", "higher"]]:
+    """The metrics that verbs give, and which way each is better; ``compared``: with those of differences."""
+    found: dict[str, Literal["lower", "higher"]] = {}
+    for verb in verbs:
+        found |= {name: "lower" if name == "perplexity" else "higher" for name in VALUES[verb]}
+        if compared:
+            found |= {delta_name(verb, limit.metric): "lower" for limit in limits_for(verb)}
+    return found
+
+
+def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
+    """The data; what is wrong with it, in the words of ``ingot build``."""
+    if samples is not None and path.suffix == ".txt":
+        raise ConfigError(
+            "a .txt file is one text, of which no number of items can be taken",
+            seen=path,
+            fix="--prove-samples, leave it out, or a shorter text",
+        )
+    needs = asks if {"summarize", "answers"} & set(verbs) else lambda item: None
+    try:
+        return read_data(path, limit=samples, needs=needs)
+    except ConfigError as error:
+        raise ConfigError(
+            error.what, seen=error.seen, allowed=error.allowed, fix="--prove, with a file that can be used"
+        ) from None
+
+
+def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
+    """What the shape of the data asks for.
+
+    Raises:
+        ConfigError: its items are of several shapes.
+    """
+    shapes = {_shape(item) for item in data.items}
+    if len(shapes) > 1:
+        raise ConfigError(
+            "the data holds items of several shapes",
+            seen=f"{data.path}: {', '.join(sorted(shapes))}",
+            fix=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
+        )
+    shape = shapes.pop()
+    if shape == "articles":
+        return ("summarize",)
+    if shape == "questions":
+        return ("answers",)
+    return ("perplexity", "divergence") if compared else ("perplexity",)
+
+
+def _shape(item: Item) -> str:
+    if not item.asks:
+        return "texts"
+    return "articles" if item.article is not None else "questions"
+
+
+def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
+    unknown = [verb for verb in verbs if verb not in VERBS]
+    if unknown:
+        raise ConfigError("there is no such evaluation", seen=unknown, allowed=VERBS, fix="--prove-with")
+    if "divergence" in verbs and against is None:
+        raise ConfigError("a divergence needs a reference", fix="--against")
+    if "summarize" in verbs:
+        check_rouge()
+
+
+def _reference(own: SideSpec, against: str, dtype: str) -> SideSpec:
+    other = other_spec(own, against, dtype, _BATCH)
+    check_side(other)
+    return other
+
+
+def _name(against: str) -> str:
+    """What a proof calls a reference: no folder above it, which is of this machine; an engine by its hash."""
+    kind, colon, path = against.partition(":")
+    if kind == HUGGINGFACE and not colon:
+        return against
+    prefix, place = (f"{HUGGINGFACE}:", path) if kind == HUGGINGFACE else ("", against)
+    folder = Path(place)
+    if not folder.is_dir():
+        return against
+    name = prefix + folder.resolve().name
+    return f"{name} ({manifest_hash(folder)[:12]})" if is_engine(folder) else name
+
+
+def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> None:
+    """That the engine can read the data, and as the reference does."""
+    if any(item.token_ids is None for item in data.items):
+        try:
+            need_tokenizer(text)
+        except ConfigError as error:
+            raise ConfigError(error.what, fix="--prove with token_ids") from None
+    if any(item.messages is not None for item in data.items) and text.chat is None:
+        raise ConfigError(
+            "messages need a chat template, and the checkpoint has none",
+            fix="--chat-template, or --prove with prompts",
+        )
+    if reference is not None and reference.kind == INGOT:
+        check_same_tokens(text, read_text(reference), data.items)
+
+
+def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in names:
+            raise ConfigError(
+                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], fix="--threshold"
+            )
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = math.nan
+        if not math.isfinite(found[name]) or found[name] < 0:
+            raise ConfigError(
+                "a threshold must be a number from 0 on", seen=one, allowed=f"{name}=X", fix="--threshold"
+            )
+    return found
+
+
+def delta_name(verb: str, metric: str) -> str:
+    """What a proof calls a difference; a divergence is one already."""
+    return metric if verb == "divergence" else metric + DELTA

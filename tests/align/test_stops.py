@@ -1,0 +1,204 @@
+"""What ends an answer and what begins a prompt: mistakes in an engine's text side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot import build
+from ingot.align.session import align
+from ingot.align.stop_sources import stop_ids_of_files
+from ingot.align.stops import StopCheck
+from ingot.align.trace import run_steps, trace
+from ingot.errors import CheckpointError
+from ingot.llm import LLM
+from tests.align.planted import plant
+from tests.align.spoken import BEGIN, END, TEMPLATE, TURN, edit, without_begin, write_spoken
+from tests.e2e.terminal import ingot
+from tests.tiny_models import make_model, random_ids, tiny_config
+
+SHORT = ("--device", "cpu", "--steps", "1")
+IDS = [BEGIN, 5, 9]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaMA with a tokenizer of Hugging Face's."""
+    return write_spoken(tmp_path_factory.mktemp("spoken") / "llama")
+
+
+@pytest.fixture
+def engine_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """Builds an engine of a checkpoint."""
+    return lambda folder: build(folder, tmp_path / "engine", device="cpu", max_batch_size=2)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[..., Path]:
+    """copied(folder, "generation_config.json", eos_token_id=7): a copy with keys changed in one file."""
+
+    def make(folder: Path, name: str, **changes: Any) -> Path:
+        copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+        edit(copy / name, **changes)
+        return copy
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("stops", "says"),
+    [
+        ([], "does not stop at 257 </s>, where the original's answers end: they go on after it"),
+        ([46], "the engine stops at 46 'O'"),
+        ([END, TURN], "where the original goes on: answers are cut off there"),
+        ([BEGIN], "{257 </s>}, engine {256 <s>}"),
+    ],
+)
+def test_stop_ids_of_an_engine(
+    stops: list[int], says: str, llama: Path, engine_of: Callable[[Path], Path]
+) -> None:
+    engine = engine_of(llama)
+    edit(engine / "manifest.json", stop_ids=stops)
+    result = ingot("align", engine, "--reference", llama, *SHORT)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "diverged at stop ids"
+    assert "stop ids: differ (generate of Hugging Face's class)\n  expected 257 </s>\n" in result.stdout
+    assert says in result.stdout
+    assert "beyond" not in result.stdout, "every tensor is right, and no greedy id is a stop"
+
+
+@pytest.mark.parametrize(("named", "extra"), [(7, (7,)), ([END, 7], (7,)), ([], ())])
+def test_another_generation_config(
+    named: Any,
+    extra: tuple[int, ...],
+    llama: Path,
+    copied: Callable[..., Path],
+    engine_of: Callable[[Path], Path],
+) -> None:
+    wrong = copied(llama, "generation_config.json", eos_token_id=named)
+    edit(wrong / "config.json", eos_token_id=None)
+    edit(wrong / "tokenizer_config.json", eos_token=None)
+    report = align(engine_of(wrong), llama, [IDS], steps=1, device="cpu")
+    assert (report.first_stage, report.first) == ("stop ids", None)
+    assert report.findings[0].culprit == "stop_ids"
+    assert report.stops.expected == (END,)
+    assert report.stops.extra == extra
+
+
+def test_a_turns_end_that_is_lost(originals: dict[str, Path], engine_of: Callable[[Path], Path]) -> None:
+    engine = engine_of(originals["qwen"])
+    edit(engine / "manifest.json", stop_ids=[256, 257])
+    result = ingot("align", engine, "--reference", originals["qwen"], *SHORT, "--prompt", "hello", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["first_stage"] == "stop ids"
+    assert found["stop_ids"]["missing"] == [258]
+    assert found["stop_ids"]["equal"] is False
+    assert "does not stop at 258 <|im_end|>" in found["findings"][0]["text"]
+
+
+def test_the_page_has_both_sets(
+    originals: dict[str, Path], engine_of: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    engine, page = engine_of(originals["qwen"]), tmp_path / "report.html"
+    edit(engine / "manifest.json", stop_ids=[256])
+    words = ("--reference", originals["qwen"], *SHORT, "--prompt", "hello", "--html", page)
+    assert ingot("align", engine, *words).exit_code == 1
+    assert "257 &lt;|im_start|&gt;, 258 &lt;|im_end|&gt;" in page.read_text()
+
+
+@pytest.mark.parametrize(("side", "culprit"), [("engine", "bos_missing"), ("original", "bos_extra")])
+def test_begin_of_text(
+    side: str, culprit: str, llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
+) -> None:
+    without = Path(shutil.copytree(llama, tmp_path / "without"))
+    without_begin(without)
+    engine = engine_of(without if side == "engine" else llama)
+    original = llama if side == "engine" else without
+    result = ingot("align", engine, "--reference", original, *SHORT, "--prompt", "Once upon", "--json")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert found["first_stage"] == "token ids"
+    assert found["first"] is None
+    assert found["findings"][0]["culprit"] == culprit
+    assert found["stop_ids"]["equal"] is True
+
+
+def test_a_cause_without_a_bad_tensor_is_printed(
+    llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
+) -> None:
+    without = Path(shutil.copytree(llama, tmp_path / "without"))
+    without_begin(without)
+    result = ingot("align", engine_of(without), "--reference", llama, *SHORT, "--prompt", "Once upon")
+    assert "cause: the prompt lacks the token 256 (bos)" in result.stdout
+    assert result.stdout.splitlines()[-1] == "diverged at token ids"
+
+
+def test_a_running_engine_that_forgot_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(LLM):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            plant(self, "stop_ids")
+
+    monkeypatch.setattr("ingot.align.session.LLM", Broken)
+    report = align(llama, llama, [IDS], steps=0, device="cpu")
+    assert report.first_stage == "stop ids"
+
+
+def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Callable[..., Path]) -> None:
+    chat = copied(llama, "tokenizer_config.json", chat_template=TEMPLATE)
+    report = align(chat, chat, [IDS], steps=0, device="cpu")
+    assert report.stops.designed == (TURN,)
+    assert report.aligned
+    assert align(chat, llama, [IDS], steps=0, device="cpu").aligned, "a format that the user gave"
+    edit(chat / "tokenizer_config.json", eos_token="<pad>")
+    assert align(llama, chat, [IDS], steps=0, device="cpu").stops.designed == ()
+
+
+def test_a_trace_with_stop_ids_and_without(originals: dict[str, Path], tmp_path: Path) -> None:
+    model, ids = make_model(tiny_config("llama"), seed=1), random_ids(6)
+    model.generation_config.eos_token_id = [5, 9]
+    with trace(model, tmp_path / "noted"):
+        run_steps(model, ids, 1)
+    report = align(originals["llama"], tmp_path / "noted", device="cpu")
+    assert report.first_stage == "stop ids"
+    assert report.stops.missing == (5, 9)
+    with trace(model, tmp_path / "told", stop_ids="[]"):
+        run_steps(model, ids, 1)
+    assert align(originals["llama"], tmp_path / "told", device="cpu").aligned, "what is told counts"
+    del model.generation_config
+    with trace(model, tmp_path / "silent"):
+        run_steps(model, ids, 1)
+    result = ingot("align", originals["llama"], "--reference", tmp_path / "silent", "--device", "cpu")
+    assert "stop ids: not compared, the trace notes none" in result.stdout
+    assert result.exit_code == 0
+    with trace(model, tmp_path / "odd", stop_ids="end"):
+        run_steps(model, ids, 0)
+    with pytest.raises(CheckpointError, match="stop ids"):
+        align(originals["llama"], tmp_path / "odd", device="cpu")
+
+
+def test_the_files_say_what_generate_does(llama: Path, copied: Callable[..., Path]) -> None:
+    """Our reading of the configs, for the classes that transformers lacks, against its own."""
+    from transformers import AutoModelForCausalLM
+
+    folder = copied(llama, "config.json", eos_token_id=[END, 5])
+    path = folder / "generation_config.json"
+    for told in ({"eos_token_id": 7}, {"eos_token_id": [7, 8]}, {"bos_token_id": 1}, None):
+        path.unlink(missing_ok=True)
+        if told is not None:
+            path.write_text(json.dumps(told))
+        named = AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id
+        theirs = () if named is None else tuple(named) if isinstance(named, list) else (named,)
+        assert stop_ids_of_files(folder) == theirs
+
+
+def test_names_of_ids() -> None:
+    check = StopCheck((2,), (2, 46, 13), (13,), "x", {2: "</s>", 46: ".", 13: "\n"})
+    assert check.named((2, 46, 13, 99)) == "2 </s>, 46 '.', 13 '\\n', 99"
+    assert check.extra == (46,)
