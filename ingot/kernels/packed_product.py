@@ -80,6 +80,9 @@ def packed_tile(
     PART: tl.constexpr = BLOCK_K * BITS // 16
     MASKED: tl.constexpr = K % BLOCK_K != 0
     ZEROS: tl.constexpr = zero_ptr is not None
+    # Parts of a chunk whose columns share a group: none, two by two, or all.
+    SINGLE: tl.constexpr = GROUP > 0 and GROUP < 2 * PART
+    WHOLE: tl.constexpr = GROUP == 0 or GROUP >= BLOCK_K
     token, cols = tl.arange(0, BLOCK_T), tl.arange(0, PART)
     real = (token < tokens)[:, None]
     x_rows = x_ptr + token[:, None] * x_stride + cols[None, :]
@@ -92,15 +95,19 @@ def packed_tile(
     z0, z1, z2, z3 = middle, middle, middle, middle
     if GROUP > 0:
         s0 = _of_group(scale_ptr, scale_stride, rows, column, K, GROUP)
-        s1 = _of_group(scale_ptr, scale_stride, rows, column + PART, K, GROUP)
         if ZEROS:
             z0 = _of_group(zero_ptr, scale_stride, rows, column, K, GROUP)
-            z1 = _of_group(zero_ptr, scale_stride, rows, column + PART, K, GROUP)
-        if FOUR:
+        if SINGLE:
+            s1 = _of_group(scale_ptr, scale_stride, rows, column + PART, K, GROUP)
+            if ZEROS:
+                z1 = _of_group(zero_ptr, scale_stride, rows, column + PART, K, GROUP)
+        if FOUR and not WHOLE:
             s2 = _of_group(scale_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
-            s3 = _of_group(scale_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
             if ZEROS:
                 z2 = _of_group(zero_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
+        if FOUR and SINGLE:
+            s3 = _of_group(scale_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
+            if ZEROS:
                 z3 = _of_group(zero_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
     elif ZEROS:
         z0 = tl.load(zero_ptr + rows)
@@ -136,6 +143,10 @@ def packed_tile(
             if FOUR:
                 x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
                 x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+        if not SINGLE:
+            z1, z3 = z0, z2
+        if WHOLE:
+            z2, z3 = z0, z0
         w0, w1 = unpack(w, z0, 0, BITS, DTYPE, ASM), unpack(w, z1, 1, BITS, DTYPE, ASM)
         if FOUR:
             w2, w3 = unpack(w, z2, 2, BITS, DTYPE, ASM), unpack(w, z3, 3, BITS, DTYPE, ASM)
@@ -146,22 +157,43 @@ def packed_tile(
                 acc = tl.dot(w2, tl.trans(x2), acc, input_precision="ieee")
                 acc = tl.dot(w3, tl.trans(x3), acc, input_precision="ieee")
         else:
-            acc += tl.dot(w0, tl.trans(x0), input_precision="ieee") * s0.to(tl.float32)[:, None]
-            acc += tl.dot(w1, tl.trans(x1), input_precision="ieee") * s1.to(tl.float32)[:, None]
+            sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
+            if SINGLE:
+                acc += sums * s0.to(tl.float32)[:, None]
+                acc += tl.dot(w1, tl.trans(x1), input_precision="ieee") * s1.to(tl.float32)[:, None]
+            else:
+                sums = tl.dot(w1, tl.trans(x1), sums, input_precision="ieee")
+                if not WHOLE or not FOUR:
+                    acc += sums * s0.to(tl.float32)[:, None]
             if FOUR:
-                acc += tl.dot(w2, tl.trans(x2), input_precision="ieee") * s2.to(tl.float32)[:, None]
-                acc += tl.dot(w3, tl.trans(x3), input_precision="ieee") * s3.to(tl.float32)[:, None]
+                if WHOLE:
+                    sums = tl.dot(w2, tl.trans(x2), sums, input_precision="ieee")
+                else:
+                    sums = tl.dot(w2, tl.trans(x2), input_precision="ieee")
+                if SINGLE:
+                    acc += sums * s2.to(tl.float32)[:, None]
+                    acc += tl.dot(w3, tl.trans(x3), input_precision="ieee") * s3.to(tl.float32)[:, None]
+                else:
+                    sums = tl.dot(w3, tl.trans(x3), sums, input_precision="ieee")
+                    if WHOLE:
+                        acc += sums * s0.to(tl.float32)[:, None]
+                    else:
+                        acc += sums * s2.to(tl.float32)[:, None]
             ahead = column + BLOCK_K
             s0 = _of_group(scale_ptr, scale_stride, rows, ahead, K, GROUP)
-            s1 = _of_group(scale_ptr, scale_stride, rows, ahead + PART, K, GROUP)
             if ZEROS:
                 z0 = _of_group(zero_ptr, scale_stride, rows, ahead, K, GROUP)
-                z1 = _of_group(zero_ptr, scale_stride, rows, ahead + PART, K, GROUP)
-            if FOUR:
+            if SINGLE:
+                s1 = _of_group(scale_ptr, scale_stride, rows, ahead + PART, K, GROUP)
+                if ZEROS:
+                    z1 = _of_group(zero_ptr, scale_stride, rows, ahead + PART, K, GROUP)
+            if FOUR and not WHOLE:
                 s2 = _of_group(scale_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
-                s3 = _of_group(scale_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
                 if ZEROS:
                     z2 = _of_group(zero_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
+            if FOUR and SINGLE:
+                s3 = _of_group(scale_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
+                if ZEROS:
                     z3 = _of_group(zero_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
     if GROUP == 0:
         acc *= tl.load(scale_ptr + rows).to(tl.float32)[:, None]
