@@ -20,15 +20,14 @@ from ingot.checkpoint.weight_map import MappedTensor, resolve
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import Linear
+from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
-from ingot.quant.schemes import make_scheme
 
 
 @dataclass
@@ -51,12 +50,13 @@ class Assembly:
 
         Raises:
             CheckpointError: unknown architecture, or tensors that do not fit it (all listed).
-            ConfigError: ``layers`` or ``max_seq_len`` do not fit the model.
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         config = _cut(whole, build)
         model = empty_model(architecture, config, build, quant, KernelPlan())
+        quant.check_names(linears(model))
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         mapped = resolve(weight_map, checkpoint.tensors, logical_shapes(model))
         dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
@@ -101,7 +101,7 @@ def empty_model(
     plan: KernelPlan,
 ) -> Decoder:
     """The modules on the meta device: shapes without memory."""
-    ctx = BuildContext(make_scheme(quant), plan, parse_dtype(build.dtype))
+    ctx = BuildContext(quant, plan, parse_dtype(build.dtype))
     with torch.device("meta"):
         return architecture.build(config, ctx, build.max_seq_len)
 
@@ -117,7 +117,8 @@ def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Itera
         if not names:
             continue
         if isinstance(module, Linear):
-            weight = load(f"{prefix}weight")
+            copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
+            weight = load("embed_tokens.weight" if copied else f"{prefix}weight")
             bias = load(f"{prefix}bias") if module.has_bias else None
             for name, tensor in module.scheme.pack(weight, bias).items():
                 yield f"{prefix}{name}", tensor

@@ -18,7 +18,8 @@ columns. The last chunk is filled with zeros of W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -106,6 +107,15 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     else:
         numbers -= by_column(weight.zeros, weight).to(wide)
     return (numbers * by_column(weight.scales, weight).to(wide)).to(dtype)
+
+
+def row_pieces(weight: StoredWeight, most: int) -> Iterator[StoredWeight]:
+    """The weight cut along its rows into pieces of at most ``most`` values, or of one row; views."""
+    rows = max(1, most // max(weight.in_features, 1))
+    for start in range(0, weight.out_features, rows):
+        own = slice(start, start + rows)
+        scales, zeros = (None if t is None else t[..., own] for t in (weight.scales, weight.zeros))
+        yield replace(weight, values=weight.values[own], scales=scales, zeros=zeros)
 
 
 def by_column(numbers: torch.Tensor, weight: StoredWeight) -> torch.Tensor:

@@ -15,7 +15,6 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
-from ingot.quant.schemes import Dense
 from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 
@@ -106,29 +105,13 @@ class TestActivations:
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)
 
 
-class EightBits(Dense):
-    """A scheme that a later version may bring: a byte a weight and a scale a row."""
-
-    name = "eight"
-
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        tensors = super().layout(out_features, in_features, bias, dtype)
-        scales = torch.empty(out_features, dtype=dtype)
-        return tensors | {
-            "weight": torch.empty(out_features, in_features, dtype=torch.int8),
-            "scales": scales,
-        }
-
-
-def test_a_scheme_says_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheme_says_its_own_bytes() -> None:
     config = shape()
     plain = weight_bytes(config, QuantConfig(), torch.float16)
-    monkeypatch.setattr("ingot.engine.assemble.make_scheme", lambda quant: EightBits())
-    packed = weight_bytes(config, QuantConfig(), torch.float16)
-    rows = 2 * config.intermediate_size + config.hidden_size
-    assert packed["mlp"] == plain["mlp"] // 2 + config.num_layers * rows * 2
+    packed = weight_bytes(config, QuantConfig("w8a16"), torch.float16)
+    words = 64 * 2  # of a row: 32 or 48 columns padded to a chunk of 128
+    inner, hidden = config.intermediate_size, config.hidden_size
+    assert packed["mlp"] == config.num_layers * (2 * inner + hidden) * (words + 2)
     assert [packed[kind] for kind in ("embedding", "norms", "head")] == [
         plain[kind] for kind in ("embedding", "norms", "head")
     ]
