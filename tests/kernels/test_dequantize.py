@@ -25,9 +25,16 @@ def test_equal_to_the_twin(form: tuple[int, int, bool], dtype: torch.dtype) -> N
 def test_what_it_takes() -> None:
     dense = torch.ones(2, 3)
     assert dequantize(StoredWeight(dense, 3), torch.float32) is dense
-    nothing = random_weight((4, 0, False), 0, 8, torch.float16, "cpu")
-    assert dequantize_triton(nothing, torch.float16).shape == (0, 8)
     with pytest.raises(IngotError, match="scales has the wrong dtype"):
         dequantize(random_weight((8, 0, False), 4, 64, torch.float16, "cpu"), torch.bfloat16)
     with pytest.raises(IngotError, match="a dense weight has its dtype"):
         dequantize(StoredWeight(dense, 3), torch.float16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype) -> None:
+    for outputs, width in ((22016, 4096), (4096, 11008)):
+        weight = random_weight(form, outputs, width, dtype, "cuda")
+        assert torch.equal(dequantize_triton(weight, dtype), dequantized(weight, dtype))
