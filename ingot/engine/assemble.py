@@ -28,6 +28,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
+from ingot.quant.schemes import is_dense
 
 
 @dataclass
@@ -68,9 +69,14 @@ class Assembly:
         """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
         return stored_tensors(self.model)
 
-    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every stored tensor, read, cast and packed, in the order of ``layout``."""
-        return packed_tensors(self.model, lambda name: self._load(name, checkpoint))
+    def tensors(
+        self, checkpoint: Checkpoint, device: torch.device | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every stored tensor, read, cast and packed, in the order of ``layout``.
+
+        ``device``: where numbers of fewer bits are chosen; they are the same anywhere.
+        """
+        return packed_tensors(self.model, lambda name: self._load(name, checkpoint), device)
 
     def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
@@ -106,9 +112,11 @@ def empty_model(
         return architecture.build(config, ctx, build.max_seq_len)
 
 
-def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def packed_tensors(
+    model: Decoder, load: Callable[[str], torch.Tensor], device: torch.device | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name.
+    name. Those that packing changes are packed on ``device``, if one is given.
     """
     stored = stored_tensors(model)
     for path, module in model.named_modules():
@@ -119,6 +127,8 @@ def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Itera
         if isinstance(module, Linear):
             copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
             weight = load("embed_tokens.weight" if copied else f"{prefix}weight")
+            if device is not None and not is_dense(module.scheme):
+                weight = weight.to(device)
             bias = load(f"{prefix}bias") if module.has_bias else None
             for name, tensor in module.scheme.pack(weight, bias).items():
                 yield f"{prefix}{name}", tensor

@@ -115,7 +115,7 @@ def build(
             ):
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
-                _write(folder, source, assembly, text, given_plan or KernelPlan(), progress)
+                _write(folder, source, assembly, text, given_plan or KernelPlan(), place, progress)
                 source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
@@ -166,6 +166,7 @@ def _write(
     assembly: Assembly,
     text: TextParts,
     plan: KernelPlan,
+    device: torch.device,
     progress: Progress | None,
 ) -> None:
     try:
@@ -173,7 +174,7 @@ def _write(
         total = sum(t.numel() * t.element_size() for t in layout.values())
         done = 0
         with WeightsWriter(folder / WEIGHTS_FILE, layout) as writer:
-            for name, tensor in assembly.tensors(source):
+            for name, tensor in assembly.tensors(source, device):
                 writer.add(name, tensor)
                 done += tensor.numel() * tensor.element_size()
                 if progress is not None:

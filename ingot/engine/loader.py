@@ -167,7 +167,7 @@ def engine_in_memory(
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
     """Assemble a checkpoint folder straight onto a device; nothing is written. ``runtime`` is as in
-    ``load_engine``; weights are packed on the CPU by ``quant`` (as of ``build``), one after another.
+    ``load_engine``; ``quant`` is as in ``build``, and weights are packed on the device, one after another.
 
     Raises:
         CheckpointError: as ``build`` does.
@@ -181,7 +181,7 @@ def engine_in_memory(
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-            fill(assembly.model, assembly.tensors(source), device, compute)
+            fill(assembly.model, assembly.tensors(source, device), device, compute)
     return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
 
 

@@ -45,7 +45,7 @@ _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scor
 _TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at once
 _DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
-_TWIN_PIECE_BYTES = 24  # a value: shifted and masked words, the number, its scale and zero, the product
+_TWIN_PIECE_BYTES = 8  # a value: its part of the words, the number, the product
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 

@@ -67,11 +67,23 @@ class WeightOnly:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
-        numbers, scales, zeros = _rounded(weight, self.bits, self.group, self.symmetric)
-        last = None if zeros is None else zeros[-1] if self.group else zeros
-        if last is None:
-            middle = symmetric_zero(self.bits)
-            last = torch.full((weight.shape[0],), middle, dtype=torch.uint8, device=weight.device)
+        return self.of_numbers(*_rounded(weight, self.bits, self.group, self.symmetric), bias)
+
+    def of_numbers(
+        self,
+        numbers: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of numbers that are chosen already.
+
+        Args:
+            numbers: [N, K] uint8; without ``zeros`` they stand around 128 (8 bits) or 8 (4 bits).
+            scales, zeros: as they are stored.
+        """
+        middle = torch.full_like(numbers[:, 0], symmetric_zero(self.bits))
+        last = middle if zeros is None else zeros[-1] if self.group else zeros
         tensors = {"words": pack_words(numbers, self.bits, self.group, last), "scales": scales}
         if zeros is not None:
             tensors["zeros"] = zeros

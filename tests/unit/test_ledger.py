@@ -143,7 +143,11 @@ class TestFixes:
 
     def test_a_cpu_has_no_fraction_and_no_card(self) -> None:
         found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
-        assert {fix.flags.split()[0] for fix in fixes(found)} <= {"--max-seq-len", "--token-budget"}
+        assert {fix.flags.split()[0] for fix in fixes(found)} <= {
+            "--max-seq-len",
+            "--token-budget",
+            "--quant",
+        }
 
 
 class TestEased:
