@@ -15,6 +15,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
 from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 
@@ -54,13 +55,15 @@ SHAPES = {
 }  # fmt: skip
 
 
-def decoder(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+def decoder(config: DecoderConfig, dtype: torch.dtype, quant: QuantConfig | None = None) -> Decoder:
     build = BuildConfig("fp32", 8, 1024)
-    return random_decoder(config, build, KernelPlan(), CPU, dtype)
+    return random_decoder(config, build, KernelPlan(), CPU, dtype, quant=quant)
 
 
-def tracked(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig) -> int:
-    model = decoder(config, dtype)
+def tracked(
+    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, quant: QuantConfig | None = None
+) -> int:
+    model = decoder(config, dtype, quant)
     batch, caches = largest_step(model, CPU, dtype, 8, runtime)
     with AllocationTracker() as tracker:
         run_step(model, batch, caches)
@@ -103,6 +106,18 @@ class TestActivations:
         runtime = RuntimeConfig(token_budget=budget)
         predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False)
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["llama", "small", "gpt2"])
+def test_widened_weights_are_counted(name: str, scheme: str) -> None:
+    """At most: the largest weight and the largest phase need not meet."""
+    quant, runtime = QuantConfig(scheme), RuntimeConfig(token_budget=64)
+    plain = tracked(SHAPES[name], torch.float32, runtime)
+    found = tracked(SHAPES[name], torch.float32, runtime, quant)
+    predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False, quant=quant)
+    most = max(m.weight.numel() for m in linears(decoder(SHAPES[name], torch.float32)).values())
+    assert plain <= found <= predicted <= plain + 8 * most
 
 
 def test_a_scheme_says_its_own_bytes() -> None:
