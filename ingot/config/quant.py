@@ -21,6 +21,7 @@ HEADS = ("none", "w8a16")
 METHODS = ("round",)
 GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
+_METHOD_WORDS = {"round": "rounding"}
 _GROUPED = "w4a16"
 _DEFAULT_GROUP = 128
 
@@ -116,7 +117,7 @@ class QuantConfig(JsonConfig):
             parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
         if not self.dense:
-            parts.append(f"by {self.method}")
+            parts.append(f"by {_METHOD_WORDS[self.method]}")
         if self.layers:
             parts.append(f"{len(self.layers)} patterns of layers over {self.scheme}")
         return ", ".join(parts)

@@ -168,10 +168,11 @@ class _Search:
         yield from self._raised_cache(setting)
 
     def formats(self, setting: Setting) -> Iterator[Fix]:
-        """Other number formats of the weights."""
+        """The first other number format of the weights that is enough: it costs the least quality."""
         for form in _smaller_formats(setting):
             if _reached(self.bill(form), self.goal):
                 yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
+                return
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
         """Several knobs at once: a smaller number format and one more; where that is not enough, batch 1 in

@@ -24,6 +24,9 @@ from ingot.engine.manifest import Manifest
 from ingot.engine.memory_sizes import weight_bytes
 from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import ConfigError
+from ingot.evaluate.side import SideSpec as EvalSpec
+from ingot.evaluate.side import open_side as open_eval_side
+from ingot.evaluate.side import other_spec
 from ingot.kernels.stored_weight import StoredWeight, dequantized
 from ingot.layers.linear import linears
 from ingot.llm.repro import capture_layer, replay
@@ -224,7 +227,7 @@ class TestVerb:
         done = ingot("build", str(checkpoints["llama"]), "-o", engine, *flags)
         assert done.exit_code == 0, done.stderr
         text = ingot("inspect", engine, "--tensors").stdout
-        assert "w4a16+w8a16, head w8a16, a scale for 64 columns, asymmetric, by round" in text
+        assert "w4a16+w8a16, head w8a16, a scale for 64 columns, asymmetric, by rounding" in text
         assert "layers.0.mlp.down_proj.words" in text
         told = json.loads(ingot("inspect", engine, "--json").stdout)
         assert told["quant"]["layers"] == {"layers.1.mlp.down_proj": "w8a16"}
@@ -265,3 +268,12 @@ def test_seven_b_in_bytes() -> None:
         "w8a16": weights + 2 * rows,
         "w4a16": weights // 2 + weights // 128 * 3,
     }
+
+
+def test_only_the_first_side_of_an_evaluation_is_quantized(checkpoints: dict[str, Path]) -> None:
+    path = str(checkpoints["llama"])
+    one = EvalSpec(path, device="cpu", quant="w8a16")
+    other = other_spec(one, path, "auto", 1)
+    with open_eval_side(one) as quantized, open_eval_side(other) as dense:
+        assert [side.facts()["quantization"] for side in (quantized, dense)] == ["w8a16", "none"]
+        assert not torch.equal(quantized.logits([1, 2, 3]), dense.logits([1, 2, 3]))
