@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from ingot import LLM, SamplingParams
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
-from ingot.quant.schemes import Dense
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor
 
@@ -51,7 +51,7 @@ def random_decoder(layers: int, dtype: torch.dtype) -> Decoder:
         rope=RopeConfig(dim=128),
     )
     with torch.device("cuda"):
-        model = Decoder(config, BuildContext(Dense(), KernelPlan(), dtype), LONGEST)
+        model = Decoder(config, BuildContext(QuantConfig(), KernelPlan(), dtype), LONGEST)
         generator = torch.Generator("cuda").manual_seed(0)
         for weight in model.parameters():
             if weight.dim() == 1:

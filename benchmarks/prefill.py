@@ -31,7 +31,6 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
-from ingot.quant.schemes import make_scheme
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor
 
@@ -52,7 +51,7 @@ PAUSE = 0.4  # seconds in which the GPU is idle, so that its clock is up again
 
 def random_decoder(config: DecoderConfig, dtype: torch.dtype, max_seq_len: int) -> Decoder:
     """A decoder on the GPU: matrices of standard deviation 0.02, norms of ones, biases small."""
-    context = BuildContext(make_scheme(QuantConfig()), KernelPlan(), dtype)
+    context = BuildContext(QuantConfig(), KernelPlan(), dtype)
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = Decoder(config, context, max_seq_len).to("cuda").eval()

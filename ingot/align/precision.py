@@ -74,7 +74,7 @@ def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
 
 
 def _tied(model: Decoder) -> bool:
-    return model.config.tie_word_embeddings
+    return model.tied
 
 
 def _permute_norm(norm: nn.Module, order: torch.Tensor) -> None:

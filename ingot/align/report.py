@@ -70,6 +70,7 @@ def report_json(report: Report) -> dict[str, Any]:
         "reference": report.reference,
         "noise": report.noise,
         "dtype": report.dtype,
+        "quantized": report.quant,
         "device": report.device,
         "steps": report.steps,
         "cases": [
@@ -133,6 +134,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
     return [
         ("engine", f"{report.engine}, {report.dtype} on {report.device}"),
         ("reference", report.reference),
+        *([] if report.quant is None else [("quantized", report.quant)]),
         ("noise floor", report.noise),
         ("steps", f"the prompt and {report.steps} cached decode steps"),
     ]

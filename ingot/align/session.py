@@ -41,6 +41,7 @@ from ingot.align.verdict import (
 )
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
+from ingot.engine.dequantized import write_dequantized
 from ingot.errors import RequestError
 from ingot.llm import LLM
 
@@ -62,6 +63,7 @@ class Report:
         stops: the ids that end answers.
         first: the first bad stage of tensors; None where all are within their limits.
         findings: what explains it, best first; empty where nothing does.
+        quant: of an engine in fewer bits: which, and whose weights the reference has; else None.
     """
 
     engine: str
@@ -76,6 +78,7 @@ class Report:
     stops: StopCheck
     first: FirstBad | None
     findings: list[Finding] = field(default_factory=list)
+    quant: str | None = None
 
     @property
     def bad_texts(self) -> list[TextCheck]:
@@ -137,11 +140,16 @@ def align(
     target = find_target(str(engine), place, dtype)
     source = open_reference(str(reference), original, target.path, target.build, place)
     check_same_model(target, source)
+    quant = _quant_text(target, source)
     cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
     for case in cases:
         check_fit(target, case, steps)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
+        if not (target.quant.dense or isinstance(source, Trace)):
+            progress("dequantizing the engine's weights")
+            own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
+            source = open_reference(str(own), original, target.path, target.build, place)
         progress("running the reference")
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
@@ -154,7 +162,16 @@ def align(
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
         findings = _explain(llm, _other_choices(greedy))
-    return Report(*described, cases, rows, greedy, stops, first, findings)
+    return Report(*described, cases, rows, greedy, stops, first, findings, quant)
+
+
+def _quant_text(target: Target, source: Reference) -> str | None:
+    """What a quantized engine is compared with: its own weights; a trace has the original's."""
+    if target.quant.dense:
+        return None
+    if isinstance(source, Trace):
+        return f"{target.quant.summary}; the trace has the original's weights: differences are expected"
+    return f"{target.quant.summary}; the reference computes with these weights, dequantized"
 
 
 def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:

@@ -9,7 +9,7 @@ Owns every check that can be made early. Knows no tensor but a trace's shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, BuildConfig
 from ingot.config.model import DecoderConfig
+from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.builder import build_config
 from ingot.engine.loader import compute_dtype
@@ -36,7 +37,8 @@ DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 wa
 class Target:
     """What is known of an engine before its weights are read.
 
-    ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights.
+    ``compute`` is the dtype of arithmetic, ``build.dtype`` that of its weights, ``quant`` how many bits
+    they have.
     """
 
     path: str
@@ -44,6 +46,7 @@ class Target:
     model: DecoderConfig
     build: BuildConfig
     compute: torch.dtype
+    quant: QuantConfig = field(default_factory=QuantConfig)
 
     @property
     def weights(self) -> torch.dtype:
@@ -61,7 +64,8 @@ def find_target(path: str, device: torch.device, dtype: str) -> Target:
     if is_engine(folder):
         manifest = Manifest.read(folder)
         compute = compute_dtype(manifest, device, dtype)
-        return Target(path, read_engine_text(folder, manifest), manifest.model, manifest.build, compute)
+        text = read_engine_text(folder, manifest)
+        return Target(path, text, manifest.model, manifest.build, compute, manifest.quant)
     folder = resolve_checkpoint(path)
     with open_checkpoint(folder) as source:
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)

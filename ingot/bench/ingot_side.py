@@ -109,7 +109,7 @@ class IngotSide:
             "architecture": engine.manifest.model.architecture,
             "parameters": sum(p.numel() for p in engine.model.parameters()),
             "dtype": dtype_name(engine.dtype),
-            "quantization": engine.manifest.quant.scheme,
+            "quantization": engine.manifest.quant.label,
             "plan_gpu": engine.plan.gpu,
             "load_s": round(self._load_s, 3),
             "warm_up_s": round(self._warm_up_s, 3),
@@ -139,6 +139,7 @@ def _open(spec: SideSpec) -> LLM:
             runtime=runtime,
             max_batch_size=spec.max_batch_size,
             max_seq_len=spec.max_seq_len,
+            quant=spec.quant,
         )
     assert spec.path is not None
     batch = spec.engine_batch_size if is_engine(Path(spec.path)) else spec.max_batch_size
@@ -149,4 +150,5 @@ def _open(spec: SideSpec) -> LLM:
         runtime=runtime,
         max_batch_size=batch,
         max_seq_len=spec.max_seq_len,
+        quant=None if spec.quant == "none" else spec.quant,
     )

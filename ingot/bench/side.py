@@ -36,6 +36,8 @@ class SideSpec(JsonConfig):
         path: engine or checkpoint; None with ``random_weights``.
         random_weights: a config.json or its folder, to fill with random weights.
         dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
+        quant: linear scheme that a checkpoint or random weights are loaded in, or a YAML file of one; not for
+            an engine, nor for ``hf``.
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch; not for an engine.
         engine_batch_size: requests in one step of an engine, at most what it was built for; None: that.
         max_seq_len: None: an engine's or the model's own limit, of a model at most 8192.
@@ -50,6 +52,7 @@ class SideSpec(JsonConfig):
     random_weights: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    quant: str = "none"
     max_batch_size: int = 64
     engine_batch_size: int | None = None
     max_seq_len: int | None = None

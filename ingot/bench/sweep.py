@@ -37,7 +37,7 @@ from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.config.model import DecoderConfig
-from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
@@ -57,7 +57,7 @@ class Sweep:
         spec: the checkpoint or the config with random weights, and the device; its dtype and sizes are not
             read.
         dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quants: linear schemes.
+        quants: linear schemes, or YAML files of them.
         batches: sizes; empty: 1, 2, 4 and so on until one does not fit.
         against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
         quality_of: what the quality is measured on, for the record.
@@ -77,7 +77,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for quant in self.quants:
-            QuantConfig(quant)
+            read_quant(quant)
         for dtype in self.dtypes:
             if dtype != "auto":
                 parse_dtype(dtype)
@@ -99,11 +99,7 @@ class Sweep:
     def lines(self) -> list[Line]:
         """A line for each dtype and scheme, Hugging Face's last."""
         dtypes = list(dict.fromkeys(self._named(dtype) for dtype in self.dtypes))
-        found = [
-            Line(dtype if quant == "none" else f"{dtype} {quant}", self.spec.replace(dtype=dtype), quant)
-            for quant in dict.fromkeys(self.quants)
-            for dtype in dtypes
-        ]
+        found = [self._line(dtype, quant) for quant in dict.fromkeys(self.quants) for dtype in dtypes]
         if self.against is not None:
             found.append(self._huggingface(self.against, dtypes[0]))
         return found
@@ -130,9 +126,13 @@ class Sweep:
             return "fp32"
         return dtype_name(read_shape(self.spec).dtype)
 
+    def _line(self, dtype: str, quant: str) -> Line:
+        name = dtype if quant == "none" else f"{dtype} {quant}"
+        return Line(name, self.spec.replace(dtype=dtype, quant=quant), quant)
+
     def _huggingface(self, against: str, dtype: str) -> Line:
         path = against.partition(":")[2]
-        spec = self.spec.replace(kind="hf", dtype=dtype)
+        spec = self.spec.replace(kind="hf", dtype=dtype, quant="none")
         name = f"Hugging Face {dtype}"
         if not path:
             return Line(name, spec)

@@ -21,6 +21,7 @@ from ingot.bench.ceiling import measure_ceiling
 from ingot.bench.doubts import doubts
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.side import Side, SideSpec, open_side
+from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
 
@@ -196,10 +197,11 @@ def _check_quant(line: Line, facts: dict[str, Any]) -> None:
     ConfigError: the side was loaded in another precision than the line's.
     """
     found = facts.get("quantization", "none")
-    if found != line.quant:
+    wanted = read_quant(line.quant).label
+    if found != wanted:
         raise ConfigError(
             "the checkpoint was not loaded in the precision asked for",
             seen=found,
-            allowed=line.quant,
+            allowed=wanted,
             fix="--quant",
         )

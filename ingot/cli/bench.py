@@ -134,6 +134,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
         flags,
         max_batch_size=flags.max_batch_size or most,
         engine_batch_size=flags.max_batch_size,
+        **given(quant=flags.quant),
         **runtime_values(flags),
     )
     if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
@@ -165,9 +166,9 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
         return None
     kind, _, path = against.partition(":")
     if kind != "hf":
-        return spec.replace(path=against, random_weights=None)
+        return spec.replace(path=against, random_weights=None, quant="none")
     size = hf_batch or spec.max_batch_size
-    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False)
+    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False, quant="none")
     return spec.replace(path=path, random_weights=None) if path else spec
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Threads, field_flags, flags_for
+from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for
 from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
@@ -93,6 +93,7 @@ class SideFlags(ModelFlags):
             metavar="hf|CHECKPOINT",
         ),
     ] = None
+    quant: Quant = None
     max_batch_size: Annotated[
         int | None,
         typer.Option(

@@ -17,10 +17,12 @@ from ingot.cli.prove_flags import ProveFlags, prove_flags
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown, steps_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.quant_file import read_quant
 
 if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
 
+QUANT_PANEL = "Quantization"
 Progress = Callable[[str, int, int], None]
 Finish = Callable[[Path], None]
 
@@ -49,6 +51,35 @@ def build(
         str | None,
         typer.Option(help="Keep only these decoder layers.", metavar="START:END", show_default="all"),
     ] = None,
+    quant: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights in fewer bits: w8a16, w4a16, or a YAML file with a scheme for each layer.",
+            show_default="none",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.",
+            show_default="128",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric",
+            help="Whether w4a16 goes without zeros.",
+            show_default="asymmetric",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    quant_head: Annotated[
+        bool,
+        typer.Option("--quant-head", help="Store the head in 8 bits, too.", rich_help_panel=QUANT_PANEL),
+    ] = False,
     chat_template: Annotated[
         str | None,
         typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
@@ -68,6 +99,8 @@ def build(
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
     start = time.perf_counter()
     proving.check(proof=proof)
+    head = "w8a16" if quant_head else None
+    chosen = read_quant(quant, group=group_size, symmetric=symmetric, head=head)
     with ends_once():
         from ingot.engine import builder
 
@@ -91,6 +124,7 @@ def build(
                     max_batch_size=max_batch_size,
                     max_seq_len=max_seq_len,
                     layers=layers,
+                    quant=chosen,
                     chat_template=chat_template,
                     plan=plan,
                     revision=revision,

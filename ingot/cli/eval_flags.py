@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Threads, field_flags, flags_for, given
+from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for, given
 from ingot.cli.limits import PANEL, MemoryFraction, TokenBudget, runtime_values
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
@@ -111,6 +111,7 @@ class EvalFlags:
             help="Dtype of arithmetic: fp16, bf16, fp32; auto: the model's, fp32 on a CPU.", callback=_dtype
         ),
     ] = "auto"
+    quant: Quant = None
     against_dtype: Annotated[
         str | None,
         typer.Option(help="Dtype of the reference's arithmetic.", show_default="as --dtype"),
@@ -148,7 +149,7 @@ class EvalFlags:
             self.engine,
             dtype=self.dtype,
             max_seq_len=self.max_seq_len,
-            **given(device=self.device),
+            **given(device=self.device, quant=self.quant),
             **runtime_values(self),
         )
         if self.against is None:

@@ -27,6 +27,13 @@ EnginePath = Annotated[
     str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", show_default="auto")]
+Quant = Annotated[
+    str | None,
+    typer.Option(
+        help="Load a checkpoint in fewer bits: w8a16, w4a16, FILE.yaml; an engine has its own.",
+        show_default="none",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -45,7 +45,8 @@ def plan(
         str | None, typer.Option(help="fp16, bf16, fp32, or auto: the model's own.", show_default="auto")
     ] = None,
     quant: Annotated[
-        str | None, typer.Option(help="Quantization scheme.", show_default="the engine's, or none")
+        str | None,
+        typer.Option(help="none, w8a16, w4a16, or FILE.yaml.", show_default="the engine's, or none"),
     ] = None,
     gpu: Annotated[
         str, typer.Option(help="What to plan for: 24GiB, 80GB, auto (this machine's), cuda:N, or cpu.")
@@ -139,7 +140,7 @@ def _json(answer: _Answer) -> dict[str, Any]:
 
 def _show(answer: _Answer) -> None:
     bill, setting = answer.bill, answer.bill.setting
-    model, scheme = setting.model, setting.quant.scheme
+    model, scheme = setting.model, setting.quant.label
     head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtype}"
     head += "" if scheme == "none" else f", {scheme}"
     stdout().print(head, style="bold", markup=False)

@@ -47,7 +47,9 @@ def sweep(
         Path | None,
         typer.Option(help="Folder of points.jsonl, sweep.json, sweep.html, sweep.png.", show_default=False),
     ] = None,
-    quant: Annotated[str, typer.Option(help="Linear schemes, with commas between.")] = "none",
+    quant: Annotated[
+        str, typer.Option(help="none, w8a16, w4a16 or FILE.yaml, with commas between.")
+    ] = "none",
     dtype: Annotated[
         str,
         typer.Option(help="fp16, bf16, fp32, with commas between; auto: the model's own, fp32 on a CPU."),

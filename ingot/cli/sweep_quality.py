@@ -43,7 +43,7 @@ class TextQuality:
                 "random weights have no quality to measure", seen="--data", fix="--data, leave it out"
             )
         items = read_data(Path(self.data), limit=self.limit)
-        one = SideSpec(path=spec.path, kind=spec.kind, device=spec.device, dtype=spec.dtype)
+        one = SideSpec(path=spec.path, kind=spec.kind, device=spec.device, dtype=spec.dtype, quant=spec.quant)
         found = perplexity(one, None, items, ())
         metrics = found.record["sides"][0]["metrics"]
         return {_METRIC: metrics[_METRIC]}

@@ -1,28 +1,129 @@
 """How weights are stored in fewer bits.
 
-Owns the choice of a linear scheme. Knows nothing of how a scheme packs or computes.
+Owns the choice of a scheme for every linear layer, and its checks. Knows nothing of how a scheme packs or
+computes.
 
-    QuantConfig(scheme="none")
+    quant = QuantConfig("w4a16", group=64, layers={"layers.0.*": "w8a16"})
+    quant.at("layers.0.mlp.down_proj").scheme           # "w8a16"
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
-SCHEMES = ("none",)
+SCHEMES = ("none", "w8a16", "w4a16")
+HEADS = ("none", "w8a16")
+METHODS = ("round",)
+GROUPS = (0, 32, 64, 128)
+HEAD = "lm_head"
+_METHOD_WORDS = {"round": "rounding"}
+_GROUPED = "w4a16"
+_DEFAULT_GROUP = 128
 
 
 @dataclass(frozen=True)
 class QuantConfig(JsonConfig):
-    """``scheme`` names the linear scheme; ``none`` keeps weights in the engine's dtype."""
+    """The scheme of every linear layer; the embedding stays in the engine's dtype.
+
+    Attributes:
+        scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
+        group: neighbouring columns that share a scale in w4a16, 0: a scale a row; None: 128 for w4a16.
+        symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16, else True.
+        method: how the numbers are chosen.
+        head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
+        layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
+            counts. The head is ``head``'s alone.
+
+    Raises:
+        ConfigError: an unknown name, or a group or symmetry that no scheme of the config has.
+    """
 
     scheme: str = "none"
+    group: int | None = None
+    symmetric: bool | None = None
+    method: str = "round"
+    head: str = "none"
+    layers: dict[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
+        _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
+        _expect_one("unknown quantization method", self.method, METHODS, "method")
+        _expect_one("the head has no such scheme", self.head, HEADS, "--quant-head")
+        if not isinstance(self.layers, dict):
+            raise ConfigError("layers maps patterns to schemes", seen=self.layers, fix="layers")
+        for pattern, scheme in self.layers.items():
+            _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
+        grouped = _GROUPED in (self.scheme, *self.layers.values())
+        group = self.group if self.group is not None else _DEFAULT_GROUP if grouped else 0
+        symmetric = self.symmetric if self.symmetric is not None else not grouped
+        _expect_one("no such group size", group, GROUPS if grouped else (0,), "--group-size, of w4a16")
+        allowed = (True, False) if grouped else (True,)
+        _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
+        object.__setattr__(self, "group", group)
+        object.__setattr__(self, "symmetric", symmetric)
+
+    def at(self, module: str) -> QuantConfig:
+        """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
+        scheme = self.head if module == HEAD else self.scheme
+        if module != HEAD:
+            matched = [s for pattern, s in self.layers.items() if fnmatch.fnmatchcase(module, pattern)]
+            scheme = matched[-1] if matched else scheme
+        if scheme == _GROUPED:
+            return QuantConfig(scheme, self.group, self.symmetric, self.method)
+        return QuantConfig(scheme, method=self.method)
+
+    def check_names(self, modules: Iterable[str]) -> None:
+        """Refuse patterns that match none of the linear layers ``modules``.
+
+        Raises:
+            ConfigError: naming all of them.
+        """
+        names = [name for name in modules if name != HEAD]
+        idle = [p for p in self.layers if not fnmatch.filter(names, p)]
+        if idle:
+            leaves = sorted({name.rpartition(".")[2] for name in names})
             raise ConfigError(
-                "unknown quantization scheme", seen=self.scheme, allowed=list(SCHEMES), fix="--quant"
+                "patterns of layers match no linear layer",
+                seen=idle,
+                allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
+                fix="layers in the file of --quant",
             )
+
+    @property
+    def dense(self) -> bool:
+        """Whether every weight is in the engine's dtype."""
+        return {self.scheme, self.head, *self.layers.values()} == {"none"}
+
+    @property
+    def layers_label(self) -> str:
+        """The schemes of the decoder's layers in a word: ``w4a16``, ``w4a16+w8a16``."""
+        return "+".join(dict.fromkeys((self.scheme, *self.layers.values())))
+
+    @property
+    def label(self) -> str:
+        """A short name: the layers' schemes, and the head's where it has one."""
+        return self.layers_label if self.head == "none" else f"{self.layers_label}, head {self.head}"
+
+    @property
+    def summary(self) -> str:
+        """What is stored, for people."""
+        parts = [self.label]
+        if _GROUPED in (self.scheme, *self.layers.values()):
+            parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
+            parts.append("symmetric" if self.symmetric else "asymmetric")
+        if not self.dense:
+            parts.append(f"by {_METHOD_WORDS[self.method]}")
+        if self.layers:
+            parts.append(f"{len(self.layers)} patterns of layers over {self.scheme}")
+        return ", ".join(parts)
+
+
+def _expect_one(what: str, seen: object, allowed: Iterable[object], fix: str) -> None:
+    choices = list(allowed)
+    if not any(seen == one and type(seen) is type(one) for one in choices):
+        raise ConfigError(what, seen=seen, allowed=choices, fix=fix)

@@ -20,15 +20,15 @@ from ingot.checkpoint.weight_map import MappedTensor, resolve
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
+from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import Linear
+from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
-from ingot.quant.schemes import make_scheme
+from ingot.quant.schemes import is_dense
 
 
 @dataclass
@@ -51,12 +51,13 @@ class Assembly:
 
         Raises:
             CheckpointError: unknown architecture, or tensors that do not fit it (all listed).
-            ConfigError: ``layers`` or ``max_seq_len`` do not fit the model.
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         config = _cut(whole, build)
         model = empty_model(architecture, config, build, quant, KernelPlan())
+        quant.check_names(linears(model))
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         mapped = resolve(weight_map, checkpoint.tensors, logical_shapes(model))
         dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
@@ -68,9 +69,14 @@ class Assembly:
         """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
         return stored_tensors(self.model)
 
-    def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every stored tensor, read, cast and packed, in the order of ``layout``."""
-        return packed_tensors(self.model, lambda name: self._load(name, checkpoint))
+    def tensors(
+        self, checkpoint: Checkpoint, device: torch.device | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every stored tensor, read, cast and packed, in the order of ``layout``.
+
+        ``device``: where numbers of fewer bits are chosen; they are the same anywhere.
+        """
+        return packed_tensors(self.model, lambda name: self._load(name, checkpoint), device)
 
     def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
@@ -101,14 +107,16 @@ def empty_model(
     plan: KernelPlan,
 ) -> Decoder:
     """The modules on the meta device: shapes without memory."""
-    ctx = BuildContext(make_scheme(quant), plan, parse_dtype(build.dtype))
+    ctx = BuildContext(quant, plan, parse_dtype(build.dtype))
     with torch.device("meta"):
         return architecture.build(config, ctx, build.max_seq_len)
 
 
-def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+def packed_tensors(
+    model: Decoder, load: Callable[[str], torch.Tensor], device: torch.device | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name.
+    name. Those that packing changes are packed on ``device``, if one is given.
     """
     stored = stored_tensors(model)
     for path, module in model.named_modules():
@@ -117,7 +125,10 @@ def packed_tensors(model: Decoder, load: Callable[[str], torch.Tensor]) -> Itera
         if not names:
             continue
         if isinstance(module, Linear):
-            weight = load(f"{prefix}weight")
+            copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
+            weight = load("embed_tokens.weight" if copied else f"{prefix}weight")
+            if device is not None and not is_dense(module.scheme):
+                weight = weight.to(device)
             bias = load(f"{prefix}bias") if module.has_bias else None
             for name, tensor in module.scheme.pack(weight, bias).items():
                 yield f"{prefix}{name}", tensor

@@ -20,6 +20,7 @@ from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, BuildConfig, parse_layers
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly
 from ingot.engine.golden import make_proof
@@ -53,6 +54,7 @@ def build(
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     max_seq_len: int | None = None,
     layers: str | tuple[int, int] | None = None,
+    quant: str | QuantConfig = "none",
     chat_template: str | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
@@ -78,6 +80,7 @@ def build(
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
+        quant: ``none``, ``w8a16``, ``w4a16``, a YAML file of ``QuantConfig``'s fields, or a config.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
@@ -99,9 +102,10 @@ def build(
     """
     target = Path(engine)
     place = resolve_device(device)
+    chosen = read_quant(quant)
     with open_checkpoint(resolve_checkpoint(checkpoint, revision=revision)) as source:
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
-        assembly = Assembly.of(source, config, QuantConfig())
+        assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
@@ -111,7 +115,7 @@ def build(
             ):
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
-                _write(folder, source, assembly, text, given_plan or KernelPlan(), progress)
+                _write(folder, source, assembly, text, given_plan or KernelPlan(), place, progress)
                 source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
@@ -162,6 +166,7 @@ def _write(
     assembly: Assembly,
     text: TextParts,
     plan: KernelPlan,
+    device: torch.device,
     progress: Progress | None,
 ) -> None:
     try:
@@ -169,7 +174,7 @@ def _write(
         total = sum(t.numel() * t.element_size() for t in layout.values())
         done = 0
         with WeightsWriter(folder / WEIGHTS_FILE, layout) as writer:
-            for name, tensor in assembly.tensors(source):
+            for name, tensor in assembly.tensors(source, device):
                 writer.add(name, tensor)
                 done += tensor.numel() * tensor.element_size()
                 if progress is not None:

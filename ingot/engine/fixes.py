@@ -122,7 +122,7 @@ def fits_by_card(setting: Setting) -> Iterator[CardRow]:
             batch = search.largest(lambda n, s=whole: s.replace(max_batch_size=n), 1, _MOST_BATCH)  # type: ignore[misc]
             one = whole.replace(max_batch_size=1)
             length = search.largest(lambda n, s=one: s.replace(max_seq_len=n), 1, one.model.max_positions)  # type: ignore[misc]
-            yield CardRow(name, total, form.dtype, form.quant.scheme, batch, length)
+            yield CardRow(name, total, form.dtype, form.quant.label, batch, length)
 
 
 class _Search:
@@ -168,10 +168,11 @@ class _Search:
         yield from self._raised_cache(setting)
 
     def formats(self, setting: Setting) -> Iterator[Fix]:
-        """Other number formats of the weights."""
+        """The first other number format of the weights that is enough: it costs the least quality."""
         for form in _smaller_formats(setting):
             if _reached(self.bill(form), self.goal):
                 yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
+                return
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
         """Several knobs at once: a smaller number format and one more; where that is not enough, batch 1 in
@@ -288,9 +289,11 @@ def _formats(setting: Setting) -> Iterator[Setting]:
 
 
 def _smaller_formats(setting: Setting) -> Iterable[Setting]:
-    """Number formats of the weights in fewer bits than the setting's; a CPU widens them again."""
-    if setting.device == "cpu" or setting.quant.scheme != "none":
+    """Number formats of the weights in fewer bits than the setting's; a CPU widens 16 bits again."""
+    if not setting.quant.dense:
         return ()
+    if setting.device == "cpu":
+        return [setting.replace(quant=QuantConfig(name)) for name in SCHEMES if name != "none"]
     forms = list(_formats(setting))
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 

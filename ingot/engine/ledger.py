@@ -236,19 +236,26 @@ def blocks_in(room: int, setting: Setting) -> int:
 def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
     dtype, on_gpu = parse_dtype(setting.dtype), setting.device == "cuda"
-    scheme = "" if setting.quant.scheme == "none" else f", {setting.quant.scheme}"
     for kind, size in weights.items():
-        tied = kind == "head" and model.tie_word_embeddings
-        yield Item("weights", kind, size, "tied: the embedding's" if tied else f"{setting.dtype}{scheme}")
+        yield Item("weights", kind, size, _stored_as(setting, kind))
     table = rotary_bytes(model, setting.max_seq_len)
     yield Item("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
     blocks = setting.wanted_blocks
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each"
     yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
-    activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu)
+    activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
     yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
     yield Item("encoders", "none", 0)
     yield from _gpu_items(setting) if on_gpu else _cpu_items(setting)
+
+
+def _stored_as(setting: Setting, kind: str) -> str:
+    """What a kind of weights is stored in."""
+    quant = setting.quant
+    if kind == "head" and setting.model.tie_word_embeddings and quant.head == "none":
+        return "tied: the embedding's"
+    own = {"head": quant.head, "attention": quant.layers_label, "mlp": quant.layers_label}.get(kind, "none")
+    return setting.dtype if own == "none" else f"{setting.dtype}, {own}"
 
 
 def _gpu_items(setting: Setting) -> Iterator[Item]:

@@ -12,7 +12,9 @@ from typing import Literal
 
 from ingot.checkpoint.hub import resolve_config
 from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assemble import check_max_seq_len
@@ -27,7 +29,7 @@ def read_setting(
     name: str,
     *,
     dtype: str = "auto",
-    quant: str | None = None,
+    quant: str | QuantConfig | None = None,
     device: Literal["cuda", "cpu"] = "cuda",
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
@@ -56,7 +58,7 @@ def read_setting(
         build.max_seq_len,
         stored_dtype=build.dtype,
         device=device,
-        quant=manifest.quant if quant is None else QuantConfig(scheme=quant),
+        quant=manifest.quant if quant is None else read_quant(quant),
         runtime=runtime or RuntimeConfig(),
     )
 
@@ -69,8 +71,8 @@ def _manifest(
     if is_engine(path):
         return Manifest.read(path)
     folder = path if path.is_file() else resolve_config(name, revision=revision)
-    batch = {} if max_batch_size is None else {"max_batch_size": max_batch_size}
-    return config_manifest(folder, _stored_dtype(folder, dtype), max_seq_len=max_seq_len, **batch)
+    batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
+    return config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
 
 
 def _stored_dtype(folder: Path, dtype: str) -> str:

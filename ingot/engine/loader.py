@@ -21,6 +21,7 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
@@ -161,11 +162,12 @@ def engine_in_memory(
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
     layers: str | None = None,
+    quant: str | QuantConfig | None = None,
     chat_template: str | None = None,
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
     """Assemble a checkpoint folder straight onto a device; nothing is written. ``runtime`` is as in
-    ``load_engine``.
+    ``load_engine``; ``quant`` is as in ``build``, and weights are packed on the device, one after another.
 
     Raises:
         CheckpointError: as ``build`` does.
@@ -174,12 +176,12 @@ def engine_in_memory(
     with open_checkpoint(folder) as source:
         batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
         config = build_config(source, "auto", batch, max_seq_len, layers)
-        assembly = Assembly.of(source, config, QuantConfig())
+        assembly = Assembly.of(source, config, read_quant(quant))
         text = read_text_parts(source, chat_template)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)
         with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-            fill(assembly.model, assembly.tensors(source), device, compute)
+            fill(assembly.model, assembly.tensors(source, device), device, compute)
     return Engine(manifest, assembly.model, text, KernelPlan(), device, compute)
 
 
@@ -193,8 +195,7 @@ def fill(
         module = model.get_submodule(path)
         own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
         setattr(module, leaf, nn.Parameter(own, requires_grad=False))
-    if model.config.tie_word_embeddings:
-        model.lm_head.weight = model.embed_tokens.weight
+    model.tie()
     if model.rotary is not None:
         model.rotary.to(device)
     model.eval()

@@ -29,8 +29,11 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
+from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
+from ingot.quant.schemes import is_dense
+from ingot.quant.weight_only import PIECE
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
 _SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
@@ -42,6 +45,7 @@ _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scor
 _TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at once
 _DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
+_TWIN_PIECE_BYTES = 8  # a value: its part of the words, the number, the product
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 
@@ -81,6 +85,7 @@ def activation_bytes(
     max_batch_size: int,
     *,
     kernels: bool = True,
+    quant: QuantConfig | None = None,
 ) -> int:
     """Most bytes that the largest step has allocated at once, its inputs and the KV cache apart.
 
@@ -96,6 +101,9 @@ def activation_bytes(
     ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
     more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
     request's keys and values.
+
+    A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
+    CPU a piece of it with its temporaries.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)
@@ -104,7 +112,19 @@ def activation_bytes(
         layer = max(
             layer, *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens)
         )
-    return max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
+    most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
+    return most + _widened_bytes(config, quant or QuantConfig(), dtype, kernels)
+
+
+def _widened_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype, kernels: bool) -> int:
+    """Bytes of the largest weight that a step widens."""
+    if quant.dense:
+        return 0
+    build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
+    model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
+    narrow = (m for m in linears(model).values() if not is_dense(m.scheme))
+    largest = max((m.out_features * m.in_features for m in narrow), default=0)
+    return largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
 
 
 def _layer_elements(config: DecoderConfig) -> Iterator[int]:

@@ -19,6 +19,7 @@ from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN, Buil
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes, packed_tensors
@@ -28,6 +29,7 @@ from ingot.engine.memory_error import explained
 from ingot.engine.text import TextParts
 from ingot.errors import NoSuchPathError
 from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
 from ingot.models.registry import architecture_named, find_architecture
 from ingot.version import VERSION
 
@@ -42,6 +44,7 @@ def engine_from_config(
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     max_seq_len: int | None = None,
     plan: KernelPlan | None = None,
+    quant: str | QuantConfig | None = None,
     seed: int = 0,
     runtime: RuntimeConfig | None = None,
 ) -> Engine:
@@ -52,6 +55,7 @@ def engine_from_config(
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the config's own, fp16 where it names none. On a CPU
             the arithmetic is fp32 then.
         max_seq_len: None: the model's own, at most 8192.
+        quant: as of ``build``; None: whole weights.
         runtime: as in ``load_engine``.
 
     Raises:
@@ -59,10 +63,12 @@ def engine_from_config(
         ConfigError: a limit is out of range.
         OutOfMemoryError: the device cannot hold the weights.
     """
-    manifest = config_manifest(config, dtype, max_batch_size, max_seq_len)
+    manifest = config_manifest(config, dtype, max_batch_size, max_seq_len, quant)
     arithmetic = compute_dtype(manifest, device, dtype)
     plan = plan or KernelPlan()
-    model = random_decoder(manifest.model, manifest.build, plan, device, arithmetic, seed, runtime)
+    model = random_decoder(
+        manifest.model, manifest.build, plan, device, arithmetic, seed, runtime, manifest.quant
+    )
     return Engine(manifest, model, TextParts(None, None, ()), plan, device, arithmetic)
 
 
@@ -71,6 +77,7 @@ def config_manifest(
     dtype: str,
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     max_seq_len: int | None = None,
+    quant: str | QuantConfig | None = None,
 ) -> Manifest:
     """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
     file = config / CONFIG if config.is_dir() else config
@@ -81,7 +88,7 @@ def config_manifest(
     longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len
     build = BuildConfig(_stored_dtype(hf, dtype), max_batch_size, longest)  # type: ignore[arg-type]
     check_max_seq_len(model, build)
-    return Manifest(VERSION, model, build, QuantConfig(), source_dtype=build.dtype)
+    return Manifest(VERSION, model, build, read_quant(quant), source_dtype=build.dtype)
 
 
 def random_decoder(
@@ -92,14 +99,17 @@ def random_decoder(
     dtype: torch.dtype,
     seed: int = 0,
     runtime: RuntimeConfig | None = None,
+    quant: QuantConfig | None = None,
 ) -> Decoder:
     """A decoder of this shape with random weights; drawn in the build's dtype, then cast to ``dtype``.
 
     Raises:
         OutOfMemoryError: the device cannot hold them.
     """
-    model = empty_model(architecture_named(config.architecture), config, build, QuantConfig(), plan)
-    setting = setting_of(Manifest(VERSION, config, build, QuantConfig()), dtype, device, runtime)
+    quant = quant or QuantConfig()
+    model = empty_model(architecture_named(config.architecture), config, build, quant, plan)
+    quant.check_names(linears(model))
+    setting = setting_of(Manifest(VERSION, config, build, quant), dtype, device, runtime)
     with on_device(device), explained(NO_ROOM, setting, device, own=0):
         fill(model, _random_tensors(model, device, parse_dtype(build.dtype), seed), device, dtype)
     return model

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from ingot.engine.weights_file import WeightsReader
+from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.schemes import Dense
 
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
@@ -132,8 +132,8 @@ class Lane:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
-        tied = self.config.tie_word_embeddings
-        return self._product("lm_head", hidden, "embed_tokens.weight" if tied else None)
+        tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
+        return self._product("lm_head", hidden, tied)
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
@@ -150,20 +150,28 @@ class Lane:
             return self.arithmetic.round(F.layer_norm(x, (x.shape[-1],), weight, bias, eps))
         return self.arithmetic.round(self.arithmetic.round(_rms_normed(x, eps)) * weight)
 
-    def _product(self, name: str, x: torch.Tensor, weight_name: str | None = None) -> torch.Tensor:
-        """x · Wᵀ + b, in pieces of W so that little is widened at once."""
+    def _product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
+        """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
+
+        A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
+        are not the module's own.
+        """
         linear = self.model.get_submodule(name)
         assert isinstance(linear, Linear)
-        if not isinstance(linear.scheme, Dense):
-            names = linear._parameters
-            stored = {leaf: self.weights[f"{name}.{leaf}"].to(x.device) for leaf in names}
-            return self.arithmetic.round(linear.scheme.apply(x, stored))
-        weight = self.weights[weight_name or f"{name}.weight"]
-        pieces = weight.split(max(1, _CHUNK // weight.shape[1]))
-        y = torch.cat([x @ piece.to(x.device).to(x.dtype).T for piece in pieces], dim=-1)
+        leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
+        tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
+        weight = linear.scheme.stored(tensors, linear.in_features)
+        y = torch.cat([x @ self._widened(piece, x).T for piece in row_pieces(weight, _CHUNK)], dim=-1)
         if linear.has_bias:
             y += self._vector(f"{name}.bias")
         return self.arithmetic.round(y)
+
+    def _widened(self, piece: StoredWeight, like: torch.Tensor) -> torch.Tensor:
+        """What a piece of a weight means, as this arithmetic has it."""
+        scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
+        moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
+        wide = dequantized(moved, like.dtype)
+        return wide if piece.bits == 16 else self.arithmetic.round(wide)
 
     def _mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
         if self.config.mlp == "silu_gated":

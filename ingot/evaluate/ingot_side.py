@@ -73,7 +73,7 @@ class IngotSide:
             "parameters": sum(p.numel() for p in engine.model.parameters()),
             "dtype": dtype_name(engine.dtype),
             "device": str(engine.device),
-            "quantization": engine.manifest.quant.scheme,
+            "quantization": engine.manifest.quant.label,
             "max_seq_len": self.max_seq_len,
             "load_s": round(self._load_s, 3),
         }
@@ -91,6 +91,12 @@ def _open(spec: SideSpec) -> LLM:
     runtime = RuntimeConfig().replace(**{name: value for name, value in asked.items() if value is not None})
     if spec.small_cache:
         runtime = runtime.replace(cache_tokens=longest(spec) + runtime.block_size)
+    quant = None if spec.quant == "none" else spec.quant
     return LLM(
-        spec.path, spec.device, compute_dtype=spec.dtype, runtime=runtime, max_seq_len=spec.max_seq_len
+        spec.path,
+        spec.device,
+        compute_dtype=spec.dtype,
+        runtime=runtime,
+        max_seq_len=spec.max_seq_len,
+        quant=quant,
     )

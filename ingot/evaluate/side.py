@@ -36,6 +36,7 @@ class SideSpec(JsonConfig):
         path: engine, checkpoint, or Hugging Face id.
         kind: ``ingot``, or ``hf``: Hugging Face's class.
         dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
+        quant: scheme that a checkpoint is loaded in, or a YAML file; not for an engine or ``hf``.
         max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
         memory_fraction, token_budget: for Ingot; None: the library's default.
         batch: rows of one padded batch, for ``hf``.
@@ -47,6 +48,7 @@ class SideSpec(JsonConfig):
     kind: str = INGOT
     device: str = "auto"
     dtype: str = "auto"
+    quant: str = "none"
     max_seq_len: int | None = None
     memory_fraction: float | None = None
     token_budget: int | None = None
@@ -104,11 +106,18 @@ def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec
         if colon and not path:
             raise ConfigError("hf: names no checkpoint", seen=against, fix="--against hf:CHECKPOINT, or hf")
         return spec.replace(
-            path=path or spec.path, kind=HUGGINGFACE, dtype=dtype, batch=batch, name="huggingface"
+            path=path or spec.path,
+            kind=HUGGINGFACE,
+            dtype=dtype,
+            quant="none",
+            batch=batch,
+            name="huggingface",
         )
     own = is_engine(Path(against))
     name = "against" if spec.name == INGOT else INGOT
-    return spec.replace(path=against, dtype=dtype, max_seq_len=None if own else spec.max_seq_len, name=name)
+    return spec.replace(
+        path=against, dtype=dtype, quant="none", max_seq_len=None if own else spec.max_seq_len, name=name
+    )
 
 
 def check_side(spec: SideSpec) -> None:

@@ -18,7 +18,8 @@ columns. The last chunk is filled with zeros of W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -88,11 +89,13 @@ def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor)
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
     """The numbers [N, K] uint8."""
-    bits, rows = weight.bits, weight.out_features
-    words = weight.values.to(torch.int32).view(rows, -1, 1, part_columns(weight.group))
-    shifts = torch.arange(0, WORD_BITS, bits, device=words.device, dtype=torch.int32)[None, None, :, None]
-    numbers = (words >> shifts) & ((1 << bits) - 1)
-    return numbers.to(torch.uint8).view(rows, -1)[:, : weight.in_features]
+    rows, width = weight.out_features, part_columns(weight.group)
+    pairs = weight.values.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
+    if weight.bits == 8:
+        parts = [pairs[..., 0], pairs[..., 1]]
+    else:
+        parts = [part for byte in pairs.unbind(-1) for part in (byte & 15, byte >> 4)]
+    return torch.stack(parts, dim=2).view(rows, -1)[:, : weight.in_features]
 
 
 def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -101,18 +104,31 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
         return weight.values.to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     numbers = unpacked(weight).to(wide)
-    if weight.zeros is None:
-        numbers -= symmetric_zero(weight.bits)
-    else:
-        numbers -= by_column(weight.zeros, weight).to(wide)
-    return (numbers * by_column(weight.scales, weight).to(wide)).to(dtype)
+    whole = weight.in_features // weight.group * weight.group if weight.group else 0
+    for start, end in ((0, whole), (whole, weight.in_features)):  # whole groups, and what is left
+        if start < end:
+            group = numbers[:, start:end].unflatten(1, (-1, weight.group if end == whole else end - start))
+            own = slice(start // weight.group, -(-end // weight.group)) if weight.group else slice(None)
+            if weight.zeros is None:
+                group -= symmetric_zero(weight.bits)
+            else:
+                group -= _beside(weight.zeros, own).to(wide)
+            group *= _beside(weight.scales, own).to(wide)
+    return numbers.to(dtype)
 
 
-def by_column(numbers: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
-    """Scales or zeros as they stand beside the columns: [N, 1], or [N, K] for groups."""
-    if numbers.dim() == 1:
-        return numbers[:, None]
-    return numbers.repeat_interleave(weight.group, dim=0)[: weight.in_features].T
+def _beside(numbers: torch.Tensor, groups: slice) -> torch.Tensor:
+    """Scales or zeros of some groups as they stand beside columns in groups: [N, groups, 1]."""
+    return numbers[:, None, None] if numbers.dim() == 1 else numbers[groups].T[..., None]
+
+
+def row_pieces(weight: StoredWeight, most: int) -> Iterator[StoredWeight]:
+    """The weight cut along its rows into pieces of at most ``most`` values, or of one row; views."""
+    rows = max(1, most // max(weight.in_features, 1))
+    for start in range(0, weight.out_features, rows):
+        own = slice(start, start + rows)
+        scales, zeros = (None if t is None else t[..., own] for t in (weight.scales, weight.zeros))
+        yield replace(weight, values=weight.values[own], scales=scales, zeros=zeros)
 
 
 def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | None = None) -> None:

@@ -46,9 +46,10 @@ class Attention(nn.Module):
         self.place_tiles = ctx.plan.table("rope_kv_write", **heads)
         self.decode_tiles = ctx.plan.table("paged_attention", **heads)
         self.prefill_tiles = ctx.plan.table("prefill_attention", **heads)
-        self.small_tiles = ctx.plan.table("small_qkv", n=width, k=config.hidden_size)
-        self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=ctx)
-        self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=ctx)
+        qkv, output = ctx.at("qkv_proj"), ctx.at("o_proj")
+        self.small_tiles = qkv.product_tiles("small_qkv", n=width, k=config.hidden_size)
+        self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=qkv)
+        self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=output)
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
 

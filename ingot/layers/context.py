@@ -1,28 +1,48 @@
 """What a layer needs to know to be built.
 
-Owns the bundle of choices that come from the engine and not from the model: linear scheme, kernel plan,
-dtype. Knows no layer.
+Owns the bundle of choices that come from the engine and not from the model: linear schemes, kernel plan,
+dtype; and the name of the module that is built, by which its scheme is chosen. Knows no layer.
 
-    ctx = BuildContext(scheme=make_scheme(quant), plan=KernelPlan(), dtype=torch.float16)
+    ctx = BuildContext(QuantConfig("w8a16"), KernelPlan(), torch.float16)
+    ctx.at("layers.0").at("mlp").at("down_proj").scheme
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.config.plan import KernelPlan
-from ingot.quant.schemes import LinearScheme
+from ingot.config.plan import KernelPlan, TileTable
+from ingot.config.quant import QuantConfig
+from ingot.quant.schemes import LinearScheme, is_dense, make_scheme
 
 
 @dataclass(frozen=True)
 class BuildContext:
-    """Passed down the module tree while it is built; ``dtype`` is the dtype of weights and activations."""
+    """Passed down the module tree while it is built; ``dtype`` is the dtype of weights and activations,
+    ``path`` the name of the module.
+    """
 
-    scheme: LinearScheme
+    quant: QuantConfig
     plan: KernelPlan
     dtype: torch.dtype
+    path: str = ""
+
+    def at(self, name: str) -> BuildContext:
+        """The context of a module within this one."""
+        return replace(self, path=f"{self.path}.{name}" if self.path else name)
+
+    @property
+    def scheme(self) -> LinearScheme:
+        """Of a linear layer of this name."""
+        return make_scheme(self.quant.at(self.path))
+
+    def product_tiles(self, op: str, **shape: int) -> TileTable:
+        """The plan's choices for a small product of the linear layer of this name; none for a narrow weight:
+        a plan is measured with dense ones.
+        """
+        return self.plan.table(op, **shape) if is_dense(self.scheme) else TileTable({})
 
 
 def empty_weight(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.config.quant import HEAD
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
@@ -36,9 +37,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, ctx)
-        self.self_attn = Attention(config, ctx)
+        self.self_attn = Attention(config, ctx.at("self_attn"))
         self.post_attention_layernorm = make_norm(config, ctx)
-        self.mlp = make_mlp(config, ctx)
+        self.mlp = make_mlp(config, ctx.at("mlp"))
 
     def forward(
         self,
@@ -61,18 +62,29 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> None:
         super().__init__()
         self.config = config
+        self.quant = ctx.quant
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
         self.embed_positions = (
             Embedding(config.max_positions, config.hidden_size, ctx) if config.rope is None else None
         )
-        self.layers = nn.ModuleList(DecoderLayer(config, ctx) for _ in range(config.num_layers))
-        self.norm = make_norm(config, ctx)
-        self.lm_head = Linear(
-            config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=ctx, dense=True
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
         )
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        self.norm = make_norm(config, ctx)
+        head = ctx.at(HEAD)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=head)
+        self.tie()
         self.rotary = RotaryTable(config.rope, max_seq_len) if config.rope else None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head's weight is the embedding itself; a head in fewer bits is a copy."""
+        return self.config.tie_word_embeddings and self.quant.head == "none"
+
+    def tie(self) -> None:
+        """Make the head's weight the embedding where it is ``tied``."""
+        if self.tied:
+            self.lm_head.weight = self.embed_tokens.weight
 
     def rope_offset(self, prompt_len: int) -> int:
         """Rows to add to positions for a request with this many prompt tokens."""

@@ -16,13 +16,13 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.linear import Linear
-from ingot.quant.schemes import Dense
+from ingot.quant.schemes import is_dense
 
 
 def folds(decoder: Decoder) -> bool:
     """Whether every output and down product is dense and has no bias."""
     ends = (linear for layer in decoder.layers for linear in _ends(layer))
-    return all(isinstance(linear.scheme, Dense) and not linear.has_bias for linear in ends)
+    return all(is_dense(linear.scheme) and not linear.has_bias for linear in ends)
 
 
 def folded_hidden(

@@ -3,7 +3,8 @@
 Owns the order of launches, and which products are which kernels' up to how many tokens. One token: QKV with
 norm, rotary and cache write; attention and its merge; output product with the residual sum; gate and up with
 norm and SiLU; down product with the residual sum. More tokens: the same without norms and sums in the
-products, which ``sum_norm`` computes after output and down product; products that are left to the matrix
+products, which ``sum_norm`` computes after output and down product, and so for one token where a weight
+has fewer bits; products that are left to the matrix
 library have the separate kernels around them, which start early where they can. The mathematics are those of
 ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
@@ -22,24 +23,28 @@ from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
+from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.stored_weight import StoredWeight
 from ingot.kernels.sum_norm import sum_norm
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.folded import folds
-from ingot.layers.linear import Linear
+from ingot.layers.linear import Linear, all_small
 from ingot.layers.mlp import GatedMLP
-from ingot.quant.schemes import Dense
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
 # Up to how many rows (64 at most, unless it is none) which products are the small kernels'; the others are
 # the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
-WAYS: tuple[tuple[int, frozenset[str]], ...] = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
+Ways = Sequence[tuple[int, frozenset[str]]]
+WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
+# Where some weight has fewer bits; more rows run module by module.
+NARROW_WAYS: Ways = ((MAX_ROWS, ALL),)
 
 
-def small_products(rows: int, ways: Sequence[tuple[int, frozenset[str]]] = WAYS) -> frozenset[str] | None:
+def small_products(rows: int, ways: Ways = WAYS) -> frozenset[str] | None:
     """Which products of a decode step of ``rows`` tokens the small kernels compute; None where ``ways`` names
     no way for so many.
     """
@@ -47,13 +52,12 @@ def small_products(rows: int, ways: Sequence[tuple[int, frozenset[str]]] = WAYS)
 
 
 def fuses(decoder: Decoder, small: frozenset[str] = ALL) -> bool:
-    """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, dense weights;
-    and no bias where the matrix library's product adds into the stream.
+    """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, weights as
+    they are or in fewer bits; where the matrix library's product adds into the stream, dense and no bias.
     """
     config = decoder.config
-    dense = all(isinstance(m.scheme, Dense) for m in decoder.modules() if isinstance(m, Linear))
     plain = not (config.qk_norm or config.mlp_bias)
-    shape = dense and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
+    shape = all_small(decoder) and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
     return shape and ({"o", "down"} <= small or folds(decoder))
 
 
@@ -63,6 +67,7 @@ def fused_logits(
     batch: ForwardBatch,
     caches: Sequence[LayerCache],
     small: frozenset[str] = ALL,
+    dense: bool = True,
 ) -> torch.Tensor:
     """Logits [L, vocab_size] of a step in which every request decodes.
 
@@ -72,10 +77,12 @@ def fused_logits(
             over.
         batch: with ``max_query_len`` 1.
         caches: keys and values of every layer, written to.
-        small: the products that the small kernels compute. One token with all of them has kernels of its own.
+        small: the products that the small kernels compute.
+        dense: whether all weights are; one token with all products in the small kernels then has kernels of
+            its own.
     """
     norm: torch.Tensor | None = None
-    if hidden.shape[0] == 1 and small == ALL:
+    if dense and hidden.shape[0] == 1 and small == ALL:
         hidden, norm = _one_row(decoder, hidden, batch, caches), decoder.norm.weight
     else:
         hidden = _rows(decoder, hidden, batch, caches, small)
@@ -136,7 +143,7 @@ def _join(
     weight, bias = _weights(linear)
     if small:
         return sum_norm(small_linear_parts(x, weight), hidden, norm, eps, bias)
-    return rms_norm(hidden.addmm_(x, weight.t()), norm, eps, tiles=_early(hidden))
+    return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=_early(hidden))
 
 
 def _early(x: torch.Tensor) -> Mapping[str, int]:
@@ -229,8 +236,6 @@ def _product(
     return small_linear(x, weight, bias, residual, norm, eps, linear.small_tiles.at(x.shape[0]))
 
 
-def _weights(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight and bias of a dense linear layer."""
-    weight = linear._parameters["weight"]
-    assert weight is not None
-    return weight, linear._parameters.get("bias")
+def _weights(linear: Linear) -> tuple[StoredWeight, torch.Tensor | None]:
+    """Weight and bias of a linear layer."""
+    return linear.stored(), linear._parameters.get("bias")

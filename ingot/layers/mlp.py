@@ -27,9 +27,10 @@ class GatedMLP(nn.Module):
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
         self.tiles = ctx.plan.table("silu_mul", i=inner)
-        self.small_tiles = ctx.plan.table("small_gate_up", n=2 * inner, k=size)
-        self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=ctx)
-        self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=ctx)
+        gate_up, down = ctx.at("gate_up_proj"), ctx.at("down_proj")
+        self.small_tiles = gate_up.product_tiles("small_gate_up", n=2 * inner, k=size)
+        self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=gate_up)
+        self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
@@ -49,8 +50,9 @@ class MLP(nn.Module):
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.kind = config.mlp
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, ctx=ctx)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias, ctx=ctx)
+        size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
+        self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""

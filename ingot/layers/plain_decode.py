@@ -14,19 +14,23 @@ from collections.abc import Sequence
 import torch
 
 from ingot.kernels.small_linear import small_linear
+from ingot.kernels.small_product import MAX_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.linear import Linear
+from ingot.layers.linear import Linear, all_dense, all_small
 from ingot.layers.mlp import MLP
-from ingot.quant.schemes import Dense
 
 PLAIN_ROWS = 8  # above, the matrix library's products were as fast on an H200
 
 
 def is_plain(decoder: Decoder) -> bool:
-    """Whether the decoder's MLPs are plain and all its weights dense."""
-    dense = all(isinstance(m.scheme, Dense) for m in decoder.modules() if isinstance(m, Linear))
-    return dense and decoder.config.mlp != "silu_gated"
+    """Whether the decoder's MLPs are plain and its weights ones that the small kernels read."""
+    return all_small(decoder) and decoder.config.mlp != "silu_gated"
+
+
+def plain_rows(decoder: Decoder) -> int:
+    """Up to how many rows these kernels are used: all they take where some weight has fewer bits."""
+    return PLAIN_ROWS if all_dense(decoder) else MAX_ROWS
 
 
 def plain_logits(
@@ -57,6 +61,4 @@ def plain_logits(
 
 def _product(linear: Linear, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
     """x · Wᵀ + b + residual."""
-    weight, bias = linear._parameters["weight"], linear._parameters.get("bias")
-    assert weight is not None
-    return small_linear(x, weight, bias, residual)
+    return small_linear(x, linear.stored(), linear._parameters.get("bias"), residual)

@@ -1,16 +1,15 @@
 """One decoder layer in plain PyTorch: the mathematics without a kernel.
 
 Owns an unfused, uncached way of computing a ``DecoderLayer`` for one request, to hold kernels and their twins
-against. Shares with the layer its weights and linear scheme, and nothing else. Knows no batch and no cache.
+against. Shares with the layer its weights and what their numbers mean, and nothing else. Knows no batch and
+no cache.
 
-    plain_layer(layer, config, make_scheme(quant), hidden, positions, rope_rows, torch.float32)
+    plain_layer(layer, config, hidden, positions, rope_rows, torch.float32)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,15 +20,11 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
-from ingot.quant.schemes import LinearScheme
-
-Product = Callable[[Linear, torch.Tensor], torch.Tensor]
 
 
 def plain_layer(
     layer: DecoderLayer,
     config: DecoderConfig,
-    scheme: LinearScheme,
     hidden: torch.Tensor,
     positions: torch.Tensor,
     rope: torch.Tensor | None,
@@ -38,16 +33,14 @@ def plain_layer(
     """A layer's hidden states for all tokens of a request, in ``dtype`` on the CPU.
 
     Args:
-        scheme: multiplies by the layer's weights; the engine's own, not its batch-invariant form.
         hidden: [T, hidden_size], the layer's input.
         positions: [T] int64: 0 to T - 1.
         rope: [T, rotary dim], each token's cosines and sines; None for learned positions.
     """
     x = hidden.to("cpu", dtype)
-    product = partial(_linear, scheme)
     normed = _norm(layer.input_layernorm, x)
-    x = x + _attention(layer.self_attn, config, product, normed, positions.cpu(), rope)
-    return x + _mlp(layer.mlp, config, product, _norm(layer.post_attention_layernorm, x))
+    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope)
+    return x + _mlp(layer.mlp, config, _norm(layer.post_attention_layernorm, x))
 
 
 def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
@@ -57,24 +50,21 @@ def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
     return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * weight
 
 
-def _linear(scheme: LinearScheme, linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """The scheme's product, with floating-point tensors in the dtype of x."""
-    tensors: Mapping[str, torch.Tensor | None] = {
-        name: None if p is None else _as(p, x) if p.is_floating_point() else p.cpu()
-        for name, p in linear._parameters.items()
-    }
-    return scheme.apply(x, tensors)
+def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    """x · Wᵀ + b with what the layer's weight means, in the dtype of x."""
+    tensors = {name: None if p is None else p.detach().cpu() for name, p in linear._parameters.items()}
+    weight, bias = linear.scheme.dequantize(tensors, linear.in_features, x.dtype), tensors.get("bias")
+    return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def _attention(
     attention: Attention,
     config: DecoderConfig,
-    product: Product,
     x: torch.Tensor,
     positions: torch.Tensor,
     rope: torch.Tensor | None,
 ) -> torch.Tensor:
-    qkv = product(attention.qkv_proj, x).unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
+    qkv = _product(attention.qkv_proj, x).unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
     query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
     if attention.q_norm is not None and attention.k_norm is not None:
         query = _head_norm(query, attention.q_norm.weight, config.norm_eps)
@@ -90,7 +80,7 @@ def _attention(
         _head(query[:, h], key[:, h // group], value[:, h // group], config.attention_scale, hidden_from)
         for h in range(config.num_heads)
     ]
-    return product(attention.o_proj, torch.cat(heads, dim=-1))
+    return _product(attention.o_proj, torch.cat(heads, dim=-1))
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -120,16 +110,16 @@ def _head(
     return torch.softmax(scores, dim=-1) @ value
 
 
-def _mlp(mlp: GatedMLP | MLP, config: DecoderConfig, product: Product, x: torch.Tensor) -> torch.Tensor:
+def _mlp(mlp: GatedMLP | MLP, config: DecoderConfig, x: torch.Tensor) -> torch.Tensor:
     if isinstance(mlp, GatedMLP):
-        gate, up = product(mlp.gate_up_proj, x).chunk(2, dim=-1)
-        return product(mlp.down_proj, gate * torch.sigmoid(gate) * up)
-    inner = product(mlp.up_proj, x)
+        gate, up = _product(mlp.gate_up_proj, x).chunk(2, dim=-1)
+        return _product(mlp.down_proj, gate * torch.sigmoid(gate) * up)
+    inner = _product(mlp.up_proj, x)
     if config.mlp == "relu":
         bent = inner.clamp(min=0)
     else:
         bent = F.gelu(inner, approximate="tanh" if config.mlp == "gelu_tanh" else "none")
-    return product(mlp.down_proj, bent)
+    return _product(mlp.down_proj, bent)
 
 
 def _as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

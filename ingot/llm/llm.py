@@ -18,6 +18,7 @@ import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
@@ -55,7 +56,7 @@ class LLM:
         runtime: cache and step sizes, CUDA graphs, and whether arithmetic is batch invariant.
         max_batch_size, max_seq_len: the limits; of an engine at most those that it was built with, lowered
             for this process alone. Less memory is taken then.
-        layers, chat_template, revision: for a checkpoint, as in ``build``; an engine has its own.
+        layers, quant, chat_template, revision: for a checkpoint, as in ``build``; an engine has its own.
 
     Raises:
         ConfigError: a limit is larger than the engine's, or a value is the build's alone.
@@ -73,14 +74,15 @@ class LLM:
         max_batch_size: int | None = None,
         max_seq_len: int | None = None,
         layers: str | None = None,
+        quant: str | QuantConfig | None = None,
         chat_template: str | None = None,
         revision: str | None = None,
     ) -> None:
         place = resolve_device(device)
-        limits: dict[str, Any] = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
-        limits["runtime"] = runtime
+        lengths = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+        limits: dict[str, Any] = {**lengths, "runtime": runtime}
         if is_engine(Path(path)):
-            given = {"chat_template": chat_template, "layers": layers}
+            given = {"chat_template": chat_template, "layers": layers, "quant": quant}
             fixed = [name for name, value in given.items() if value is not None]
             if fixed:
                 raise ConfigError(
@@ -96,6 +98,7 @@ class LLM:
                 place,
                 compute_dtype,
                 layers=layers,
+                quant=quant,
                 chat_template=chat_template,
                 **limits,
             )
@@ -122,6 +125,7 @@ class LLM:
         runtime: RuntimeConfig | None = None,
         max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
         max_seq_len: int | None = None,
+        quant: str | QuantConfig | None = None,
         seed: int = 0,
     ) -> Self:
         """A model of a config.json's shape with random weights and no tokenizer, for measuring.
@@ -129,6 +133,7 @@ class LLM:
         Args:
             config: a Hugging Face config.json, or the folder that holds one.
             dtype: ``fp16``, ``bf16``, ``fp32`` or ``auto``: the config's own (fp32 on a CPU).
+            quant: as in ``build``.
 
         Raises:
             CheckpointError: the config cannot be read, or its architecture is unknown.
@@ -141,6 +146,7 @@ class LLM:
             dtype,
             max_batch_size=max_batch_size,
             max_seq_len=max_seq_len,
+            quant=quant,
             seed=seed,
             runtime=runtime,
         )

@@ -31,7 +31,6 @@ from ingot.llm.expected_trace import expected_output
 from ingot.llm.llm import LLM
 from ingot.llm.prompts import Messages, PromptLike
 from ingot.llm.repro_bundle import BUNDLE_VERSION, Bundle, BundleFacts
-from ingot.quant.schemes import make_scheme
 from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 
@@ -224,8 +223,7 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
-    scheme = make_scheme(llm.engine.manifest.quant)
-    given = (module, config, scheme, inputs.hidden, inputs.positions, rope)
+    given = (module, config, inputs.hidden, inputs.positions, rope)
     with torch.inference_mode():
         wide = plain_layer(*given, _WIDER[dtype])
         own = plain_layer(*given, dtype)
@@ -251,7 +249,8 @@ def _layer(
     facts = bundle.facts
     plan, _ = usable_plan(facts.plan, device, dtype)
     with torch.device("meta"):
-        layer = DecoderLayer(facts.model, BuildContext(make_scheme(facts.quant), plan, dtype))
+        ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
+        layer = DecoderLayer(facts.model, ctx)
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
     odd = sorted({name for name, _ in wanted.items() ^ found.items()})

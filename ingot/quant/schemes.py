@@ -18,6 +18,8 @@ import torch.nn.functional as F
 
 from ingot.config.quant import QuantConfig
 from ingot.kernels.invariant_linear import invariant_linear
+from ingot.kernels.stored_weight import StoredWeight
+from ingot.quant.weight_only import InvariantWeightOnly, WeightOnly
 
 Shape = tuple[int, ...]
 
@@ -25,7 +27,10 @@ Shape = tuple[int, ...]
 class LinearScheme(Protocol):
     """Stores y = x · Wᵀ + b, W [out_features, in_features], as named tensors and computes it from them."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As in ``QuantConfig``."""
+        ...
 
     def layout(
         self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
@@ -39,6 +44,16 @@ class LinearScheme(Protocol):
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """y [..., out_features] for x [..., in_features]."""
+        ...
+
+    def stored(self, tensors: Mapping[str, torch.Tensor | None], in_features: int) -> StoredWeight:
+        """W as products read it, which take their dtype from the activations; views, no copy."""
+        ...
+
+    def dequantize(
+        self, tensors: Mapping[str, torch.Tensor | None], in_features: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """W [out_features, in_features] that ``apply`` multiplies by, in plain PyTorch, without a kernel."""
         ...
 
     def batch_invariant(self) -> LinearScheme:
@@ -70,25 +85,25 @@ class Dense:
         assert weight is not None
         return F.linear(x, weight, tensors.get("bias"))
 
+    def stored(self, tensors: Mapping[str, torch.Tensor | None], in_features: int) -> StoredWeight:
+        """The weight itself."""
+        weight = tensors["weight"]
+        assert weight is not None
+        return StoredWeight(weight, in_features)
+
+    def dequantize(
+        self, tensors: Mapping[str, torch.Tensor | None], in_features: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The weight in another dtype."""
+        return self.stored(tensors, in_features).values.to(dtype)
+
     def batch_invariant(self) -> InvariantDense:
         """The same weights, multiplied by a kernel of our own."""
         return InvariantDense()
 
 
-class InvariantDense:
+class InvariantDense(Dense):
     """Weights as they are; y's rows have the same bits in any company, at some cost in speed."""
-
-    name = Dense.name
-
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        """As :class:`Dense`."""
-        return Dense().layout(out_features, in_features, bias, dtype)
-
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """As :class:`Dense`."""
-        return Dense().pack(weight, bias)
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """x · Wᵀ + b, x [T, in_features]."""
@@ -102,5 +117,25 @@ class InvariantDense:
 
 
 def make_scheme(config: QuantConfig) -> LinearScheme:
-    """The scheme that a config names."""
-    return {"none": Dense}[config.scheme]()
+    """The scheme of one linear layer, from ``QuantConfig.at`` its name."""
+    if config.scheme == "w8a16":
+        return WeightOnly(config.scheme, bits=8)
+    if config.scheme == "w4a16":
+        assert config.group is not None
+        return WeightOnly(config.scheme, bits=4, group=config.group, symmetric=bool(config.symmetric))
+    return Dense()
+
+
+def takes_small_products(scheme: LinearScheme) -> bool:
+    """Whether the small kernels may multiply by a layer's weight in its scheme's place."""
+    return isinstance(scheme, Dense | WeightOnly) and not is_invariant(scheme)
+
+
+def is_dense(scheme: LinearScheme) -> bool:
+    """Whether a layer's weight is a matrix for the matrix library."""
+    return isinstance(scheme, Dense) and not is_invariant(scheme)
+
+
+def is_invariant(scheme: LinearScheme) -> bool:
+    """Whether the scheme is a batch-invariant form."""
+    return isinstance(scheme, InvariantDense | InvariantWeightOnly)

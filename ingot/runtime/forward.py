@@ -16,8 +16,9 @@ import torch
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
-from ingot.layers.fused_decode import WAYS, fused_logits, fuses, small_products
-from ingot.layers.plain_decode import PLAIN_ROWS, is_plain, plain_logits
+from ingot.layers.fused_decode import NARROW_WAYS, WAYS, fused_logits, fuses, small_products
+from ingot.layers.linear import all_dense
+from ingot.layers.plain_decode import is_plain, plain_logits, plain_rows
 
 
 class Forward:
@@ -32,9 +33,12 @@ class Forward:
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.ways = tuple((most, small) for most, small in WAYS if fuses(model, small))
+        self.dense = all_dense(model)
+        ways = WAYS if self.dense else NARROW_WAYS
+        self.ways = tuple((most, small) for most, small in ways if fuses(model, small))
         self.fused = fused
         self.plain = fused and is_plain(model)
+        self.plain_rows = plain_rows(model)
         self.folded = fused and folds(model)
         self.by_module = False
 
@@ -45,8 +49,8 @@ class Forward:
         decodes = batch.max_query_len == 1 and not self.by_module
         small = small_products(hidden.shape[0], self.ways)
         if self.fused and decodes and small is not None:
-            return fused_logits(model, hidden, batch, self.caches, small)
-        if self.plain and decodes and hidden.shape[0] <= PLAIN_ROWS:
+            return fused_logits(model, hidden, batch, self.caches, small, self.dense)
+        if self.plain and decodes and hidden.shape[0] <= self.plain_rows:
             return plain_logits(model, hidden, batch, self.caches)
         if self.folded and not self.by_module:
             hidden = folded_hidden(model, hidden, batch, self.caches)

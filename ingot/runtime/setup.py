@@ -19,7 +19,6 @@ from ingot.engine.memory_error import explained, measured, out_of_memory
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.invariance import make_batch_invariant
-from ingot.layers.linear import quant_of
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
@@ -86,7 +85,7 @@ def _setting(
         max_batch_size,
         max_seq_len,
         device="cuda" if device.type == "cuda" else "cpu",
-        quant=quant_of(model),
+        quant=model.quant,
         runtime=config,
     )
 

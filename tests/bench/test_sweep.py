@@ -286,6 +286,16 @@ def test_an_engine_and_unknown_precisions_are_refused(checkpoint: Path, tmp_path
         Sweep(spec_of(checkpoint), against="vllm")
 
 
+def test_a_line_a_scheme(checkpoint: Path) -> None:
+    lines = Sweep(spec_of(checkpoint), ("fp32",), quants=("none", "w8a16", "w4a16"), against="hf").lines()
+    assert [(line.name, line.spec.quant) for line in lines] == [
+        ("fp32", "none"), ("fp32 w8a16", "w8a16"), ("fp32 w4a16", "w4a16"), ("Hugging Face fp32", "none"),
+    ]  # fmt: skip
+    told = list(measure_line(lines[2], LineWanted((1, 2), SHAPE), None))
+    points = [one["point"] for one in told if "point" in one]
+    assert [point["facts"]["quantization"] for point in points] == ["w4a16", "w4a16"]
+
+
 def test_a_scheme_that_was_not_loaded_is_no_line(checkpoint: Path) -> None:
     line = Line("fp32 w8a16", spec_of(checkpoint), "w8a16")
     with pytest.raises(ConfigError, match="not loaded in the precision"):

@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from ingot.kernels.dequantize import dequantize_triton
 from ingot.kernels.gated_mlp import silu_mul_triton
 from ingot.kernels.invariant_attention import invariant_attention_triton
 from ingot.kernels.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
@@ -186,6 +187,10 @@ def narrow(
     small_linear_parts_triton(x, weight(4096, 4096), tiles)
 
 
+def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, width: int = 4096) -> None:
+    dequantize_triton(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
+
+
 def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int, overlap: int = 1) -> None:
     index, outputs = empty(rows, dtype=torch.int64), (32 + 2 * kv_heads) * head_dim
     cache, norm = empty(100, kv_heads, 64, head_dim, dtype=dtype), empty(4096, dtype=dtype)
@@ -288,6 +293,9 @@ CASES: dict[str, Callable[[], Any]] = {
     "4 bits 32 fp16 by 32 with zeros": lambda: narrow(HALF, 32, 4, 32, True),
     "4 bits 64 bf16 by channel": lambda: narrow(BRAIN, 64, 4, 0),
     "4 bits 2 fp32 by 128": lambda: narrow(FULL, 2, 4, 128),
+    "dequantize 8 bits fp16": lambda: widened(HALF, 8),
+    "dequantize 4 bits bf16 by 128 with zeros": lambda: widened(BRAIN, 4, 128, True, 11008),
+    "dequantize 4 bits fp32 by 32": lambda: widened(FULL, 4, 32, False, 1000),
     "prefill 8x256 bf16": lambda: prefill(BRAIN, 8, 8, 256, 64, 512, 0),
 }
 

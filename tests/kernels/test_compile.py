@@ -17,6 +17,7 @@ KERNELS = {
     "best_token_kernel",
     "bin_scores_kernel",
     "find_cut_kernel",
+    "dequantize_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",
     "invariant_meet_kernel",

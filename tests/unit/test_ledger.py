@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ingot.config.model import DecoderConfig
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.units import parse_size, size_text
 from ingot.engine import memory_error
@@ -142,7 +143,11 @@ class TestFixes:
 
     def test_a_cpu_has_no_fraction_and_no_card(self) -> None:
         found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
-        assert {fix.flags.split()[0] for fix in fixes(found)} <= {"--max-seq-len", "--token-budget"}
+        assert {fix.flags.split()[0] for fix in fixes(found)} <= {
+            "--max-seq-len",
+            "--token-budget",
+            "--quant",
+        }
 
 
 class TestEased:
@@ -174,6 +179,7 @@ class TestWords:
                 "LLM(max_batch_size=1, runtime=RuntimeConfig(token_budget=64, cache_tokens=128))",
             ),
             ("--dtype fp16", "ingot build"),
+            ("--quant w8a16", "ingot build"),
             ("--dtype fp16 --max-seq-len 64", "ingot build, LLM(max_seq_len=64)"),
             ("--gpu 24GiB", "the machine"),
         ],
@@ -229,6 +235,8 @@ def after(setting: Setting, fix: Fix) -> Setting:
             setting = setting.replace(**{name: int(value)})
         elif name == "dtype":
             setting = setting.replace(dtype=value)
+        elif name == "quant":
+            setting = setting.replace(quant=QuantConfig(value))
         else:
             assert name == "gpu"
     return setting
@@ -241,7 +249,7 @@ def capacity_after(fix: Fix, total: int) -> Capacity:
 
 class TestCards:
     def test_larger_cards_hold_more(self) -> None:
-        rows = [row for row in fits_by_card(seven_b()) if row.dtype == "fp16"]
+        rows = [row for row in fits_by_card(seven_b()) if (row.dtype, row.quant) == ("fp16", "none")]
         assert [row.card for row in rows] == list(CARDS)
         assert [row.max_batch_size for row in rows] == sorted(row.max_batch_size for row in rows)
         assert (rows[2].max_batch_size, rows[-1].max_batch_size) == (0, 54)
@@ -250,7 +258,7 @@ class TestCards:
         setting = seven_b()
         for row in fits_by_card(setting):
             card = Capacity(row.card, row.total)
-            whole = setting.replace(dtype=row.dtype)
+            whole = setting.replace(dtype=row.dtype, quant=QuantConfig(row.quant))
             if row.max_batch_size:
                 assert ledger(whole.replace(max_batch_size=row.max_batch_size), card).fits
             assert not ledger(whole.replace(max_batch_size=row.max_batch_size + 1), card).fits

@@ -15,7 +15,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
-from ingot.quant.schemes import Dense
+from ingot.layers.linear import linears
 from ingot.runtime.setup import largest_step, measured_activations, run_step
 from tests.unit.tracking import AllocationTracker
 
@@ -55,13 +55,15 @@ SHAPES = {
 }  # fmt: skip
 
 
-def decoder(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
+def decoder(config: DecoderConfig, dtype: torch.dtype, quant: QuantConfig | None = None) -> Decoder:
     build = BuildConfig("fp32", 8, 1024)
-    return random_decoder(config, build, KernelPlan(), CPU, dtype)
+    return random_decoder(config, build, KernelPlan(), CPU, dtype, quant=quant)
 
 
-def tracked(config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig) -> int:
-    model = decoder(config, dtype)
+def tracked(
+    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, quant: QuantConfig | None = None
+) -> int:
+    model = decoder(config, dtype, quant)
     batch, caches = largest_step(model, CPU, dtype, 8, runtime)
     with AllocationTracker() as tracker:
         run_step(model, batch, caches)
@@ -106,29 +108,25 @@ class TestActivations:
         assert predicted == pytest.approx(tracked(SHAPES[name], torch.float32, runtime), rel=0.05)
 
 
-class EightBits(Dense):
-    """A scheme that a later version may bring: a byte a weight and a scale a row."""
-
-    name = "eight"
-
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        tensors = super().layout(out_features, in_features, bias, dtype)
-        scales = torch.empty(out_features, dtype=dtype)
-        return tensors | {
-            "weight": torch.empty(out_features, in_features, dtype=torch.int8),
-            "scales": scales,
-        }
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["llama", "small", "gpt2"])
+def test_widened_weights_are_counted(name: str, scheme: str) -> None:
+    """At most: the largest weight and the largest phase need not meet."""
+    quant, runtime = QuantConfig(scheme), RuntimeConfig(token_budget=64)
+    plain = tracked(SHAPES[name], torch.float32, runtime)
+    found = tracked(SHAPES[name], torch.float32, runtime, quant)
+    predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False, quant=quant)
+    most = max(m.weight.numel() for m in linears(decoder(SHAPES[name], torch.float32)).values())
+    assert plain <= found <= predicted <= plain + 8 * most
 
 
-def test_a_scheme_says_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheme_says_its_own_bytes() -> None:
     config = shape()
     plain = weight_bytes(config, QuantConfig(), torch.float16)
-    monkeypatch.setattr("ingot.engine.assemble.make_scheme", lambda quant: EightBits())
-    packed = weight_bytes(config, QuantConfig(), torch.float16)
-    rows = 2 * config.intermediate_size + config.hidden_size
-    assert packed["mlp"] == plain["mlp"] // 2 + config.num_layers * rows * 2
+    packed = weight_bytes(config, QuantConfig("w8a16"), torch.float16)
+    words = 64 * 2  # of a row: 32 or 48 columns padded to a chunk of 128
+    inner, hidden = config.intermediate_size, config.hidden_size
+    assert packed["mlp"] == config.num_layers * (2 * inner + hidden) * (words + 2)
     assert [packed[kind] for kind in ("embedding", "norms", "head")] == [
         plain[kind] for kind in ("embedding", "norms", "head")
     ]

@@ -17,7 +17,6 @@ from ingot.layers import attention as layer
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
-from ingot.quant.schemes import make_scheme
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.scheduler import Scheduler
 from tests.e2e.watch import watch
@@ -38,7 +37,7 @@ def small_attention(device: str, dtype: torch.dtype, window: int) -> Attention:
         sliding_window=window,
     )  # fmt: skip
     with torch.device(device):
-        return Attention(config, BuildContext(make_scheme(QuantConfig()), KernelPlan(), dtype))
+        return Attention(config, BuildContext(QuantConfig(), KernelPlan(), dtype))
 
 
 def step_of(case: PagedCase, first: int, last: int, decodes: int) -> ForwardBatch:

@@ -32,6 +32,7 @@ from ingot.kernels import (
     small_linear,
     small_qkv,
 )
+from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers import fused_decode
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
@@ -184,8 +185,8 @@ def test_a_step_runs_the_models_layers_with_the_tiles(monkeypatch: pytest.Monkey
     seen: list[tuple[str, Any]] = []
     original = fused_decode.small_linear
 
-    def noted(x: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
-        seen.append((f"{x.shape[0]} {tuple(weight.shape)}", rest[-1]))
+    def noted(x: torch.Tensor, weight: StoredWeight, *rest: Any) -> torch.Tensor:
+        seen.append((f"{x.shape[0]} {tuple(weight.values.shape)}", rest[-1]))
         return original(x, weight, *rest)
 
     monkeypatch.setattr(fused_decode, "small_linear", noted)

@@ -77,13 +77,7 @@ def all_positions(divergence: Divergence) -> torch.Tensor | None:
 def linear_tensors(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight [out, in] and bias [out] in fp32, as the layer's scheme uses them."""
     bias = linear._parameters.get("bias")
-    weight = linear._parameters.get("weight")
-    if weight is None or tuple(weight.shape) != (linear.out_features, linear.in_features):
-        some = next(iter(linear.parameters()))
-        dtype = bias.dtype if bias is not None else torch.float32
-        columns = linear(torch.eye(linear.in_features, device=some.device, dtype=dtype)).float()
-        weight = (columns if bias is None else columns - bias.float()).t()
-    return weight.float(), None if bias is None else bias.float()
+    return linear.dequantized(torch.float32), None if bias is None else bias.float()
 
 
 def read_norm(name: str, norm: RMSNorm | LayerNorm, config: DecoderConfig) -> NormSpec:

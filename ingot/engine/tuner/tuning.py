@@ -7,6 +7,7 @@ Owns the way from an engine folder to its plan.json. Knows no op and no clock.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ def tune(
         manifest.quant,
         KernelPlan(),
     )
+    if not manifest.quant.dense:
+        _log.warning("products of weights in fewer bits keep their default tiles: they are not tuned yet")
     tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
     if ops is not None and before is not None:
         tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))

@@ -16,6 +16,7 @@ from ingot.config.plan import OPS, ROWS, plan_key, row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.decoder import Decoder
 from ingot.layers.fused_decode import NONE, fuses, small_products
+from ingot.layers.linear import all_dense
 from ingot.layers.mlp import GatedMLP
 
 PROMPTS = (512, 2048)  # tokens of the prefill steps that are measured
@@ -71,8 +72,12 @@ def workload(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[Ta
 
 
 def folded_rows(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list[int]:
-    """The numbers of rows, one a bucket, whose decode steps run the folded kernels."""
-    folded = fuses(model) and dtype.itemsize == 2
+    """The numbers of rows, one a bucket, whose decode steps run the folded kernels with dense weights.
+
+    None where some weight has fewer bits: products of such weights have the tiles of product_tiles.py and
+    are not tuned.
+    """
+    folded = all_dense(model) and fuses(model) and dtype.itemsize == 2
     return [rows for rows in _buckets(limits.max_batch_size) if folded and _small(rows)]
 
 

@@ -1,0 +1,63 @@
+"""What ``--quant`` names: a scheme, or a YAML file with a scheme for every layer.
+
+Owns the reading of that file. Knows no scheme.
+
+    quant = read_quant("mixed.yaml")
+    quant = read_quant("w4a16", group=64, head="w8a16")
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.errors import ConfigError
+
+_ENDS = (".yaml", ".yml")
+
+
+def read_quant(
+    named: str | QuantConfig | None,
+    *,
+    group: int | None = None,
+    symmetric: bool | None = None,
+    head: str | None = None,
+) -> QuantConfig:
+    """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
+
+    The file holds ``QuantConfig``'s fields; what is given beside it counts before it.
+
+    Raises:
+        ConfigError: no such scheme or file, or a value out of range.
+    """
+    given = {"group": group, "symmetric": symmetric, "head": head}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if isinstance(named, QuantConfig):
+        return named.replace(**changes) if changes else named
+    if named is not None and named.endswith(_ENDS):
+        return QuantConfig.from_json(_fields(Path(named)) | changes)
+    if named is not None and named not in SCHEMES:
+        raise ConfigError(
+            "unknown quantization scheme", seen=named, allowed=[*SCHEMES, "FILE.yaml"], fix="--quant"
+        )
+    return QuantConfig(**({"scheme": named or "none"} | changes))
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("the file of --quant cannot be read", seen=error, fix="--quant") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("the file of --quant is no YAML", seen=f"{path}: {error}", fix="--quant") from None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            "the file of --quant holds no fields",
+            seen=path,
+            allowed="scheme, group, layers, …",
+            fix="--quant",
+        )
+    return found

@@ -1,0 +1,135 @@
+"""A quantized engine's weights as a checkpoint in its original's format.
+
+Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
+numbers mean, in fp32; all else stays the original's. So whatever reads the original can compute with the
+engine's weights. Knows no reader.
+
+    folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from ingot.checkpoint.layout import CONFIG
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.checkpoint.rules import Concat, Split, Transpose
+from ingot.checkpoint.weight_map import MappedTensor
+from ingot.config.quant import HEAD
+from ingot.engine.assemble import Assembly
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.weights_file import WeightsReader
+from ingot.errors import CheckpointError
+from ingot.layers.linear import Linear, linears
+from ingot.quant.schemes import is_dense
+
+_SHARD_BYTES = 1 << 30
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
+    """Write the checkpoint; returns ``folder``. Other files than weights and config are linked.
+
+    It takes the original's bytes of disk, and 4 for each value of a layer in fewer bits. A head that is tied
+    in the original and stored in fewer bits becomes a tensor of its own.
+
+    Args:
+        engine: an engine folder.
+        checkpoint: what it was built from.
+
+    Raises:
+        CheckpointError, EngineError: one of them cannot be read, or they do not belong together.
+    """
+    manifest = Manifest.read(engine)
+    folder.mkdir(parents=True)
+    untied = manifest.model.tie_word_embeddings and manifest.quant.head != "none"
+    _copy_files(checkpoint, folder, untied=untied)
+    with open_checkpoint(checkpoint) as source:
+        assembly = Assembly.of(source, manifest.build, manifest.quant)
+        _write(_tensors(assembly, WeightsReader(engine / WEIGHTS_FILE), source), folder)
+    return folder
+
+
+def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
+    for path in checkpoint.iterdir():
+        if path.name == CONFIG:
+            shutil.copyfile(path, folder / CONFIG)
+        elif not path.name.endswith(_WEIGHTS):
+            (folder / path.name).symlink_to(path.resolve())
+    if untied:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        text = json.dumps(config | {"tie_word_embeddings": False})
+        (folder / CONFIG).write_text(text, encoding="utf-8")
+
+
+def _tensors(
+    assembly: Assembly, reader: WeightsReader, source: Checkpoint
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of the checkpoint, those of layers in fewer bits dequantized."""
+    narrow = {name: m for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
+    mapped = {name: assembly.mapped[f"{name}.weight"] for name in narrow}
+    replaced = {part for name, one in mapped.items() if not _copied(name, one) for part in one.sources}
+    yield from ((name, source.read(name)) for name in source.tensors if name not in replaced)
+    for name, linear in narrow.items():
+        wide = _dequantized(name, linear, reader)
+        if _copied(name, mapped[name]):
+            yield f"{HEAD}.weight", wide
+            continue
+        shapes = [tuple(source.tensors[part].shape) for part in mapped[name].sources]
+        yield from zip(mapped[name].sources, _parts(mapped[name], wide, shapes), strict=True)
+        reader.release()
+
+
+def _copied(name: str, mapped: MappedTensor) -> bool:
+    """Whether the head is a copy of a tied embedding."""
+    return name == HEAD and mapped.tied_to is not None
+
+
+def _dequantized(name: str, linear: Linear, reader: WeightsReader) -> torch.Tensor:
+    leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
+    tensors = {leaf: reader.read(f"{name}.{leaf}") for leaf in leaves}
+    return linear.scheme.dequantize(tensors, linear.in_features, torch.float32)
+
+
+def _parts(
+    mapped: MappedTensor, weight: torch.Tensor, shapes: Sequence[tuple[int, ...]]
+) -> list[torch.Tensor]:
+    """The sources that the mapping's rule makes ``weight`` of.
+
+    Raises:
+        CheckpointError: the rule takes a part of its source, which is not put together again.
+    """
+    rule = mapped.rule
+    if isinstance(rule, Split):
+        raise CheckpointError("a split tensor cannot be put together again", seen=mapped.sources)
+    if isinstance(rule, Concat):
+        return list(weight.split([shape[rule.dim] for shape in shapes], rule.dim))
+    return [weight.t() if isinstance(rule, Transpose) else weight]
+
+
+def _write(tensors: Iterator[tuple[str, torch.Tensor]], folder: Path) -> None:
+    """In shards, so that one is in memory at a time."""
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+
+    def flush() -> None:
+        if shard:
+            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+            save_file(shard, folder / file, metadata={"format": "pt"})
+            places.update(dict.fromkeys(shard, file))
+            shard.clear()
+
+    for name, tensor in tensors:
+        shard[name] = tensor.clone(memory_format=torch.contiguous_format)
+        if sum(t.nbytes for t in shard.values()) >= _SHARD_BYTES:
+            flush()
+    flush()
+    index = json.dumps({"metadata": {}, "weight_map": places})
+    (folder / _INDEX).write_text(index, encoding="utf-8")

@@ -1,0 +1,149 @@
+"""Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
+
+Owns what these schemes store and how they multiply. The layout of the numbers is kernels/stored_weight.py's.
+Knows no model.
+
+    scheme = WeightOnly("w4a16", bits=4, group=128, symmetric=False)
+    y = scheme.apply(x, scheme.pack(weight, bias))
+
+On a GPU up to ``MAX_ROWS`` rows are multiplied by the numbers themselves; for more the weight is widened into
+a temporary that the matrix library reads. A CPU widens a piece of the weight at a time and keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.dequantize import dequantize
+from ingot.kernels.invariant_linear import invariant_linear
+from ingot.kernels.small_linear import small_linear
+from ingot.kernels.small_product import MAX_ROWS
+from ingot.kernels.stored_weight import (
+    StoredWeight,
+    dequantized,
+    num_words,
+    pack_words,
+    row_pieces,
+    symmetric_zero,
+)
+
+PIECE = 1 << 20  # values of a weight that a CPU widens at once
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class WeightOnly:
+    """W = (q - zero) · scale with q of ``bits`` bits, a scale a row (``group`` 0) or a group of columns.
+
+    Tensors: ``words`` int16 [N, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros`` uint8
+    of the same shape unless ``symmetric``, ``bias`` [N] where there is one.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    symmetric: bool = True
+
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """Empty tensors; a row is padded to whole chunks of the kernels' layout."""
+        words = num_words(in_features, self.bits, self.group)
+        shape = (-(-in_features // self.group), out_features) if self.group else (out_features,)
+        tensors = {
+            "words": torch.empty(out_features, words, dtype=torch.int16),
+            "scales": torch.empty(shape, dtype=dtype),
+        }
+        if not self.symmetric:
+            tensors["zeros"] = torch.empty(shape, dtype=torch.uint8)
+        if bias:
+            tensors["bias"] = torch.empty(out_features, dtype=dtype)
+        return tensors
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
+        return self.of_numbers(*_rounded(weight, self.bits, self.group, self.symmetric), bias)
+
+    def of_numbers(
+        self,
+        numbers: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of numbers that are chosen already.
+
+        Args:
+            numbers: [N, K] uint8; without ``zeros`` they stand around 128 (8 bits) or 8 (4 bits).
+            scales, zeros: as they are stored.
+        """
+        middle = torch.full_like(numbers[:, 0], symmetric_zero(self.bits))
+        last = middle if zeros is None else zeros[-1] if self.group else zeros
+        tensors = {"words": pack_words(numbers, self.bits, self.group, last), "scales": scales}
+        if zeros is not None:
+            tensors["zeros"] = zeros
+        return tensors if bias is None else tensors | {"bias": bias}
+
+    def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
+        """What the small kernels multiply by."""
+        words = tensors["words"]
+        assert words is not None
+        return StoredWeight(
+            words, in_features, tensors["scales"], tensors.get("zeros"), self.bits, self.group
+        )
+
+    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+        """W [N, K] by plain PyTorch."""
+        return dequantized(self.stored(tensors, in_features), dtype)
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b for x [..., K]."""
+        weight, bias = self.stored(tensors, x.shape[-1]), tensors.get("bias")
+        if not runs_on_gpu(x):
+            pieces = [F.linear(x, dequantized(p, x.dtype)) for p in row_pieces(weight, PIECE)]
+            y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+            return y if bias is None else y + bias
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.shape[0] <= MAX_ROWS:
+            return small_linear(rows, weight, bias).view(*x.shape[:-1], -1)
+        return F.linear(x, dequantize(weight, x.dtype), bias)
+
+    def batch_invariant(self) -> InvariantWeightOnly:
+        """The same tensors, multiplied by a kernel of our own."""
+        return InvariantWeightOnly(self.name, self.bits, self.group, self.symmetric)
+
+
+class InvariantWeightOnly(WeightOnly):
+    """Every weight is widened into a temporary, in every step, for the invariant product: right and slow."""
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b, x [T, K]."""
+        weight = dequantize(self.stored(tensors, x.shape[-1]), x.dtype)
+        return invariant_linear(x, weight, tensors.get("bias"))
+
+    def batch_invariant(self) -> InvariantWeightOnly:
+        """Itself."""
+        return self
+
+
+def _rounded(
+    weight: torch.Tensor, bits: int, group: int, symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Each number by itself the nearest: (uint8 [N, K], scales, zeros or None); scales are rounded first."""
+    rows, columns = weight.shape
+    size, most = group or max(columns, 1), (1 << bits) - 1
+    wide = F.pad(weight.float(), (0, -columns % size)).view(rows, -1, size)  # [N, groups, size]
+    low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
+    exact = torch.maximum(-low, high) / (most >> 1) if symmetric else (high - low) / most
+    scales = exact.to(weight.dtype)
+    steps = torch.where(scales == 0, torch.ones_like(scales), scales).float()
+    middle = torch.full_like(steps, symmetric_zero(bits))
+    zeros = middle if symmetric else (-low / steps).round().clamp(0, most)
+    numbers = ((wide / steps[..., None]).round() + zeros[..., None]).clamp(0, most).to(torch.uint8)
+    own = [t.T.contiguous() if group else t[:, 0].contiguous() for t in (scales, zeros.to(torch.uint8))]
+    return numbers.view(rows, -1)[:, :columns], own[0], None if symmetric else own[1]

@@ -1,0 +1,81 @@
+"""Engines in fewer bits on a GPU: every way of computing a step gives the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams, build
+from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.llm.verify import verify
+from ingot.quant.schemes import make_scheme
+from tests.tiny_models import random_ids, save_model, tiny_config
+
+pytestmark = pytest.mark.gpu
+
+CONFIGS = {
+    "w8a16": QuantConfig("w8a16"),
+    "w4a16": QuantConfig("w4a16"),
+    "mixed": QuantConfig("w4a16", 32, head="w8a16", layers={"layers.0.mlp.*": "w8a16", "*.o_proj": "none"}),
+}
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+TOLERANCE = {"fp16": 0.02, "bf16": 0.15}
+
+
+def checkpoint(kind: str, folder: Path) -> Path:
+    sizes: dict[str, Any] = {"n_embd": 256} if kind == "gpt2" else SIZES
+    save_model(tiny_config(kind, **sizes), folder, seed=3)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("batch", [1, 5, 40, 70])
+def test_fused_is_by_module(
+    name: str, kind: str, graphs: bool, dtype: str, batch: int, tmp_path: Path
+) -> None:
+    folder = checkpoint(kind, tmp_path)
+    prompts = [random_ids(1 + n % 7, seed=n) for n in range(batch)]
+    runs = []
+    for fused in (True, False):
+        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
+        options: dict[str, Any] = {"compute_dtype": dtype, "runtime": runtime, "max_batch_size": 80}
+        llm = LLM(folder, "cuda", quant=CONFIGS[name], **options)
+        forward = llm.executor.runner.forward
+        assert bool(forward.ways or forward.plain) >= fused
+        runs.append(llm.generate(prompts, SamplingParams(max_new_tokens=6, ignore_eos=True, logprobs=0)))
+    for one, other in zip(*runs, strict=True):
+        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+        agreed = same.index(False) if False in same else len(same)
+        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=TOLERANCE[dtype])
+        assert agreed >= 1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_engine_is_proven_here(name: str, kind: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path / "checkpoint")
+    engine = build(folder, tmp_path / "engine", quant=CONFIGS[name], dtype="fp16", device="cpu", tune=False)
+    found = verify(engine, "cuda", note=False)
+    assert found.verdict == "proven", found.failures
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64, 65, 300])
+@pytest.mark.parametrize("name", ["w8a16", "w4a16"])
+def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
+    scheme = make_scheme(CONFIGS[name])
+    generator = torch.Generator().manual_seed(rows)
+    weight, bias, x = (torch.randn(*size, generator=generator) for size in ((768, 512), (768,), (rows, 512)))
+    tensors = {n: t.cuda() for n, t in scheme.pack(weight.half(), bias.half()).items()}
+    half = x.half().cuda()
+    expected = half.double() @ scheme.dequantize(tensors, 512, torch.float64).T + bias.half().cuda().double()
+    for one in (scheme, scheme.batch_invariant()):
+        error = (one.apply(half, tensors).double() - expected).abs().max()
+        assert error < 2e-3 * expected.abs().max()

@@ -1,0 +1,84 @@
+"""What the weight-only schemes store, mean and compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.config.quant import QuantConfig
+from ingot.kernels.stored_weight import dequantized, row_pieces
+from ingot.quant.schemes import make_scheme
+from ingot.quant.weight_only import WeightOnly
+
+FORMS = [(8, 0, True), (4, 0, True), (4, 0, False), (4, 32, True), (4, 64, False), (4, 128, False)]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+def some_weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+@pytest.mark.parametrize("columns", [32, 200])
+def test_numbers_are_the_nearest(
+    bits: int, group: int, symmetric: bool, columns: int, dtype: torch.dtype
+) -> None:
+    """Each weight is at most half a step away, and half a step of the scale's own rounding."""
+    scheme = WeightOnly("any", bits, group, symmetric)
+    weight = some_weight(7, columns, dtype)
+    tensors = scheme.pack(weight, None)
+    assert tensors["scales"].dtype == dtype
+    wide = scheme.dequantize(tensors, columns, torch.float64)
+    size = group or columns
+    scales = tensors["scales"].double().abs()
+    steps = scales.view(-1, 7).repeat_interleave(size, 0)[:columns].T
+    slack = 1 + 2 * 2**bits * torch.finfo(dtype).eps
+    assert ((wide - weight.double()).abs() <= steps * 0.5 * slack + 1e-12).all()
+
+
+@pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
+def test_layout_is_what_is_packed(bits: int, group: int, symmetric: bool) -> None:
+    scheme = WeightOnly("any", bits, group, symmetric)
+    weight, bias = some_weight(5, 200, torch.float16), torch.zeros(5, dtype=torch.float16)
+    packed, layout = scheme.pack(weight, bias), scheme.layout(5, 200, True, torch.float16)
+    assert {n: (t.shape, t.dtype) for n, t in packed.items()} == {
+        n: (t.shape, t.dtype) for n, t in layout.items()
+    }
+    assert list(packed) == list(layout)
+    assert ("zeros" in packed) == (not symmetric)
+
+
+def test_zero_and_constant_rows_survive() -> None:
+    weight = torch.zeros(3, 64, dtype=torch.float16)
+    weight[1] = 2.0
+    weight[2] = -0.5
+    for symmetric in (True, False):
+        scheme = WeightOnly("any", 4, 32, symmetric)
+        wide = scheme.dequantize(scheme.pack(weight, None), 64, torch.float32)
+        torch.testing.assert_close(wide, weight.float(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+def test_product_is_that_of_the_dequantized_weight(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_scheme(QuantConfig(scheme, 32 if scheme == "w4a16" else 0))
+    weight, bias = some_weight(19, 72, torch.float32), torch.randn(19)
+    tensors = made.pack(weight, bias)
+    x = torch.randn(2, 3, 72)
+    expected = torch.nn.functional.linear(x, made.dequantize(tensors, 72, torch.float32), bias)
+    torch.testing.assert_close(made.apply(x, tensors), expected, rtol=1e-5, atol=1e-5)
+    monkeypatch.setattr("ingot.quant.weight_only.PIECE", 5 * 72)
+    torch.testing.assert_close(made.apply(x, tensors), expected, rtol=1e-5, atol=1e-5)
+    invariant = made.batch_invariant()
+    together = invariant.apply(x[0], tensors)
+    torch.testing.assert_close(together, expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(torch.cat([invariant.apply(x[0, i : i + 1], tensors) for i in range(3)]), together)
+    assert invariant.batch_invariant() is invariant
+
+
+def test_row_pieces_are_the_weight() -> None:
+    for scheme in (WeightOnly("any", 4, 32, False), WeightOnly("any", 8)):
+        weight = scheme.stored(scheme.pack(some_weight(7, 64, torch.float16), None), 64)
+        for most in (1, 130, 10_000):
+            pieces = [dequantized(piece, torch.float32) for piece in row_pieces(weight, most)]
+            assert torch.equal(torch.cat(pieces), dequantized(weight, torch.float32))
