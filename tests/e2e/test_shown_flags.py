@@ -304,10 +304,13 @@ class TestGpu:
 
     @staticmethod
     def pretend(monkeypatch: pytest.MonkeyPatch, total: int) -> None:
-        """The GPU has ``total`` bytes, of which nobody else holds any."""
+        """The GPU has ``total`` bytes, of which nobody holds any yet, what other tests left here included."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        left = torch.cuda.memory_reserved()
 
         def mem_get_info(device: Any = None) -> tuple[int, int]:
-            return total - torch.cuda.memory_reserved() - CONTEXT_BYTES, total
+            return total - CONTEXT_BYTES - (torch.cuda.memory_reserved() - left), total
 
         monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
 
