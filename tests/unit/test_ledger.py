@@ -144,7 +144,6 @@ class TestFixes:
         found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
         assert {fix.flags.split()[0] for fix in fixes(found)} <= {"--max-seq-len", "--token-budget"}
 
-
     def test_all_of_the_gpu_and_one_limit(self) -> None:
         """Neither the whole GPU nor a limit is enough alone, where others hold most of it."""
         crowded = Capacity("H200", H200.total, int(122.8e9))
