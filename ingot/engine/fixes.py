@@ -174,8 +174,8 @@ class _Search:
                 yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
-        """Several knobs at once: all of the GPU and one limit; a smaller number format and one more; where none
-        is enough, batch 1 in small chunks and the longest request that fits then.
+        """Several knobs at once: all of the GPU and one limit; a smaller number format and one more; where
+        none is enough, batch 1 in small chunks and the longest request that fits then.
         """
         whole = _whole(setting)
         for fix in self.singles(whole) if whole is not None else ():
