@@ -131,9 +131,9 @@ def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torc
 
 
 def grid_of(
-    blocks: torch.Tensor, bits: int, symmetric: bool, scale_dtype: torch.dtype, ratio: float = 1.0
+    blocks: torch.Tensor, bits: int, symmetric: bool, scale_dtype: torch.dtype, ratio: torch.Tensor
 ) -> Grid:
-    """The grid of each block of weights [..., n] (fp32 or fp64), its range shrunk by ``ratio``.
+    """The grid of each block of weights [..., n] (fp32 or fp64), its range shrunk by ``ratio`` [...].
 
     Raises:
         BuildError: a scale does not fit ``scale_dtype``.
@@ -158,23 +158,21 @@ def best_grid(
     bits: int,
     symmetric: bool,
     scale_dtype: torch.dtype,
-    ratios: tuple[float, ...],
+    ratios: tuple[float, ...] = (1.0,),
     cost: GroupError | None = None,
 ) -> Grid:
-    """The grid of each block [N, groups, n] with the ratio of least cost; None: the sum of squares."""
-    best = grid_of(blocks, bits, symmetric, scale_dtype, ratios[0])
-    if len(ratios) == 1:
-        return best
-    cost = cost or _squares
-    least = cost(best.values(best.numbers(blocks)) - blocks)
-    for ratio in ratios[1:]:
-        grid = grid_of(blocks, bits, symmetric, scale_dtype, ratio)
-        error = cost(grid.values(grid.numbers(blocks)) - blocks)
-        better = error < least
-        least = torch.where(better, error, least)
-        scales = torch.where(better, grid.scales, best.scales)
-        best = Grid(scales, torch.where(better, grid.zeros, best.zeros), grid.low, grid.high)
-    return best
+    """The grid of each block [N, groups, n], its range shrunk by the ratio that costs least.
+
+    A cost of None is the sum of squared differences; of equal ratios the first is taken.
+    """
+    best = blocks.new_full(blocks.shape[:2], ratios[0])
+    least = torch.full_like(best, torch.inf)
+    for ratio in ratios if len(ratios) > 1 else ():
+        grid = grid_of(blocks, bits, symmetric, scale_dtype, torch.full_like(best, ratio))
+        error = (cost or _squares)(grid.values(grid.numbers(blocks)) - blocks)
+        best = torch.where(error < least, ratio, best)
+        least = torch.minimum(error, least)
+    return grid_of(blocks, bits, symmetric, scale_dtype, best)
 
 
 def bounds(bits: int, symmetric: bool) -> tuple[int, int]:
