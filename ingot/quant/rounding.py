@@ -103,7 +103,7 @@ def quantize(
         raise ConfigError(
             "importance is one value a column", seen=list(importance.shape), allowed=list(weight.shape[1:])
         )
-    cost = None if importance is None else _weighed(importance, group)
+    cost = None if importance is None else weighed(importance, group)
     kind = number_dtype(bits, symmetric)
     numbers = torch.empty(weight.shape, dtype=kind, device=weight.device)
     grids = []
@@ -193,6 +193,12 @@ def in_groups(weight: torch.Tensor, group: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, missing)).unflatten(1, (-1, group))
 
 
+def weighed(importance: torch.Tensor, group: int) -> GroupError:
+    """The cost of differences when the squares of each column count ``importance`` [K] times."""
+    weights = in_groups(_wide(importance)[None], group)  # [1, groups, n]
+    return lambda difference: (difference.square() * weights).sum(-1)
+
+
 def as_quantized(
     numbers: torch.Tensor,
     scales: torch.Tensor,
@@ -263,11 +269,6 @@ def _stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _squares(difference: torch.Tensor) -> torch.Tensor:
     return difference.square().sum(-1)
-
-
-def _weighed(importance: torch.Tensor, group: int) -> GroupError:
-    weights = in_groups(_wide(importance)[None], group)  # [1, groups, n]
-    return lambda difference: (difference.square() * weights).sum(-1)
 
 
 def _beside(numbers: torch.Tensor, quantized: Quantized) -> torch.Tensor:

@@ -158,6 +158,16 @@ def test_beats_rounding_on_correlated_inputs(options: dict[str, bool], bits: int
     assert found.quantized.zeros is None or not symmetric
 
 
+def test_clipping_by_importance_helps_whole_rows() -> None:
+    weight, seen = weights(48, 200), HessianSum(200)
+    weight[:, 9] *= 8
+    x = inputs(2000, 200, loud=0)
+    x[:, 9] *= 0.01
+    seen.add(x)
+    plain, narrow = (gptq(weight, seen.mean(), 4, act_order=True, clip=clip) for clip in (False, True))
+    assert narrow.error < 0.8 * plain.error
+
+
 def test_the_same_numbers_again() -> None:
     seen = HessianSum(96)
     seen.add(inputs(400, 96))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -118,6 +119,21 @@ def test_what_a_layer_was_given_shows_in_the_next(
     for name, kept in next(walk).inputs.items():
         torch.testing.assert_close(kept.x, expected[name], rtol=1e-4, atol=1e-4)
     assert next(walk, None) is None
+
+
+def test_one_layer_s_weights_are_held_at_a_time(tiny: tuple[PreTrainedModel, Path]) -> None:
+    decoder, load = opened(tiny[1])
+    loaded: dict[str, weakref.ref[torch.Tensor]] = {}
+
+    def watched(name: str) -> torch.Tensor:
+        tensor = load(name).clone()
+        loaded[name] = weakref.ref(tensor)
+        return tensor
+
+    for layer in calibrate(decoder, watched, SAMPLES, CPU, Kept, propagate=True):
+        alive = {name for name, tensor in loaded.items() if tensor() is not None}
+        assert alive
+        assert all(name.startswith(f"layers.{layer.index}.") for name in alive)
 
 
 def test_refusals(tmp_path: Path) -> None:
