@@ -70,9 +70,10 @@ class Assembly:
 
     def tensors(self, checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``."""
-        return packed_tensors(self.model, lambda name: self._load(name, checkpoint))
+        return packed_tensors(self.model, lambda name: self.load(name, checkpoint))
 
-    def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+    def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+        """One tensor by the model's name for it, as it is before packing."""
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
 
 
