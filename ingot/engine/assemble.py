@@ -76,9 +76,10 @@ class Assembly:
 
         ``device``: where numbers of fewer bits are chosen; they are the same anywhere.
         """
-        return packed_tensors(self.model, lambda name: self._load(name, checkpoint), device)
+        return packed_tensors(self.model, lambda name: self.load(name, checkpoint), device)
 
-    def _load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+    def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+        """One tensor by the model's name for it, as it is before packing."""
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
 
 

@@ -175,9 +175,13 @@ class _Search:
                 return
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
-        """Several knobs at once: a smaller number format and one more; where that is not enough, batch 1 in
-        small chunks and the longest request that fits then.
+        """Several knobs at once: all of the GPU and one limit; a smaller number format and one more; where
+        none is enough, batch 1 in small chunks and the longest request that fits then.
         """
+        whole = _whole(setting)
+        for fix in self.singles(whole) if whole is not None else ():
+            flags = f"--memory-fraction {MOST_FRACTION:g} {fix.flags}"
+            yield fix.replace(flags=flags, where=where_of(flags))
         for form in _smaller_formats(setting):
             found = [_joined(setting, form, fix) for fix in self.singles(form)]
             if found:
@@ -286,6 +290,14 @@ def _formats(setting: Setting) -> Iterator[Setting]:
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
     yield setting.replace(dtype="fp32", quant=QuantConfig())
     yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)
+
+
+def _whole(setting: Setting) -> Setting | None:
+    """The setting with as much of a GPU as is offered; None where it has that already."""
+    runtime = setting.runtime
+    if setting.device != "cuda" or runtime.memory_fraction >= MOST_FRACTION:
+        return None
+    return setting.replace(runtime=runtime.replace(memory_fraction=MOST_FRACTION))
 
 
 def _smaller_formats(setting: Setting) -> Iterable[Setting]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,7 @@ _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
 
 See = Callable[[str, torch.Tensor], None]
+Feed = Callable[[str, torch.Tensor], torch.Tensor]  # a product's name and input → what it multiplies
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,20 @@ class Span:
     rope_offset: int
 
 
+class WeightSource(Protocol):
+    """Tensors by name, on any device, and the device to compute on."""
+
+    device: torch.device
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A stored tensor."""
+        ...
+
+    def release(self) -> None:
+        """Let go of what reading took."""
+        ...
+
+
 class Weights:
     """The stored tensors of an engine on a device, read when they are asked for.
 
@@ -91,13 +107,20 @@ class Weights:
 
 class Lane:
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
-    are not kept.
+    are not kept. ``feed`` stands before every product's input, None: nothing does.
     """
 
     def __init__(
-        self, model: Decoder, weights: Weights, arithmetic: Arithmetic, *, single: bool = False
+        self,
+        model: Decoder,
+        weights: WeightSource,
+        arithmetic: Arithmetic,
+        *,
+        single: bool = False,
+        feed: Feed | None = None,
     ) -> None:
         self._single = single
+        self._feed = feed
         self.model = model
         self.config = model.config
         self.weights = weights
@@ -156,6 +179,7 @@ class Lane:
         A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
         are not the module's own.
         """
+        x = x if self._feed is None else self._feed(name, x)
         linear = self.model.get_submodule(name)
         assert isinstance(linear, Linear)
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]

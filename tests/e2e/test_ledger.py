@@ -173,8 +173,8 @@ class TestVerb:
         assert "--max-batch-size 2 " in done.stdout
         assert ingot(*asked, "--max-batch-size", "2").exit_code == 0
         assert ingot(*asked, "--max-batch-size", "3").exit_code == 1
-        assert ingot(*asked, "--cache-tokens", "11072").exit_code == 0
-        assert ingot(*asked, "--cache-tokens", "11200").exit_code == 1
+        assert ingot(*asked, "--cache-tokens", "10880").exit_code == 0
+        assert ingot(*asked, "--cache-tokens", "11008").exit_code == 1
 
     def test_nothing_helps(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "1GiB")

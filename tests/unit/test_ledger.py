@@ -149,6 +149,16 @@ class TestFixes:
             "--quant",
         }
 
+    def test_all_of_the_gpu_and_one_limit(self) -> None:
+        """Neither the whole GPU nor a limit is enough alone, where others hold most of it."""
+        crowded = Capacity("H200", H200.total, int(122.8e9))
+        found = ledger(seven_b(max_seq_len=8192), crowded)
+        first = fixes(found, "loads")[0]
+        assert first.flags.startswith("--memory-fraction 0.95 --max-seq-len ")
+        assert first.where.startswith("LLM(max_seq_len=")
+        assert "runtime=RuntimeConfig(memory_fraction=0.95)" in first.where
+        assert ledger(first.setting, crowded).loads
+
 
 class TestEased:
     def test_smaller_caches_and_steps_that_start(self) -> None:

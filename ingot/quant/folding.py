@@ -1,0 +1,107 @@
+"""Factors of channels, moved from a product's input into what makes that input.
+
+Owns the arithmetic of x·Wᵀ = (x / s)·(W · s)ᵀ: the right side's W · s, and the x / s that the norm or the
+product before gives instead. Knows no layer, and not how s is chosen.
+
+    norm_weight, norm_bias = fold_into_norm(norm_weight, scales)
+    weight = fold_into_columns(weight, scales)
+
+All results are fp32 (fp64 for fp64): what is quantized next is not rounded before, and what is stored in
+16 bits is cast, with its check for overflow, by whoever stores it.
+
+Channels that must share a factor are told by ``classes`` [K] int64: the channels of one class are made by the
+same row. ``value_rows`` gives those of attention with fewer heads of values than of queries.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.errors import ConfigError
+
+
+def fold_into_norm(
+    weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias [K] of a norm whose output is divided by ``scales`` [K].
+
+    Raises:
+        ConfigError: the shapes differ, or a scale is not positive and finite.
+    """
+    _check(scales, weight.shape[0])
+    return _wide(weight) / scales, None if bias is None else _wide(bias) / scales
+
+
+def fold_into_rows(
+    weight: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight [N, K] and bias [N] of a product whose outputs are divided by ``scales`` [N].
+
+    Between that product and the next nothing but linear steps may lie: the values of attention, the up branch
+    of a gated MLP; with positive scales a ReLU too, but no GELU.
+
+    Raises:
+        ConfigError: as ``fold_into_norm``.
+    """
+    _check(scales, weight.shape[0])
+    return _wide(weight) / scales[:, None], None if bias is None else _wide(bias) / scales
+
+
+def fold_into_columns(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Weight [N, K] of the product that reads the divided channels: each column times its scale.
+
+    Raises:
+        ConfigError: as ``fold_into_norm``.
+    """
+    _check(scales, weight.shape[1])
+    return _wide(weight) * scales
+
+
+def fold_into_hessian(hessian: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The mean of x·xᵀ [K, K] of an input that is divided by ``scales``: for GPTQ after AWQ or SmoothQuant.
+
+    Raises:
+        ConfigError: as ``fold_into_norm``.
+    """
+    _check(scales, hessian.shape[0])
+    return hessian / (scales[:, None] * scales)
+
+
+def value_rows(num_heads: int, num_kv_heads: int, head_dim: int) -> torch.Tensor:
+    """[num_heads · head_dim] int64: the row of the value product that makes each input of the output
+    product.
+    """
+    heads = torch.arange(num_heads) // (num_heads // num_kv_heads)
+    return (heads[:, None] * head_dim + torch.arange(head_dim)).flatten()
+
+
+def class_max(values: torch.Tensor, classes: torch.Tensor | None) -> torch.Tensor:
+    """Values [K], each the largest of its class."""
+    return values if classes is None else _per_class(values, classes, "amax")[classes.to(values.device)]
+
+
+def class_mean(values: torch.Tensor, classes: torch.Tensor | None) -> torch.Tensor:
+    """Values [K], each the mean of its class."""
+    return values if classes is None else _per_class(values, classes, "mean")[classes.to(values.device)]
+
+
+def one_a_class(values: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Values [K], equal within a class, as one for each class: factors of the rows that make the channels."""
+    return _per_class(values, classes, "amax")
+
+
+def _per_class(values: torch.Tensor, classes: torch.Tensor, how: str) -> torch.Tensor:
+    out = values.new_zeros(int(classes.max()) + 1)
+    return out.scatter_reduce_(0, classes.to(values.device), values, how, include_self=False)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _check(scales: torch.Tensor, size: int) -> None:
+    if scales.shape != (size,):
+        raise ConfigError("there is one scale a channel", seen=list(scales.shape), allowed=[size])
+    if not bool((torch.isfinite(scales) & (scales > 0)).all()):
+        channel = int((~(torch.isfinite(scales) & (scales > 0))).nonzero()[0])
+        raise ConfigError("a channel's scale is positive", seen=f"channel {channel}: {scales[channel]:g}")

@@ -1,0 +1,66 @@
+"""A checkpoint's decoder in plain PyTorch, with some of its tensors replaced.
+
+Owns the few lines that tests of whole models share. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.config.quant import QuantConfig
+from ingot.engine.assemble import Assembly
+from ingot.engine.builder import build_config
+from ingot.engine.calibrate import Load, dense_model
+from ingot.engine.reference import EXACT, Feed, Lane, Span
+from ingot.layers.decoder import Decoder
+
+CPU = torch.device("cpu")
+
+
+def opened(folder: Path, max_seq_len: int = 64) -> tuple[Decoder, Load]:
+    """Empty modules and what gives their tensors, fp32."""
+    source = open_checkpoint(folder)
+    assembly = Assembly.of(source, build_config(source, "fp32", 1, max_seq_len, None), QuantConfig())
+    return dense_model(assembly), partial(assembly.load, checkpoint=source)
+
+
+class Changed:
+    """Tensors of a checkpoint, some of them replaced."""
+
+    device = CPU
+
+    def __init__(self, load: Load, changes: Mapping[str, torch.Tensor]) -> None:
+        self._load = load
+        self._changes = changes
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._changes[name] if name in self._changes else self._load(name)
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+
+def log_probs(
+    decoder: Decoder,
+    load: Load,
+    samples: Sequence[Sequence[int]],
+    changes: Mapping[str, torch.Tensor] | None = None,
+    feed: Feed | None = None,
+) -> torch.Tensor:
+    """Log-probabilities of the next token after every token, [T, vocab_size]."""
+    lane = Lane(decoder, Changed(load, changes or {}), EXACT, single=True, feed=feed)
+    spans = [Span(i, tuple(ids), 0, decoder.rope_offset(len(ids))) for i, ids in enumerate(samples)]
+    hidden = lane.embed(spans)
+    for index in range(len(decoder.layers)):
+        hidden = lane.layer(index, hidden, spans, lambda name, x: None)
+    return lane.logits(lane.final_norm(hidden, lambda name, x: None)).log_softmax(-1)
+
+
+def divergence(exact: torch.Tensor, near: torch.Tensor) -> float:
+    """Mean KL(exact ‖ near) in nats."""
+    return float((exact.exp() * (exact - near)).sum(-1).mean())
