@@ -210,18 +210,21 @@ print(peak() - before)
 """
 
     def test_a_build_needs_about_one_shard(self, tmp_path: Path) -> None:
-        """8 shards of 16 MB of fp32 become bf16: the peak grows by less than three shards."""
+        """8 shards of 33 MB of fp32 become bf16: the peak grows by less than three shards.
+
+        Some 25 MB of it are the process's and the proof's, whatever the shards' size.
+        """
         config = tiny_config(
-            "llama", hidden_size=512, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8,
+            "llama", hidden_size=512, intermediate_size=1024, num_hidden_layers=24, num_attention_heads=8,
             num_key_value_heads=8, head_dim=64, vocab_size=1000,
         )  # fmt: skip
         folder = tmp_path / "checkpoint"
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(folder)
-        write_zeros(folder, 12, 512, 1024, 1000)
+        write_zeros(folder, 24, 512, 1024, 1000)
         shards = [p.stat().st_size / 2**20 for p in folder.glob("*.safetensors")]
         assert len(shards) == 8
-        assert max(shards) < 20
+        assert max(shards) < 40
         done = run_python(self.PEAK, folder, tmp_path / "engine")
         assert done.returncode == 0, done.stderr
         assert int(done.stdout) < 3 * max(shards), f"{done.stdout.strip()} MiB"
