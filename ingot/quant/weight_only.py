@@ -31,6 +31,7 @@ from ingot.kernels.stored_weight import (
     row_pieces,
     symmetric_zero,
 )
+from ingot.quant.rounding import quantize
 
 PIECE = 1 << 20  # values of a weight that a CPU widens at once
 Tensors = Mapping[str, torch.Tensor | None]
@@ -67,7 +68,11 @@ class WeightOnly:
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
-        return self.of_numbers(*_rounded(weight, self.bits, self.group, self.symmetric), bias)
+        found = quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
+        numbers = found.numbers
+        if numbers.dtype == torch.int8:  # around 0
+            numbers = (numbers.to(torch.int16) + symmetric_zero(self.bits)).to(torch.uint8)
+        return self.of_numbers(numbers, found.scales, found.zeros, bias)
 
     def of_numbers(
         self,
@@ -129,21 +134,3 @@ class InvariantWeightOnly(WeightOnly):
     def batch_invariant(self) -> InvariantWeightOnly:
         """Itself."""
         return self
-
-
-def _rounded(
-    weight: torch.Tensor, bits: int, group: int, symmetric: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Each number by itself the nearest: (uint8 [N, K], scales, zeros or None); scales are rounded first."""
-    rows, columns = weight.shape
-    size, most = group or max(columns, 1), (1 << bits) - 1
-    wide = F.pad(weight.float(), (0, -columns % size)).view(rows, -1, size)  # [N, groups, size]
-    low, high = wide.amin(-1).clamp(max=0), wide.amax(-1).clamp(min=0)
-    exact = torch.maximum(-low, high) / (most >> 1) if symmetric else (high - low) / most
-    scales = exact.to(weight.dtype)
-    steps = torch.where(scales == 0, torch.ones_like(scales), scales).float()
-    middle = torch.full_like(steps, symmetric_zero(bits))
-    zeros = middle if symmetric else (-low / steps).round().clamp(0, most)
-    numbers = ((wide / steps[..., None]).round() + zeros[..., None]).clamp(0, most).to(torch.uint8)
-    own = [t.T.contiguous() if group else t[:, 0].contiguous() for t in (scales, zeros.to(torch.uint8))]
-    return numbers.view(rows, -1)[:, :columns], own[0], None if symmetric else own[1]
