@@ -80,6 +80,29 @@ def build(
         bool,
         typer.Option("--quant-head", help="Store the head in 8 bits, too.", rich_help_panel=QUANT_PANEL),
     ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="How numbers are chosen: round, or gptq, which needs --calib.",
+            show_default="round",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    calib: Annotated[
+        Path | None,
+        typer.Option(
+            help="Samples to calibrate with (.jsonl, .json or .txt), like those it will run.",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    calib_samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Most samples to take of --calib, up to 512 tokens each.",
+            show_default="128",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
     chat_template: Annotated[
         str | None,
         typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
@@ -100,7 +123,7 @@ def build(
     start = time.perf_counter()
     proving.check(proof=proof)
     head = "w8a16" if quant_head else None
-    chosen = read_quant(quant, group=group_size, symmetric=symmetric, head=head)
+    chosen = read_quant(quant, group=group_size, symmetric=symmetric, head=head, method=method)
     with ends_once():
         from ingot.engine import builder
 
@@ -125,6 +148,8 @@ def build(
                     max_seq_len=max_seq_len,
                     layers=layers,
                     quant=chosen,
+                    calib=calib,
+                    calib_samples=calib_samples,
                     chat_template=chat_template,
                     plan=plan,
                     revision=revision,

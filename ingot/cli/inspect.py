@@ -72,6 +72,10 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     kept = "" if build.layers is None else f", layers {build.layers[0]}:{build.layers[1]} of the checkpoint"
     yield "weights", f"{build.dtype} (checkpoint: {found.manifest.source_dtype}){kept}"
     yield "quantization", found.manifest.quant.summary
+    calibration = found.manifest.calibration
+    if calibration is not None:
+        samples = f"{calibration.samples} samples, {calibration.tokens:,} tokens"
+        yield "calibrated on", f"{samples}, of a file with sha256 {calibration.sha256[:16]}…"
     yield "size on disk", size_text(found.bytes_on_disk)
     yield "KV cache", f"{size_text(found.kv_bytes_per_token)} a token in {build.dtype}"
     yield "limits", f"{build.max_batch_size} requests a step, {build.max_seq_len} tokens a request"

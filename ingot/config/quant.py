@@ -18,10 +18,10 @@ from ingot.errors import ConfigError
 
 SCHEMES = ("none", "w8a16", "w4a16")
 HEADS = ("none", "w8a16")
-METHODS = ("round",)
+METHODS = ("round", "gptq")
 GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
-_METHOD_WORDS = {"round": "rounding"}
+_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ"}
 _GROUPED = "w4a16"
 _DEFAULT_GROUP = 128
 
@@ -34,13 +34,14 @@ class QuantConfig(JsonConfig):
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
         group: neighbouring columns that share a scale in w4a16, 0: a scale a row; None: 128 for w4a16.
         symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16, else True.
-        method: how the numbers are chosen.
+        method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq``, which takes
+            samples to calibrate with. The head's are rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
 
     Raises:
-        ConfigError: an unknown name, or a group or symmetry that no scheme of the config has.
+        ConfigError: an unknown name, or a group, symmetry or method that no scheme of the config has.
     """
 
     scheme: str = "none"
@@ -52,7 +53,7 @@ class QuantConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
-        _expect_one("unknown quantization method", self.method, METHODS, "method")
+        _expect_one("unknown quantization method", self.method, METHODS, "--method")
         _expect_one("the head has no such scheme", self.head, HEADS, "--quant-head")
         if not isinstance(self.layers, dict):
             raise ConfigError("layers maps patterns to schemes", seen=self.layers, fix="layers")
@@ -64,6 +65,10 @@ class QuantConfig(JsonConfig):
         _expect_one("no such group size", group, GROUPS if grouped else (0,), "--group-size, of w4a16")
         allowed = (True, False) if grouped else (True,)
         _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
+        narrow = {self.scheme, *self.layers.values()} != {"none"}
+        _expect_one(
+            "no such method", self.method, METHODS if narrow else ("round",), "--method, with --quant"
+        )
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "symmetric", symmetric)
 
@@ -75,7 +80,8 @@ class QuantConfig(JsonConfig):
             scheme = matched[-1] if matched else scheme
         if scheme == _GROUPED:
             return QuantConfig(scheme, self.group, self.symmetric, self.method)
-        return QuantConfig(scheme, method=self.method)
+        rounds = module == HEAD or scheme == "none"
+        return QuantConfig(scheme, method="round" if rounds else self.method)
 
     def check_names(self, modules: Iterable[str]) -> None:
         """Refuse patterns that match none of the linear layers ``modules``.
@@ -93,6 +99,25 @@ class QuantConfig(JsonConfig):
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
                 fix="layers in the file of --quant",
             )
+
+    def check_in_memory(self) -> None:
+        """Refuse methods that need samples, where there is only a model.
+
+        Raises:
+            ConfigError: naming ``ingot build``.
+        """
+        if self.calibrated:
+            raise ConfigError(
+                f"{_METHOD_WORDS[self.method]} calibrates, which only a build does",
+                seen=f"method {self.method}",
+                allowed="round",
+                fix=f"`ingot build --method {self.method} --calib FILE`, then load that engine",
+            )
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether numbers are chosen by what layers see."""
+        return self.method != "round"
 
     @property
     def dense(self) -> bool:

@@ -25,6 +25,7 @@ def read_quant(
     group: int | None = None,
     symmetric: bool | None = None,
     head: str | None = None,
+    method: str | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
 
@@ -33,7 +34,7 @@ def read_quant(
     Raises:
         ConfigError: no such scheme or file, or a value out of range.
     """
-    given = {"group": group, "symmetric": symmetric, "head": head}
+    given = {"group": group, "symmetric": symmetric, "head": head, "method": method}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if isinstance(named, QuantConfig):
         return named.replace(**changes) if changes else named

@@ -28,7 +28,11 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
+from ingot.quant.rounding import Quantized
 from ingot.quant.schemes import is_dense
+from ingot.quant.weight_only import WeightOnly
+
+Chosen = Callable[[str], Quantized | None]  # a linear layer's name → its numbers, None: the scheme rounds
 
 
 @dataclass
@@ -70,13 +74,14 @@ class Assembly:
         return stored_tensors(self.model)
 
     def tensors(
-        self, checkpoint: Checkpoint, device: torch.device | None = None
+        self, checkpoint: Checkpoint, device: torch.device | None = None, chosen: Chosen | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``.
 
-        ``device``: where numbers of fewer bits are chosen; they are the same anywhere.
+        ``device``: where weights are rounded to numbers of fewer bits; they are the same anywhere.
+        ``chosen``: the numbers of layers that are not just rounded.
         """
-        return packed_tensors(self.model, lambda name: self.load(name, checkpoint), device)
+        return packed_tensors(self.model, lambda name: self.load(name, checkpoint), device, chosen)
 
     def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing."""
@@ -114,10 +119,14 @@ def empty_model(
 
 
 def packed_tensors(
-    model: Decoder, load: Callable[[str], torch.Tensor], device: torch.device | None = None
+    model: Decoder,
+    load: Callable[[str], torch.Tensor],
+    device: torch.device | None = None,
+    chosen: Chosen | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name. Those that packing changes are packed on ``device``, if one is given.
+    name. Those that packing changes are packed on ``device``, if one is given. ``chosen`` is asked for the
+    numbers of each linear layer, in that order; where it has none the scheme rounds.
     """
     stored = stored_tensors(model)
     for path, module in model.named_modules():
@@ -127,11 +136,18 @@ def packed_tensors(
             continue
         if isinstance(module, Linear):
             copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
-            weight = load("embed_tokens.weight" if copied else f"{prefix}weight")
-            if device is not None and not is_dense(module.scheme):
-                weight = weight.to(device)
+            weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
+            numbers = chosen(path) if chosen is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
-            for name, tensor in module.scheme.pack(weight, bias).items():
+            if numbers is not None:
+                assert isinstance(module.scheme, WeightOnly), path
+                packed = module.scheme.of_quantized(numbers, bias)
+            else:
+                weight = load(weight_name)
+                if device is not None and not is_dense(module.scheme):
+                    weight = weight.to(device)
+                packed = module.scheme.pack(weight, bias)
+            for name, tensor in packed.items():
                 yield f"{prefix}{name}", tensor
         else:
             for name in names:

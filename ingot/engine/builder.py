@@ -11,6 +11,7 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -31,14 +32,17 @@ from ingot.engine.manifest import (
     TOKENIZER_FOLDER,
     WEIGHTS_FILE,
     Manifest,
+    TensorEntry,
 )
 from ingot.engine.plan_file import plan_text, read_plan
+from ingot.engine.quantize import GptqNumbers, calibration_entry, read_samples
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
 from ingot.engine.weights_file import WeightsWriter
-from ingot.errors import BuildError
+from ingot.errors import BuildError, ConfigError
 from ingot.models.registry import find_architecture
+from ingot.processors.calibration_data import SAMPLES, CalibrationData
 from ingot.version import VERSION
 
 Progress = Callable[[str, int, int], None]
@@ -55,6 +59,8 @@ def build(
     max_seq_len: int | None = None,
     layers: str | tuple[int, int] | None = None,
     quant: str | QuantConfig = "none",
+    calib: str | Path | None = None,
+    calib_samples: int = SAMPLES,
     chat_template: str | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
@@ -69,7 +75,8 @@ def build(
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
     The same checkpoint, arguments and version give the same bytes in every file but plan.json, which is
-    measured, and proof.json, whose numbers are of this machine's arithmetic. A build that fails or is
+    measured, and proof.json, whose numbers are of this machine's arithmetic; so are weights that calibration
+    chose. A build that fails or is
     interrupted leaves nothing behind, and an engine that was there stays as it was.
 
     Args:
@@ -81,6 +88,8 @@ def build(
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
         quant: ``none``, ``w8a16``, ``w4a16``, a YAML file of ``QuantConfig``'s fields, or a config.
+        calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
+        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
@@ -107,6 +116,7 @@ def build(
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
+        data = _calibration(chosen, calib, calib_samples, text, config)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
             with (
@@ -115,7 +125,7 @@ def build(
             ):
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
-                _write(folder, source, assembly, text, given_plan or KernelPlan(), place, progress)
+                _write(folder, source, assembly, text, data, given_plan or KernelPlan(), place, progress)
                 source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
@@ -165,22 +175,17 @@ def _write(
     source: Checkpoint,
     assembly: Assembly,
     text: TextParts,
+    data: CalibrationData | None,
     plan: KernelPlan,
     device: torch.device,
     progress: Progress | None,
 ) -> None:
     try:
-        layout = assembly.layout()
-        total = sum(t.numel() * t.element_size() for t in layout.values())
-        done = 0
-        with WeightsWriter(folder / WEIGHTS_FILE, layout) as writer:
-            for name, tensor in assembly.tensors(source, device):
-                writer.add(name, tensor)
-                done += tensor.numel() * tensor.element_size()
-                if progress is not None:
-                    progress(name, done, total)
+        entries = _write_weights(folder / WEIGHTS_FILE, source, assembly, data, device, progress)
         files = _copy_text(folder / TOKENIZER_FOLDER, text)
-        manifest = make_manifest(assembly, source, text).replace(tensors=writer.entries, files=files)
+        calibration = None if data is None else calibration_entry(data, assembly.build)
+        manifest = make_manifest(assembly, source, text)
+        manifest = manifest.replace(tensors=entries, files=files, calibration=calibration)
         (folder / PLAN_FILE).write_text(plan_text(plan), encoding="utf-8")
         (folder / MANIFEST_FILE).write_text(manifest.dump(), encoding="utf-8")
     except OSError as error:
@@ -189,6 +194,58 @@ def _write(
         raise BuildError(
             what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
         ) from error
+
+
+def _write_weights(
+    path: Path,
+    source: Checkpoint,
+    assembly: Assembly,
+    data: CalibrationData | None,
+    device: torch.device,
+    progress: Progress | None,
+) -> dict[str, TensorEntry]:
+    """All stored tensors in order, those of calibrated layers as the walk over the samples comes to them."""
+    layout = assembly.layout()
+    total = sum(t.numel() * t.element_size() for t in layout.values())
+    done = 0
+
+    def tell(what: str) -> None:
+        if progress is not None:
+            progress(what, done, total)
+
+    chosen = None
+    if data is not None:
+        chosen = GptqNumbers(assembly, partial(assembly.load, checkpoint=source), data.samples, device, tell)
+    with WeightsWriter(path, layout) as writer:
+        for name, tensor in assembly.tensors(source, device, chosen):
+            writer.add(name, tensor)
+            done += tensor.numel() * tensor.element_size()
+            tell(name)
+    return writer.entries
+
+
+def _calibration(
+    quant: QuantConfig, calib: str | Path | None, samples: int, text: TextParts, build: BuildConfig
+) -> CalibrationData | None:
+    """The samples of a method that needs them.
+
+    Raises:
+        ConfigError: one of method and file is there without the other, or as ``read_samples``.
+    """
+    if quant.calibrated and calib is None:
+        raise ConfigError(
+            "the method chooses numbers by what layers see of samples, and there are none",
+            seen=f"method {quant.method}",
+            allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
+            fix="--calib FILE",
+        )
+    if calib is None:
+        return None
+    if not quant.calibrated:
+        raise ConfigError(
+            "nothing calibrates", seen=f"--calib {calib}", fix="--method gptq beside --quant, or no --calib"
+        )
+    return read_samples(Path(calib), text, samples, build)
 
 
 def _prove(

@@ -171,12 +171,15 @@ def engine_in_memory(
 
     Raises:
         CheckpointError: as ``build`` does.
+        ConfigError: ``quant`` has a method that calibrates.
         OutOfMemoryError: the device cannot hold the weights.
     """
     with open_checkpoint(folder) as source:
         batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
         config = build_config(source, "auto", batch, max_seq_len, layers)
-        assembly = Assembly.of(source, config, read_quant(quant))
+        chosen = read_quant(quant)
+        chosen.check_in_memory()
+        assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
         manifest = make_manifest(assembly, source, text)
         compute = compute_dtype(manifest, device, dtype)

@@ -38,6 +38,18 @@ class TensorEntry(JsonConfig):
 
 
 @dataclass(frozen=True)
+class CalibrationEntry(JsonConfig):
+    """What numbers were chosen by: the sha256 of the file of samples, how many were taken of it, their tokens
+    in all and the most of one.
+    """
+
+    sha256: str
+    samples: int
+    tokens: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Manifest(JsonConfig):
     """Everything about an engine but its bytes.
 
@@ -49,6 +61,7 @@ class Manifest(JsonConfig):
         stop_ids: ids that end a text.
         chat_template: name of a built-in chat template, when the user chose one.
         source_dtype: dtype of the checkpoint's weights.
+        calibration: None where ``quant``'s method needs none.
     """
 
     ingot_version: str
@@ -61,6 +74,7 @@ class Manifest(JsonConfig):
     stop_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     source_dtype: str = ""
+    calibration: CalibrationEntry | None = None
     format_version: int = FORMAT_VERSION
 
     @classmethod

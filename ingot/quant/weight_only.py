@@ -31,7 +31,7 @@ from ingot.kernels.stored_weight import (
     row_pieces,
     symmetric_zero,
 )
-from ingot.quant.rounding import quantize
+from ingot.quant.rounding import Quantized, quantize
 
 PIECE = 1 << 20  # values of a weight that a CPU widens at once
 Tensors = Mapping[str, torch.Tensor | None]
@@ -69,6 +69,10 @@ class WeightOnly:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
         found = quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
+        return self.of_quantized(found, bias)
+
+    def of_quantized(self, found: Quantized, bias: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """The stored form of what rounding or GPTQ found for this scheme's bits, group and symmetry."""
         numbers = found.numbers
         if numbers.dtype == torch.int8:  # around 0
             numbers = (numbers.to(torch.int16) + symmetric_zero(self.bits)).to(torch.uint8)
