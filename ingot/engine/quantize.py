@@ -52,9 +52,10 @@ def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationE
 class GptqNumbers:
     """The numbers of every narrow linear layer of the decoder, by GPTQ on the layer's own inputs.
 
-    A layer sees what the layers before it give once quantized, so that it makes up for their errors.
-    Columns are taken by the size of their inputs, with scales of the weight as it is (gptq.py). A machine
-    gives the same numbers for the same samples and number of threads.
+    A layer sees what the layers before it give once quantized, so that it makes up for their errors. Columns
+    are taken by the size of their inputs, with scales of the weight as it is, in 4 bits of ranges that the
+    inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``). A machine gives the same numbers for
+    the same samples and number of threads.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class GptqNumbers:
                 symmetric=scheme.symmetric,
                 act_order=True,
                 static_groups=True,
+                clip=scheme.bits == 4,
                 scale_dtype=weight.dtype,
             ).quantized
         except BuildError as error:
