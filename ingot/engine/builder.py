@@ -60,7 +60,7 @@ def build(
     layers: str | tuple[int, int] | None = None,
     quant: str | QuantConfig = "none",
     calib: str | Path | None = None,
-    calib_samples: int = SAMPLES,
+    calib_samples: int | None = None,
     chat_template: str | None = None,
     plan: str | Path | None = None,
     tune: bool = True,
@@ -89,7 +89,7 @@ def build(
         layers: ``"0:1"`` keeps only these decoder layers.
         quant: ``none``, ``w8a16``, ``w4a16``, a YAML file of ``QuantConfig``'s fields, or a config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
-        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens.
+        calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
         plan: a plan.json to take as it is; nothing is measured.
         tune: on a GPU, measure tile choices for the kernel plan, as ``tune`` does; without, and on a CPU, the
@@ -225,7 +225,7 @@ def _write_weights(
 
 
 def _calibration(
-    quant: QuantConfig, calib: str | Path | None, samples: int, text: TextParts, build: BuildConfig
+    quant: QuantConfig, calib: str | Path | None, samples: int | None, text: TextParts, build: BuildConfig
 ) -> CalibrationData | None:
     """The samples of a method that needs them.
 
@@ -239,13 +239,12 @@ def _calibration(
             allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
             fix="--calib FILE",
         )
+    if not quant.calibrated and (calib is not None or samples is not None):
+        given = f"--calib-samples {samples}" if calib is None else f"--calib {calib}"
+        raise ConfigError("nothing calibrates", seen=given, fix="--quant with --method gptq, or no --calib")
     if calib is None:
         return None
-    if not quant.calibrated:
-        raise ConfigError(
-            "nothing calibrates", seen=f"--calib {calib}", fix="--method gptq beside --quant, or no --calib"
-        )
-    return read_samples(Path(calib), text, samples, build)
+    return read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
 
 
 def _prove(

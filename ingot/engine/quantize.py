@@ -23,7 +23,7 @@ from ingot.engine.calibrate import CalibratedLayer, Load, calibrate, dense_model
 from ingot.engine.golden import steady_threads
 from ingot.engine.manifest import CalibrationEntry
 from ingot.engine.text import TextParts
-from ingot.errors import BuildError
+from ingot.errors import BuildError, OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
 from ingot.quant.gptq import HessianSum, gptq
@@ -86,12 +86,18 @@ class GptqNumbers:
 
         Raises:
             BuildError: what a layer sees is not finite, or its numbers cannot be chosen.
+            OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
         """
         if name not in self._schemes:
             return None
-        with steady_threads(self._num_bytes, self._device):
-            while name not in self._found:
-                self._choose(next(self._walk))
+        try:
+            with steady_threads(self._num_bytes, self._device):
+                while name not in self._found:
+                    self._choose(next(self._walk))
+        except torch.OutOfMemoryError:
+            raise OutOfMemoryError(
+                "calibration does not fit the device", seen=f"{name} on {self._device}", fix="--device cpu"
+            ) from None
         return self._found.pop(name)
 
     def _choose(self, layer: CalibratedLayer[_Seen]) -> None:

@@ -12,9 +12,10 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.quant import QuantConfig
+from ingot.engine import quantize
 from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import CalibrationEntry, Manifest
-from ingot.errors import BuildError, ConfigError
+from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot
@@ -185,6 +186,28 @@ class TestRefusals:
             build(tmp_path / "checkpoint", tmp_path / "engine", quant=NARROW, calib=samples, device="cpu")
         assert not (tmp_path / "engine").exists()
 
+    def test_a_device_without_memory(
+        self, checkpoints: dict[str, Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def too_large(*args: object, **options: object) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(quantize, "gptq", too_large)
+        with pytest.raises(OutOfMemoryError, match=r"calibration does not fit.*layers\.0.*--device cpu"):
+            build(checkpoints["llama"], tmp_path / "engine", quant=NARROW, calib=samples, device="cpu")
+        assert not (tmp_path / "engine").exists()
+
+    def test_no_samples(self, checkpoints: dict[str, Path], samples: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"seen: 0 samples.*--calib-samples"):
+            build(
+                checkpoints["llama"],
+                tmp_path / "engine",
+                quant=NARROW,
+                calib=samples,
+                calib_samples=0,
+                device="cpu",
+            )
+
     @pytest.mark.parametrize(
         ("flags", "words"),
         [
@@ -192,6 +215,8 @@ class TestRefusals:
             (("--method", "gptq", "--quant-head"), ("--method", "--quant")),
             (("--quant", "w4a16", "--method", "magic"), ("--method", "round", "gptq")),
             (("--quant", "w4a16", "--method", "gptq"), ("--calib FILE",)),
+            (("--quant", "w4a16", "--calib-samples", "8"), ("--calib-samples 8", "--method gptq")),
+            (("--quant", "w4a16", "--calib", "chats.jsonl"), ("--calib chats.jsonl", "--method gptq")),
             (("--quant", "w4a16", "--method", "gptq", "--calib", "nowhere.jsonl"), ("--calib", "nowhere")),
         ],
     )
