@@ -95,7 +95,10 @@ def _tiles(
         tiles["BLOCK_K"] = chunk_columns(weight.bits, weight.group)
     size = itemsize if weight.bits == 16 else weight.bits / 8
     stage = int((tiles["BLOCK_N"] * size + columns * itemsize) * tiles["BLOCK_K"])
-    return tiles | {"num_stages": max(min(tiles["num_stages"], shared_bytes(device) // stage), 2)}
+    room = shared_bytes(device) // stage - (
+        weight.bits < 16
+    )  # newer Tritons hold a stage more of narrow weights
+    return tiles | {"num_stages": max(min(tiles["num_stages"], room), 2)}
 
 
 @functools.cache

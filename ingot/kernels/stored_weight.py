@@ -134,12 +134,12 @@ def row_pieces(weight: StoredWeight, most: int) -> Iterator[StoredWeight]:
 def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | None = None) -> None:
     """Raise unless a product of ``x`` [M, K] can read the weight."""
     columns = x.shape[1]
-    if weight.in_features != columns:
-        raise KernelArgumentError("weight has another width", seen=weight.in_features, allowed=columns)
     outputs = weight.out_features if out_features is None else out_features
     if weight.bits == 16:
         expect("weight", weight.values, (outputs, columns), like=x)
         return
+    if weight.in_features != columns:
+        raise KernelArgumentError("weight has another width", seen=weight.in_features, allowed=columns)
     if weight.bits not in (4, 8):
         raise KernelArgumentError("no such number of bits", seen=weight.bits, allowed="4, 8, 16")
     if weight.group and weight.group not in GROUPS:

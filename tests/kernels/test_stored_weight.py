@@ -131,7 +131,7 @@ def test_small_gate_up(
 @pytest.mark.parametrize("rows", [1, 5])
 def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int) -> None:
     """The same as with the weight made wide before; the kernels' own tests have the formulas."""
-    for case in ("plain", "qwen", "partial"):
+    for case in ("qwen", "partial"):
         arguments, options = qkv_arguments(case, dtype, impl.device, rows)
         outputs, width = arguments[1].shape
         weight = random_weight(form, outputs, width, dtype, impl.device)

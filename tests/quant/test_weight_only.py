@@ -24,17 +24,20 @@ def some_weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 def test_numbers_are_the_nearest(
     bits: int, group: int, symmetric: bool, columns: int, dtype: torch.dtype
 ) -> None:
-    """Each weight is at most half a step away, and half a step of the scale's own rounding."""
+    """No number of the same scale and zero stands for a value that is nearer to the weight."""
     scheme = WeightOnly("any", bits, group, symmetric)
     weight = some_weight(7, columns, dtype)
     tensors = scheme.pack(weight, None)
     assert tensors["scales"].dtype == dtype
     wide = scheme.dequantize(tensors, columns, torch.float64)
-    size = group or columns
-    scales = tensors["scales"].double().abs()
-    steps = scales.view(-1, 7).repeat_interleave(size, 0)[:columns].T
-    slack = 1 + 2 * 2**bits * torch.finfo(dtype).eps
-    assert ((wide - weight.double()).abs() <= steps * 0.5 * slack + 1e-12).all()
+    middle = torch.full_like(tensors["scales"], 1 << (bits - 1))
+    scales, zeros = (
+        t.double().view(-1, 7).repeat_interleave(group or columns, 0)[:columns].T[..., None]
+        for t in (tensors["scales"], tensors.get("zeros", middle))
+    )
+    numbers = torch.arange(symmetric and bits == 8, 1 << bits, dtype=torch.float64)  # 8 bits: -127 to 127
+    nearest = ((numbers - zeros) * scales - weight.double()[..., None]).abs().amin(-1)
+    torch.testing.assert_close((wide - weight.double()).abs(), nearest, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
