@@ -46,6 +46,75 @@ def _columns(
 
 
 @triton.jit
+def _of_parts(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    PART: tl.constexpr,
+    FOUR: tl.constexpr,
+    SINGLE: tl.constexpr,
+    WHOLE: tl.constexpr,
+) -> tl.tensor:
+    """The numbers of each row for the groups of the four parts (two: again) of a chunk from ``column`` on."""
+    n0 = _of_group(ptr, stride, rows, column, K, GROUP)
+    n1 = n0
+    if SINGLE:
+        n1 = _of_group(ptr, stride, rows, column + PART, K, GROUP)
+    n2, n3 = n0, n1
+    if FOUR and not WHOLE:
+        n2 = _of_group(ptr, stride, rows, column + 2 * PART, K, GROUP)
+        n3 = n2
+        if SINGLE:
+            n3 = _of_group(ptr, stride, rows, column + 3 * PART, K, GROUP)
+    return n0, n1, n2, n3
+
+
+@triton.jit
+def _parts(
+    x_rows: tl.tensor,
+    real: tl.tensor,
+    cols: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    PART: tl.constexpr,
+    FOUR: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """The columns of x that a chunk's four parts (two: again) multiply."""
+    x0 = _columns(x_rows, real, cols, column, K, MASKED)
+    x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
+    x2, x3 = x0, x1
+    if FOUR:
+        x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
+        x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+    return x0, x1, x2, x3
+
+
+@triton.jit
+def _add_pair(
+    acc: tl.tensor,
+    w0: tl.tensor,
+    x0: tl.tensor,
+    w1: tl.tensor,
+    x1: tl.tensor,
+    s0: tl.tensor,
+    s1: tl.tensor,
+    SINGLE: tl.constexpr,
+) -> tl.tensor:
+    """acc + the products of two parts, scaled each or (not SINGLE) together."""
+    sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
+    if SINGLE:
+        acc += sums * s0.to(tl.float32)[:, None]
+        acc += tl.dot(w1, tl.trans(x1), input_precision="ieee") * s1.to(tl.float32)[:, None]
+    else:
+        acc += tl.dot(w1, tl.trans(x1), sums, input_precision="ieee") * s0.to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
 def packed_tile(
     x_ptr: tl.tensor,
     x_stride: tl.tensor,
@@ -94,21 +163,10 @@ def packed_tile(
     middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
     z0, z1, z2, z3 = middle, middle, middle, middle
     if GROUP > 0:
-        s0 = _of_group(scale_ptr, scale_stride, rows, column, K, GROUP)
+        s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE, WHOLE)
         if ZEROS:
-            z0 = _of_group(zero_ptr, scale_stride, rows, column, K, GROUP)
-        if SINGLE:
-            s1 = _of_group(scale_ptr, scale_stride, rows, column + PART, K, GROUP)
-            if ZEROS:
-                z1 = _of_group(zero_ptr, scale_stride, rows, column + PART, K, GROUP)
-        if FOUR and not WHOLE:
-            s2 = _of_group(scale_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
-            if ZEROS:
-                z2 = _of_group(zero_ptr, scale_stride, rows, column + 2 * PART, K, GROUP)
-        if FOUR and SINGLE:
-            s3 = _of_group(scale_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
-            if ZEROS:
-                z3 = _of_group(zero_ptr, scale_stride, rows, column + 3 * PART, K, GROUP)
+            z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE,
+                                       WHOLE)  # fmt: skip
     elif ZEROS:
         z0 = tl.load(zero_ptr + rows)
         z1, z2, z3 = z0, z0, z0
@@ -122,27 +180,11 @@ def packed_tile(
         if PREFETCH == 1:  # two branches that load the same: matrix_product.py says why
             if step == 0:
                 wait_for_previous(OVERLAP)
-                x0 = _columns(x_rows, real, cols, column, K, MASKED)
-                x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
-                if FOUR:
-                    x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
-                    x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
-                else:
-                    x2, x3 = x0, x1
+                x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
             else:
-                x0 = _columns(x_rows, real, cols, column, K, MASKED)
-                x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
-                if FOUR:
-                    x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
-                    x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
-                else:
-                    x2, x3 = x0, x1
+                x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
         else:
-            x0 = _columns(x_rows, real, cols, column, K, MASKED)
-            x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
-            if FOUR:
-                x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
-                x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+            x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
         if not SINGLE:
             z1, z3 = z0, z2
         if WHOLE:
@@ -157,44 +199,22 @@ def packed_tile(
                 acc = tl.dot(w2, tl.trans(x2), acc, input_precision="ieee")
                 acc = tl.dot(w3, tl.trans(x3), acc, input_precision="ieee")
         else:
-            sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
-            if SINGLE:
-                acc += sums * s0.to(tl.float32)[:, None]
-                acc += tl.dot(w1, tl.trans(x1), input_precision="ieee") * s1.to(tl.float32)[:, None]
-            else:
+            if FOUR and WHOLE:
+                sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
                 sums = tl.dot(w1, tl.trans(x1), sums, input_precision="ieee")
-                if not WHOLE or not FOUR:
-                    acc += sums * s0.to(tl.float32)[:, None]
-            if FOUR:
-                if WHOLE:
-                    sums = tl.dot(w2, tl.trans(x2), sums, input_precision="ieee")
-                else:
-                    sums = tl.dot(w2, tl.trans(x2), input_precision="ieee")
-                if SINGLE:
-                    acc += sums * s2.to(tl.float32)[:, None]
-                    acc += tl.dot(w3, tl.trans(x3), input_precision="ieee") * s3.to(tl.float32)[:, None]
-                else:
-                    sums = tl.dot(w3, tl.trans(x3), sums, input_precision="ieee")
-                    if WHOLE:
-                        acc += sums * s0.to(tl.float32)[:, None]
-                    else:
-                        acc += sums * s2.to(tl.float32)[:, None]
+                sums = tl.dot(w2, tl.trans(x2), sums, input_precision="ieee")
+                sums = tl.dot(w3, tl.trans(x3), sums, input_precision="ieee")
+                acc += sums * s0.to(tl.float32)[:, None]
+            else:
+                acc = _add_pair(acc, w0, x0, w1, x1, s0, s1, SINGLE)
+                if FOUR:
+                    acc = _add_pair(acc, w2, x2, w3, x3, s2, s3, SINGLE)
             ahead = column + BLOCK_K
-            s0 = _of_group(scale_ptr, scale_stride, rows, ahead, K, GROUP)
+            s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, ahead, K, GROUP, PART, FOUR, SINGLE,
+                                       WHOLE)  # fmt: skip
             if ZEROS:
-                z0 = _of_group(zero_ptr, scale_stride, rows, ahead, K, GROUP)
-            if SINGLE:
-                s1 = _of_group(scale_ptr, scale_stride, rows, ahead + PART, K, GROUP)
-                if ZEROS:
-                    z1 = _of_group(zero_ptr, scale_stride, rows, ahead + PART, K, GROUP)
-            if FOUR and not WHOLE:
-                s2 = _of_group(scale_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
-                if ZEROS:
-                    z2 = _of_group(zero_ptr, scale_stride, rows, ahead + 2 * PART, K, GROUP)
-            if FOUR and SINGLE:
-                s3 = _of_group(scale_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
-                if ZEROS:
-                    z3 = _of_group(zero_ptr, scale_stride, rows, ahead + 3 * PART, K, GROUP)
+                z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, ahead, K, GROUP, PART, FOUR, SINGLE,
+                                           WHOLE)  # fmt: skip
     if GROUP == 0:
         acc *= tl.load(scale_ptr + rows).to(tl.float32)[:, None]
     return acc

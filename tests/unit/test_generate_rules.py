@@ -98,7 +98,8 @@ def test_any_generation_config_is_explained(value: Any, params: Any) -> None:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "max_length")
     for sample in (True, False, value):
         generation = dict.fromkeys((*names, "min_length", "pad_token_id", "length_penalty"), value)
-        explained(params=params, generation=generation | {"do_sample": sample})
+        found = explained(params=params, generation=generation | {"do_sample": sample})
+        assert all(isinstance(line, str) and line for line in found.differences)
 
 
 def test_published_generation_configs(llama: Tokenizer) -> None:
