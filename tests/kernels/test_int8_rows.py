@@ -1,0 +1,65 @@
+"""Activations in 8 bits: the rule of rounding, and the exact product."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.kernels.int8_rows import (
+    Int8Weight,
+    dequantize_rows,
+    int8_product,
+    int8_sums,
+    quantize_rows,
+)
+
+
+def test_every_row_uses_all_numbers_and_errs_by_half_a_step() -> None:
+    x = torch.randn(5, 96, dtype=torch.float16) * torch.tensor([1e-3, 1, 30, 1e-7, 5])[:, None].half()
+    rows = quantize_rows(x)
+    assert rows.values.abs().amax(dim=1).tolist() == [127] * 5
+    error = (dequantize_rows(rows) - x.float()).abs()
+    assert (error <= rows.scales[:, None] * 0.5001).all()
+
+
+def test_groups_have_scales_of_their_own() -> None:
+    x = torch.randn(3, 64)
+    x[:, :32] *= 100
+    rows = quantize_rows(x, group=32)
+    assert rows.scales.shape == (3, 2)
+    both = torch.stack([quantize_rows(x[:, :32]).scales, quantize_rows(x[:, 32:]).scales], dim=1)
+    torch.testing.assert_close(rows.scales, both, rtol=0, atol=0)
+    torch.testing.assert_close(dequantize_rows(rows), x, rtol=0, atol=float(rows.scales[:, 0].max()) * 0.51)
+
+
+def test_a_static_scale_cuts_what_lies_beyond() -> None:
+    rows = quantize_rows(torch.tensor([[0.5, -1.0, 300.0, -300.0]]), static=torch.tensor([1.0]))
+    assert rows.values.tolist() == [[0, -1, 127, -127]]
+
+
+def test_zeros_stay_zeros() -> None:
+    rows = quantize_rows(torch.zeros(2, 8))
+    assert not rows.values.any()
+    assert torch.isfinite(rows.scales).all()
+
+
+def test_sums_are_exact_where_fp32_would_not_be() -> None:
+    x = torch.full((1, 11008), 127, dtype=torch.int8)
+    x[0, 0] = 1
+    weight = torch.full((2, 11008), 127, dtype=torch.int8)
+    assert int8_sums(x, weight).tolist() == [[127 * 127 * 11007 + 127] * 2]
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_the_product_is_that_of_what_the_numbers_mean(group: int) -> None:
+    x, weight = (
+        torch.randn(4, 64),
+        Int8Weight(torch.randint(-127, 128, (6, 64), dtype=torch.int8), torch.rand(6)),
+    )
+    rows, bias = quantize_rows(x, group), torch.randn(6)
+    wide = (
+        dequantize_rows(rows).double() @ (weight.values.double() * weight.scales.double()[:, None]).T + bias
+    )
+    torch.testing.assert_close(
+        int8_product(rows, weight, torch.float32, bias), wide.float(), rtol=1e-5, atol=1e-4
+    )
