@@ -1,13 +1,13 @@
 """Rows of activations and weights in 8 bits, the two sides of an int8 product, and what they mean.
 
-Owns both forms, the rule that rounds activations, and the exact product in plain PyTorch. Knows no kernel: those
-that write or read these rows (norms, SiLU, attention, products) are held against this file.
+Owns both forms, the rule that rounds activations, and the exact product in plain PyTorch. Knows no kernel:
+those that write or read these rows (norms, SiLU, attention, products) are held against this file.
 
     x8 = quantize_rows(x)                              # [M, K] → int8 and a scale a row
     y = int8_product(x8, weight, torch.float16)        # [M, N]
 
-x = values · scales and W = values · scales. Sums of products of numbers are exact in int32 (up to 2^31 / 127² =
-133,000 columns); scales multiply them once, in fp32.
+x = values · scales and W = values · scales. Sums of products of numbers are exact in int32 (up to 133,000
+columns: 2^31 / 127²); scales multiply them once, in fp32.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Int8Rows:
 
     Attributes:
         values: int8 [M, K], rows contiguous.
-        scales: fp32. ``group`` 0: [M], one a row, or [1], one for all (static, from calibration). Else [M, K / group]:
-            ``group`` neighbouring columns of a row share one (of an attention's output: a head's channels).
+        scales: fp32. ``group`` 0: [M], one a row, or [1], one for all (static, from calibration). Else
+            [M, K / group]: ``group`` neighbouring columns of a row share one (of an attention's output: a head's
+            channels).
         group: see scales; a divisor of K.
     """
 
@@ -47,8 +48,8 @@ class Int8Weight:
 def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None = None) -> Int8Rows:
     """Activations x [M, K] of any float dtype in 8 bits; the rule that every kernel follows.
 
-    With m the largest magnitude of a row (or of its group), the scale is m / 127 and numbers are x · (127 / m),
-    rounded to the nearest, ties to even, all in fp32.
+    With m the largest magnitude of a row (or of its group), the scale is m / 127 and numbers are
+    x · (127 / m), rounded to the nearest, ties to even, all in fp32.
 
     Args:
         group: 0: a scale a row; else a scale for so many neighbouring columns.
