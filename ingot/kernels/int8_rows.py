@@ -27,8 +27,8 @@ class Int8Rows:
     Attributes:
         values: int8 [M, K], rows contiguous.
         scales: fp32. ``group`` 0: [M], one a row, or [1], one for all (static, from calibration). Else
-            [M, K / group]: ``group`` neighbouring columns of a row share one (of an attention's output: a head's
-            channels).
+            [M, K / group]: so many neighbouring columns of a row share one (of an attention's output: a
+            head's channels).
         group: see scales; a divisor of K.
     """
 
