@@ -54,7 +54,7 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Weights in fewer bits: w8a16, w4a16, or a YAML file with a scheme for each layer.",
+            help="Fewer bits: w8a16, w4a16, w8a8, or a YAML file with a scheme for each layer.",
             show_default="none",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -83,8 +83,32 @@ def build(
     method: Annotated[
         str | None,
         typer.Option(
-            help="How numbers are chosen: round, or gptq, which needs --calib.",
+            help="How numbers are chosen: round, or with --calib gptq or (w8a8) smoothquant.",
             show_default="round",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            help="Of w8a8: dynamic, a scale with each token, or static, from --calib.",
+            show_default="dynamic",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            help="Of smoothquant: 0 to 1, the more the quieter activations become, or search.",
+            show_default="0.5",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
+    weight_scales: Annotated[
+        str | None,
+        typer.Option(
+            help="Of w8a8: a scale for each channel, or for the tensor.",
+            show_default="channel",
             rich_help_panel=QUANT_PANEL,
         ),
     ] = None,
@@ -123,7 +147,16 @@ def build(
     start = time.perf_counter()
     proving.check(proof=proof)
     head = "w8a16" if quant_head else None
-    chosen = read_quant(quant, group=group_size, symmetric=symmetric, head=head, method=method)
+    chosen = read_quant(
+        quant,
+        group=group_size,
+        symmetric=symmetric,
+        head=head,
+        method=method,
+        activations=activations,
+        alpha=None if alpha is None else _number(alpha),
+        weight_scales=weight_scales,
+    )
     with ends_once():
         from ingot.engine import builder
 
@@ -157,6 +190,14 @@ def build(
             )
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+
+
+def _number(text: str) -> float | str:
+    """A number where the text is one; else the text."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) -> Finish | None:

@@ -16,13 +16,19 @@ from dataclasses import dataclass, field
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
-SCHEMES = ("none", "w8a16", "w4a16")
+SCHEMES = ("none", "w8a16", "w4a16", "w8a8")
 HEADS = ("none", "w8a16")
-METHODS = ("round", "gptq")
+METHODS = ("round", "gptq", "smoothquant")
+ACTIVATIONS = ("dynamic", "static")
+WEIGHT_SCALES = ("channel", "tensor")
+SEARCH = "search"
 GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
-_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ"}
+_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "smoothquant": "SmoothQuant"}
 _GROUPED = "w4a16"
+_BOTH = "w8a8"
+_WEIGHT_ONLY = ("w8a16", "w4a16")
+_DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
 
 
@@ -35,13 +41,19 @@ class QuantConfig(JsonConfig):
         group: neighbouring columns that share a scale in w4a16, 0: a scale a row; None: 128 for w4a16.
         symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16, else True.
         method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq``, which takes
-            samples to calibrate with. The head's are rounded.
+            samples to calibrate with. ``smoothquant``, of w8a8, makes loud channels of activations quieter
+            and the weights that read them louder, by samples. The head's are rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
+        activations: of w8a8: ``dynamic``, scales that each token comes with, or ``static``, one scale a
+            layer from samples; None: dynamic. ``none`` without w8a8: they stay in the engine's dtype.
+        alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
+            loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
+        weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
 
     Raises:
-        ConfigError: an unknown name, or a group, symmetry or method that no scheme of the config has.
+        ConfigError: an unknown name, or a value that no scheme of the config has.
     """
 
     scheme: str = "none"
@@ -50,6 +62,9 @@ class QuantConfig(JsonConfig):
     method: str = "round"
     head: str = "none"
     layers: dict[str, str] = field(default_factory=dict, hash=False)
+    activations: str | None = None
+    alpha: float | str | None = None
+    weight_scales: str = "channel"
 
     def __post_init__(self) -> None:
         _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
@@ -59,18 +74,42 @@ class QuantConfig(JsonConfig):
             raise ConfigError("layers maps patterns to schemes", seen=self.layers, fix="layers")
         for pattern, scheme in self.layers.items():
             _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
-        grouped = _GROUPED in (self.scheme, *self.layers.values())
+        schemes = {self.scheme, *self.layers.values()}
+        self._check_group(_GROUPED in schemes)
+        methods = ["round"]
+        methods += ["gptq"] if schemes & {*_WEIGHT_ONLY} else []
+        methods += ["smoothquant"] if _BOTH in schemes else []
+        _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
+        self._check_activations(_BOTH in schemes)
+
+    def _check_group(self, grouped: bool) -> None:
         group = self.group if self.group is not None else _DEFAULT_GROUP if grouped else 0
         symmetric = self.symmetric if self.symmetric is not None else not grouped
         _expect_one("no such group size", group, GROUPS if grouped else (0,), "--group-size, of w4a16")
         allowed = (True, False) if grouped else (True,)
         _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
-        narrow = {self.scheme, *self.layers.values()} != {"none"}
-        _expect_one(
-            "no such method", self.method, METHODS if narrow else ("round",), "--method, with --quant"
-        )
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "symmetric", symmetric)
+
+    def _check_activations(self, both: bool) -> None:
+        """Fields of w8a8; ``both``: whether some layer has it."""
+        activations = self.activations if self.activations is not None else "dynamic" if both else "none"
+        smooth = self.method == "smoothquant"
+        alpha = self.alpha if self.alpha is not None or not smooth else _DEFAULT_ALPHA
+        of_both = ACTIVATIONS if both else ("none",)
+        if both and self.method not in ("round", "smoothquant"):
+            of_both = of_both[:1]  # nothing else than these two finds a scale
+        _expect_one("no such activations", activations, of_both, "--activations, of w8a8")
+        scales = WEIGHT_SCALES if both else WEIGHT_SCALES[:1]
+        _expect_one("no such scales of weights", self.weight_scales, scales, "--weight-scales, of w8a8")
+        number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 <= alpha <= 1
+        if not (number or alpha == SEARCH if smooth else alpha is None):
+            allowed = f"0 to 1, or {SEARCH}" if smooth else "none"
+            raise ConfigError(
+                "no such alpha", seen=alpha, allowed=allowed, fix="--alpha, of --method smoothquant"
+            )
+        object.__setattr__(self, "activations", activations)
+        object.__setattr__(self, "alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
     def at(self, module: str) -> QuantConfig:
         """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
@@ -79,8 +118,18 @@ class QuantConfig(JsonConfig):
             matched = [s for pattern, s in self.layers.items() if fnmatch.fnmatchcase(module, pattern)]
             scheme = matched[-1] if matched else scheme
         if scheme == _GROUPED:
-            return QuantConfig(scheme, self.group, self.symmetric, self.method)
-        rounds = module == HEAD or scheme == "none"
+            method = "round" if self.method == "smoothquant" else self.method
+            return QuantConfig(scheme, self.group, self.symmetric, method)
+        if scheme == _BOTH:
+            smooth = self.method == "smoothquant"
+            return QuantConfig(
+                scheme,
+                method=self.method if smooth else "round",
+                activations=self.activations,
+                alpha=self.alpha if smooth else None,
+                weight_scales=self.weight_scales,
+            )
+        rounds = module == HEAD or scheme == "none" or self.method == "smoothquant"
         return QuantConfig(scheme, method="round" if rounds else self.method)
 
     def check_names(self, modules: Iterable[str]) -> None:
@@ -107,17 +156,27 @@ class QuantConfig(JsonConfig):
             ConfigError: naming ``ingot build``.
         """
         if self.calibrated:
+            by_method = self.method != "round"
+            flag = f"--method {self.method}" if by_method else "--activations static"
             raise ConfigError(
-                f"{_METHOD_WORDS[self.method]} calibrates, which only a build does",
-                seen=f"method {self.method}",
-                allowed="round",
-                fix=f"`ingot build --method {self.method} --calib FILE`, then load that engine",
+                f"{_METHOD_WORDS[self.method] if by_method else 'a static scale'} calibrates, "
+                "which only a build does",
+                seen=self.needs_samples,
+                allowed="method round, activations dynamic",
+                fix=f"`ingot build {flag} --calib FILE`, then load that engine",
             )
 
     @property
     def calibrated(self) -> bool:
-        """Whether numbers are chosen by what layers see."""
-        return self.method != "round"
+        """Whether numbers or scales are chosen by what layers see."""
+        return bool(self.needs_samples)
+
+    @property
+    def needs_samples(self) -> str:
+        """What is chosen by samples, as it is asked for; empty where nothing is."""
+        parts = [f"method {self.method}"] if self.method != "round" else []
+        parts += ["activations static"] if self.activations == "static" else []
+        return ", ".join(parts)
 
     @property
     def dense(self) -> bool:
@@ -141,7 +200,12 @@ class QuantConfig(JsonConfig):
         if _GROUPED in (self.scheme, *self.layers.values()):
             parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
-        if not self.dense:
+        if _BOTH in (self.scheme, *self.layers.values()):
+            parts.append(f"{self.activations} activations")
+            parts += ["a weight scale a layer"] if self.weight_scales == "tensor" else []
+        if self.method == "smoothquant":
+            parts.append(f"by SmoothQuant with alpha {self.alpha}")
+        elif not self.dense:
             parts.append(f"by {_METHOD_WORDS[self.method]}")
         if self.layers:
             parts.append(f"{len(self.layers)} patterns of layers over {self.scheme}")

@@ -26,6 +26,9 @@ def read_quant(
     symmetric: bool | None = None,
     head: str | None = None,
     method: str | None = None,
+    activations: str | None = None,
+    alpha: float | str | None = None,
+    weight_scales: str | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
 
@@ -34,7 +37,8 @@ def read_quant(
     Raises:
         ConfigError: no such scheme or file, or a value out of range.
     """
-    given = {"group": group, "symmetric": symmetric, "head": head, "method": method}
+    given: dict[str, Any] = {"group": group, "symmetric": symmetric, "head": head, "method": method}
+    given |= {"activations": activations, "alpha": alpha, "weight_scales": weight_scales}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if isinstance(named, QuantConfig):
         return named.replace(**changes) if changes else named

@@ -87,7 +87,7 @@ def build(
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
-        quant: ``none``, ``w8a16``, ``w4a16``, a YAML file of ``QuantConfig``'s fields, or a config.
+        quant: ``none``, ``w8a16``, ``w4a16``, ``w8a8``, a YAML file of ``QuantConfig``'s fields, or a config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
@@ -234,16 +234,22 @@ def _calibration(
     """
     if quant.calibrated and calib is None:
         raise ConfigError(
-            "the method chooses numbers by what layers see of samples, and there are none",
-            seen=f"method {quant.method}",
+            "numbers or scales are chosen by what layers see of samples, and there are none",
+            seen=quant.needs_samples,
             allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
             fix="--calib FILE",
         )
     if not quant.calibrated and (calib is not None or samples is not None):
         given = f"--calib-samples {samples}" if calib is None else f"--calib {calib}"
-        raise ConfigError("nothing calibrates", seen=given, fix="--quant with --method gptq, or no --calib")
+        raise ConfigError(
+            "nothing calibrates",
+            seen=given,
+            fix="--method gptq or smoothquant, or --activations static, with --quant; or no --calib",
+        )
     if calib is None:
         return None
+    if quant.method == "smoothquant" or quant.activations == "static":
+        raise ConfigError("no build calibrates activations yet", seen=quant.needs_samples, fix="--quant w8a8")
     return read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
 
 

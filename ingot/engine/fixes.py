@@ -25,6 +25,7 @@ COSTS: tuple[Cost, ...] = ("headroom", "limits", "speed", "quality", "hardware")
 MOST_FRACTION = 0.95
 _LEAST_TOKEN_BUDGET = 64
 _MOST_BATCH = 1 << 16
+_SMALLER = ("w8a16", "w4a16")  # schemes by bytes
 # What PyTorch reports of cards that are sold as so many GB; others with the name differ by 2 % or so.
 CARDS: dict[str, int] = {
     "8 GB": int(7.8 * 2**30),
@@ -301,12 +302,14 @@ def _whole(setting: Setting) -> Setting | None:
 
 
 def _smaller_formats(setting: Setting) -> Iterable[Setting]:
-    """Number formats of the weights in fewer bits than the setting's; a CPU widens 16 bits again."""
+    """Number formats of the weights in fewer bits than the setting's; a CPU widens 16 bits again. One that
+    takes no fewer bytes than another and loses more is not among them.
+    """
     if not setting.quant.dense:
         return ()
     if setting.device == "cpu":
-        return [setting.replace(quant=QuantConfig(name)) for name in SCHEMES if name != "none"]
-    forms = list(_formats(setting))
+        return [setting.replace(quant=QuantConfig(name)) for name in _SMALLER]
+    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *_SMALLER)]
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 
 

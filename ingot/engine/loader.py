@@ -34,6 +34,7 @@ from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
+from ingot.layers.linear import loaded_dtype
 from ingot.models.registry import architecture_named
 
 NO_ROOM = "the weights do not fit the device"
@@ -191,11 +192,13 @@ def engine_in_memory(
 def fill(
     model: Decoder, tensors: Iterable[tuple[str, torch.Tensor]], device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``."""
+    """Put weights into an empty model, one after another; floating-point ones are cast to ``dtype``, but
+    for those whose dtype is their scheme's.
+    """
     for name, tensor in tensors:
         path, _, leaf = name.rpartition(".")
-        wanted = dtype if tensor.is_floating_point() else tensor.dtype
         module = model.get_submodule(path)
+        wanted = loaded_dtype(module, leaf, tensor.dtype, dtype)
         own = cast_weight(name, tensor.to(device=device, copy=True), wanted)
         setattr(module, leaf, nn.Parameter(own, requires_grad=False))
     model.tie()

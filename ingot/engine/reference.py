@@ -10,14 +10,14 @@ no proof.
     logits = lane.logits(lane.final_norm(hidden, see)[rows])
 
 A lane has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
-fp32 sums, 16-bit values between.
+fp32 sums, 16-bit values between. Where a layer multiplies in 8 bits, its input is rounded to them in any.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,9 +26,14 @@ import torch
 import torch.nn.functional as F
 
 from ingot.engine.weights_file import WeightsReader
+from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
+from ingot.quant.int8_both import Int8Both
+from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes import Dense
+from ingot.quant.weight_only import WeightOnly
 
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
@@ -39,10 +44,13 @@ Feed = Callable[[str, torch.Tensor], torch.Tensor]  # a product's name and input
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """``dtype`` of the operations; ``rounds_to``: the dtype that every module's output is rounded to."""
+    """``dtype`` of the operations; ``rounds_to``: the dtype that every module's output is rounded to;
+    ``flips``: the closest call of each row that is rounded to 8 bits goes the other way (plain_rows.py).
+    """
 
     dtype: torch.dtype
     rounds_to: torch.dtype | None = None
+    flips: bool = False
 
     def round(self, x: torch.Tensor) -> torch.Tensor:
         """A module's output as the next module gets it."""
@@ -51,6 +59,7 @@ class Arithmetic:
 
 EXACT = Arithmetic(torch.float32)
 FINER = Arithmetic(torch.float64)
+FLIPPED = Arithmetic(torch.float32, flips=True)
 
 
 @dataclass(frozen=True)
@@ -184,8 +193,16 @@ class Lane:
         assert isinstance(linear, Linear)
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
-        weight = linear.scheme.stored(tensors, linear.in_features)
-        y = torch.cat([x @ self._widened(piece, x).T for piece in row_pieces(weight, _CHUNK)], dim=-1)
+        scheme = linear.scheme
+        if isinstance(scheme, Int8Both):
+            step = self._vector(f"{name}.input_scale") if scheme.static else None
+            x = rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips)
+            pieces = _int8_pieces(scheme.int8_weight(tensors, linear.in_features), x)
+        else:
+            assert isinstance(scheme, Dense | WeightOnly), scheme.name
+            stored = scheme.stored(tensors, linear.in_features)
+            pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
+        y = torch.cat([x @ piece.T for piece in pieces], dim=-1)
         if linear.has_bias:
             y += self._vector(f"{name}.bias")
         return self.arithmetic.round(y)
@@ -255,6 +272,13 @@ class Lane:
             hidden |= distance >= config.sliding_window
         shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", shares, wide_v)
+
+
+def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a weight in 8 bits means, some rows at a time; products with it are rounded in no arithmetic."""
+    rows = max(1, _CHUNK // weight.values.shape[1])
+    for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
+        yield values.to(like) * scales.to(like)[:, None]
 
 
 _GELU = {"gelu": "none", "gelu_tanh": "tanh"}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 MOST = 127  # numbers are -127 … 127, the same on both sides of 0
+_EXACT = 1024  # columns
 LEAST_MAGNITUDE = 1e-10  # a row of zeros is quantized as if its largest magnitude were this
 
 
@@ -78,8 +79,12 @@ def dequantize_rows(x: Int8Rows) -> torch.Tensor:
 
 def int8_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Exact sums of products of numbers: int8 [M, K], int8 [N, K] → int32 [M, N]."""
-    # Products of at most 2^14 in sums of at most 2^31 are exact in float64, which a CPU multiplies fast.
-    return (x.double() @ weight.double().T).to(torch.int32)
+    # fp32 holds every whole number below 2^24: sums of 1024 products of 127² are exact in any order.
+    sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
+    for start in range(0, x.shape[1], _EXACT):
+        a, b = x[:, start : start + _EXACT].float(), weight[:, start : start + _EXACT].float()
+        sums += (a @ b.T).to(torch.int32)
+    return sums
 
 
 def int8_product(
@@ -87,13 +92,10 @@ def int8_product(
 ) -> torch.Tensor:
     """x · Wᵀ + bias in ``dtype`` [M, N]: exact sums, scaled in fp32, rounded once."""
     if x.group:
-        columns = range(0, x.values.shape[1], x.group)
-        parts = [
-            int8_sums(x.values[:, c : c + x.group], weight.values[:, c : c + x.group]).float()
-            * x.scales[:, i, None]
-            for i, c in enumerate(columns)
-        ]
-        sums = torch.stack(parts).sum(dim=0)
+        sums = torch.zeros(len(x.values), len(weight.values), device=x.values.device)
+        for i, c in enumerate(range(0, x.values.shape[1], x.group)):  # ascending: one order for any row
+            part = int8_sums(x.values[:, c : c + x.group], weight.values[:, c : c + x.group])
+            sums = sums + part.float() * x.scales[:, i, None]
     else:
         sums = int8_sums(x.values, weight.values).float() * x.scales[:, None]
     y = sums * weight.scales

@@ -49,7 +49,13 @@ class Attention(nn.Module):
         qkv, output = ctx.at("qkv_proj"), ctx.at("o_proj")
         self.small_tiles = qkv.product_tiles("small_qkv", n=width, k=config.hidden_size)
         self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias, ctx=qkv)
-        self.o_proj = Linear(config.q_size, config.hidden_size, bias=config.output_bias, ctx=output)
+        self.o_proj = Linear(
+            config.q_size,
+            config.hidden_size,
+            bias=config.output_bias,
+            ctx=output,
+            input_group=config.head_dim,
+        )
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
 

@@ -4,7 +4,7 @@ Owns the bundle of choices that come from the engine and not from the model: lin
 dtype; and the name of the module that is built, by which its scheme is chosen. Knows no layer.
 
     ctx = BuildContext(QuantConfig("w8a16"), KernelPlan(), torch.float16)
-    ctx.at("layers.0").at("mlp").at("down_proj").scheme
+    ctx.at("layers.0").at("mlp").at("down_proj").scheme()
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ class BuildContext:
         """The context of a module within this one."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
-    @property
-    def scheme(self) -> LinearScheme:
-        """Of a linear layer of this name."""
-        return make_scheme(self.quant.at(self.path))
+    def scheme(self, input_group: int = 0) -> LinearScheme:
+        """Of a linear layer of this name; ``input_group`` is as in ``make_scheme``."""
+        return make_scheme(self.quant.at(self.path), input_group)
 
     def product_tiles(self, op: str, **shape: int) -> TileTable:
         """The plan's choices for a small product of the linear layer of this name; none for a narrow weight:
         a plan is measured with dense ones.
         """
-        return self.plan.table(op, **shape) if is_dense(self.scheme) else TileTable({})
+        return self.plan.table(op, **shape) if is_dense(self.scheme()) else TileTable({})
 
 
 def empty_weight(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:

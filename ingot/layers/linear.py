@@ -11,21 +11,31 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ingot.config.quant import HEAD
+from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
-from ingot.quant.schemes import is_dense, takes_small_products
+from ingot.quant.int8_both import Int8Both
+from ingot.quant.schemes import Dense, is_dense, is_int8, takes_small_products
+from ingot.quant.weight_only import WeightOnly
 
 
 class Linear(nn.Module):
-    """y = x · Wᵀ + b through the scheme that the context has for this layer's name."""
+    """y = x · Wᵀ + b through the scheme that the context has for this layer's name.
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool, ctx: BuildContext) -> None:
+    ``input_group`` tells of an input whose parts of so many channels are made one by one (attention's heads):
+    they have scales of their own where activations are rounded; 0: the input is of one piece.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, ctx: BuildContext, input_group: int = 0
+    ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
         self.has_bias = bias
         self.small_tiles = ctx.product_tiles("small_linear", n=out_features, k=in_features)
-        self.scheme = ctx.scheme
+        self.scheme = ctx.scheme(input_group)
         for name, tensor in self.scheme.layout(out_features, in_features, bias, ctx.dtype).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -37,8 +47,14 @@ class Linear(nn.Module):
         return shapes
 
     def stored(self) -> StoredWeight:
-        """The weight as the small kernels read it."""
+        """The weight as the small kernels read it, of a layer that ``takes_small_products``."""
+        assert isinstance(self.scheme, Dense | WeightOnly), self.scheme.name
         return self.scheme.stored(self._parameters, self.in_features)
+
+    def int8_weight(self) -> Int8Weight:
+        """The weight as int8 products read it, of a layer that ``is_int8``."""
+        assert isinstance(self.scheme, Int8Both), self.scheme.name
+        return self.scheme.int8_weight(self._parameters, self.in_features)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""
@@ -57,6 +73,17 @@ def linears(model: nn.Module) -> dict[str, Linear]:
 def all_dense(model: nn.Module) -> bool:
     """Whether every linear layer's weight is a matrix in the engine's dtype."""
     return all(is_dense(linear.scheme) for linear in linears(model).values())
+
+
+def all_int8(model: nn.Module) -> bool:
+    """Whether every linear layer but the head multiplies in 8 bits."""
+    return all(is_int8(linear.scheme) for name, linear in linears(model).items() if name != HEAD)
+
+
+def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
+    """The dtype of a module's stored tensor in a model that computes in ``compute``."""
+    fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
+    return compute if stored.is_floating_point and not fixed else stored
 
 
 def all_small(model: nn.Module) -> bool:

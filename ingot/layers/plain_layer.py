@@ -20,6 +20,8 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
+from ingot.quant.int8_both import Int8Both
+from ingot.quant.plain_rows import rounded_rows
 
 
 def plain_layer(
@@ -51,8 +53,11 @@ def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
 
 
 def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    """x · Wᵀ + b with what the layer's weight means, in the dtype of x."""
+    """x · Wᵀ + b with what the layer's weight and input mean, in the dtype of x."""
     tensors = {name: None if p is None else p.detach().cpu() for name, p in linear._parameters.items()}
+    if isinstance(linear.scheme, Int8Both):
+        wide = x if x.dtype == torch.float64 else x.float()
+        x = rounded_rows(wide, linear.scheme.input_group, tensors.get("input_scale")).to(x.dtype)
     weight, bias = linear.scheme.dequantize(tensors, linear.in_features, x.dtype), tensors.get("bias")
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 

@@ -259,7 +259,7 @@ def _layer(
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
         own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
-        own = cast_weight(name, own, dtype) if own.is_floating_point() else own
+        own = cast_weight(name, own, layer.get_parameter(name).dtype)
         setattr(layer.get_submodule(path), leaf, nn.Parameter(own, requires_grad=False))
     if facts.batch_invariant:
         make_batch_invariant(layer)

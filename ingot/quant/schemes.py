@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from ingot.config.quant import QuantConfig
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.kernels.stored_weight import StoredWeight
+from ingot.quant.int8_both import Int8Both
 from ingot.quant.weight_only import InvariantWeightOnly, WeightOnly
 
 Shape = tuple[int, ...]
@@ -30,6 +31,11 @@ class LinearScheme(Protocol):
     @property
     def name(self) -> str:
         """As in ``QuantConfig``."""
+        ...
+
+    @property
+    def fixed(self) -> frozenset[str]:
+        """The floating-point tensors that keep their dtype when a model computes in another."""
         ...
 
     def layout(
@@ -44,10 +50,6 @@ class LinearScheme(Protocol):
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """y [..., out_features] for x [..., in_features]."""
-        ...
-
-    def stored(self, tensors: Mapping[str, torch.Tensor | None], in_features: int) -> StoredWeight:
-        """W as products read it, which take their dtype from the activations; views, no copy."""
         ...
 
     def dequantize(
@@ -65,6 +67,7 @@ class Dense:
     """Weights as they are, in the engine's dtype."""
 
     name = "none"
+    fixed: frozenset[str] = frozenset()
 
     def layout(
         self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
@@ -116,8 +119,15 @@ class InvariantDense(Dense):
         return self
 
 
-def make_scheme(config: QuantConfig) -> LinearScheme:
-    """The scheme of one linear layer, from ``QuantConfig.at`` its name."""
+def make_scheme(config: QuantConfig, input_group: int = 0) -> LinearScheme:
+    """The scheme of one linear layer, from ``QuantConfig.at`` its name.
+
+    ``input_group``: neighbouring channels of its input that share a scale where activations are rounded by
+    the scales that they come with; 0: all.
+    """
+    if config.scheme == "w8a8":
+        static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
+        return Int8Both(static, per_tensor, 0 if static else input_group)
     if config.scheme == "w8a16":
         return WeightOnly(config.scheme, bits=8)
     if config.scheme == "w4a16":
@@ -129,6 +139,11 @@ def make_scheme(config: QuantConfig) -> LinearScheme:
 def takes_small_products(scheme: LinearScheme) -> bool:
     """Whether the small kernels may multiply by a layer's weight in its scheme's place."""
     return isinstance(scheme, Dense | WeightOnly) and not is_invariant(scheme)
+
+
+def is_int8(scheme: LinearScheme) -> bool:
+    """Whether a layer multiplies activations in 8 bits by weights in 8 bits (int8_both.py)."""
+    return isinstance(scheme, Int8Both)
 
 
 def is_dense(scheme: LinearScheme) -> bool:

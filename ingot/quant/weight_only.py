@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,7 @@ class WeightOnly:
     bits: int
     group: int = 0
     symmetric: bool = True
+    fixed: ClassVar[frozenset[str]] = frozenset()
 
     def layout(
         self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype

@@ -18,6 +18,9 @@ CONFIGS = [
     QuantConfig("w4a16"),
     QuantConfig("w4a16", group=32, symmetric=True, head="w8a16"),
     QuantConfig("w8a16", group=64, layers=MIXED),
+    QuantConfig("w8a8"),
+    QuantConfig("w8a8", activations="static", weight_scales="tensor"),
+    QuantConfig("w8a8", method="smoothquant", alpha="search", layers={"*.down_proj": "w4a16"}),
 ]
 
 
@@ -34,6 +37,10 @@ def test_manifests_of_before_read() -> None:
 def test_defaults() -> None:
     assert (QuantConfig("w4a16").group, QuantConfig("w4a16").symmetric) == (128, False)
     assert (QuantConfig("w8a16").group, QuantConfig("w8a16").symmetric) == (0, True)
+    w8a8 = QuantConfig("w8a8")
+    assert (w8a8.activations, w8a8.alpha, w8a8.weight_scales) == ("dynamic", None, "channel")
+    assert QuantConfig("w8a16").activations == "none"
+    assert QuantConfig("w8a8", method="smoothquant").alpha == 0.5
     assert (QuantConfig().dense, QuantConfig(head="w8a16").dense) == (True, False)
 
 
@@ -49,6 +56,22 @@ def test_defaults() -> None:
         ({"head": "w4a16"}, r"seen: w4a16; allowed: .*w8a16.*--quant-head"),
         ({"layers": {"layers.0.*": "w5"}}, r"layers\.0\.\*.*seen: w5"),
         ({"layers": ["layers.0.*"]}, r"patterns"),
+        ({"scheme": "w8a16", "activations": "static"}, r"seen: static; allowed: .*none.*--activations"),
+        ({"scheme": "w8a8", "activations": "warm"}, r"seen: warm; allowed: .*dynamic.*static"),
+        (
+            {"scheme": "w8a16", "weight_scales": "tensor"},
+            r"seen: tensor; allowed: .*channel.*--weight-scales",
+        ),
+        ({"scheme": "w8a8", "alpha": 0.5}, r"seen: 0.5; allowed: none.*--alpha.*smoothquant"),
+        ({"scheme": "w8a8", "method": "smoothquant", "alpha": 1.5}, r"seen: 1.5; allowed: 0 to 1, or search"),
+        ({"scheme": "w8a8", "method": "smoothquant", "alpha": "best"}, r"seen: best; allowed: 0 to 1, or"),
+        ({"scheme": "w8a16", "method": "smoothquant"}, r"seen: smoothquant; allowed: .*round.*gptq"),
+        ({"scheme": "w8a8", "method": "gptq"}, r"seen: gptq; allowed: .*round.*smoothquant"),
+        ({"scheme": "none", "method": "gptq"}, r"seen: gptq; allowed: .*round\b"),
+        (
+            {"scheme": "w4a16", "method": "gptq", "activations": "static", "layers": {"*": "w8a8"}},
+            r"seen: static; allowed: .*dynamic",
+        ),
     ],
 )
 def test_bad_values(values: dict[str, Any], words: str) -> None:
@@ -101,3 +124,30 @@ def test_a_file_that_is_not_there() -> None:
         read_quant("nowhere.yaml")
     with pytest.raises(ConfigError, match=r"seen: w2; allowed: .*FILE.yaml"):
         read_quant("w2")
+
+
+def test_w8a8_beside_others() -> None:
+    config = QuantConfig("w4a16", method="gptq", layers={"*.down_proj": "w8a8"})
+    assert config.at("layers.0.mlp.down_proj") == QuantConfig("w8a8")
+    assert config.at("layers.0.mlp.up_proj").method == "gptq"
+    smooth = QuantConfig("w8a8", method="smoothquant", alpha=0.8, head="w8a16", layers={"*.o_proj": "w4a16"})
+    assert smooth.at("layers.0.mlp.up_proj") == QuantConfig("w8a8", method="smoothquant", alpha=0.8)
+    assert smooth.at("layers.0.self_attn.o_proj") == QuantConfig("w4a16")
+    assert smooth.at("lm_head") == QuantConfig("w8a16")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (QuantConfig("w8a8", method="smoothquant"), r"SmoothQuant calibrates.*--method smoothquant --calib"),
+        (
+            QuantConfig("w8a8", activations="static"),
+            r"a static scale calibrates.*--activations static --calib",
+        ),
+    ],
+)
+def test_what_needs_samples_is_not_for_memory(config: QuantConfig, words: str) -> None:
+    assert config.calibrated
+    with pytest.raises(ConfigError, match=words):
+        config.check_in_memory()
+    QuantConfig("w8a8").check_in_memory()

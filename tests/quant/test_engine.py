@@ -159,9 +159,9 @@ def test_a_wrong_product_is_named(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "tied"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "w8a8"])
 def test_the_ledger_is_right_to_the_byte(checkpoints: dict[str, Path], kind: str, name: str) -> None:
-    llm = LLM(checkpoints[kind], "cpu", quant=CONFIGS[name])
+    llm = LLM(checkpoints[kind], "cpu", quant=CONFIGS.get(name, name))
     engine = llm.engine
     found = ledger(setting_of(engine.manifest, engine.dtype, engine.device)).items
     told = sum(i.bytes for i in found if i.kind == "weights" and i.name != "rotary table")

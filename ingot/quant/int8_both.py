@@ -1,0 +1,156 @@
+"""Weights and activations in 8 bits: w8a8.
+
+Owns what the scheme stores and how it multiplies. The rule that rounds activations and the exact product are
+kernels/int8_rows.py's. Knows no model, and not how a static scale is found.
+
+    scheme = Int8Both()
+    y = scheme.apply(x, scheme.pack(weight, bias))
+
+Sums of products of numbers are exact, so that a row's outputs depend on that row alone, in any order and in
+any company: the scheme is its own batch-invariant form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from ingot.errors import BuildError
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product, quantize_rows
+from ingot.quant.rounding import Quantized, quantize
+
+PIECE = 1 << 20  # values of a weight that a CPU widens at once
+ALIGNMENT = 16  # bytes: rows start at multiples of it
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Int8Both:
+    """W = q · scale with q in -127 … 127 and a scale a row; x the same, by rows as they come or by one scale.
+
+    Tensors: ``weight`` int8 [N, K padded with zeros to a multiple of 16], ``scales`` fp32 [N], with
+    ``static`` also ``input_scale`` fp32 [1], ``bias`` [N] where there is one.
+
+    Attributes:
+        static: activations have the one scale that calibration found; else each row has its own.
+        per_tensor: all rows of the weight have the same scale; it is stored for each all the same.
+        input_group: not ``static``: so many neighbouring activations of a row share a scale; 0: the row.
+    """
+
+    static: bool = False
+    per_tensor: bool = False
+    input_group: int = 0
+    name: ClassVar[str] = "w8a8"
+    fixed: ClassVar[frozenset[str]] = frozenset({"scales", "input_scale"})
+
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """Empty tensors."""
+        padded = -(-in_features // ALIGNMENT) * ALIGNMENT
+        tensors = {
+            "weight": torch.empty(out_features, padded, dtype=torch.int8),
+            "scales": torch.empty(out_features, dtype=torch.float32),
+        }
+        if self.static:
+            tensors["input_scale"] = torch.empty(1, dtype=torch.float32)
+        if bias:
+            tensors["bias"] = torch.empty(out_features, dtype=dtype)
+        return tensors
+
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The numbers nearest to ``weight`` [N, K].
+
+        Args:
+            input_scale: fp32 [1], what one step of the activations is worth; of ``static`` alone.
+
+        Raises:
+            BuildError: a weight is not finite, or a static scale is missing, not positive or not finite.
+        """
+        return self.of_quantized(self._rounded(weight), bias, input_scale)
+
+    def _rounded(self, weight: torch.Tensor) -> Quantized:
+        if not self.per_tensor:
+            return quantize(weight, 8, scale_dtype=torch.float32)
+        found = quantize(weight.reshape(1, -1), 8, scale_dtype=torch.float32)
+        return Quantized(
+            found.numbers.view_as(weight), found.scales.expand(len(weight)).contiguous(), None, 8, 0
+        )
+
+    def of_quantized(
+        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of symmetric numbers of 8 bits with a scale a row."""
+        padding = -found.numbers.shape[1] % ALIGNMENT
+        tensors = {"weight": F.pad(found.numbers, (0, padding)), "scales": found.scales.float()}
+        if self.static:
+            tensors["input_scale"] = _checked(input_scale)
+        return tensors if bias is None else tensors | {"bias": bias}
+
+    def int8_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """What int8 products multiply by: a view; ``values`` [N, K] has rows of a multiple of 16 bytes."""
+        weight, scales = tensors["weight"], tensors["scales"]
+        assert weight is not None
+        assert scales is not None
+        return Int8Weight(weight[:, :in_features], scales)
+
+    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+        """W [N, K] by plain PyTorch."""
+        weight = self.int8_weight(tensors, in_features)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
+
+    def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
+        """Activations [M, K] in 8 bits."""
+        if self.static:
+            return quantize_rows(x, static=tensors["input_scale"])
+        return quantize_rows(x, self.input_group)
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b for x [..., K]."""
+        rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
+        y = multiply(rows, self.int8_weight(tensors, x.shape[-1]), x.dtype, tensors.get("bias"))
+        return y.view(*x.shape[:-1], -1)
+
+    def batch_invariant(self) -> Int8Both:
+        """Itself."""
+        return self
+
+
+def multiply(x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
+    if runs_on_gpu(x.values):
+        return int8_product(x, weight, dtype, bias)
+    rows = max(1, PIECE // max(weight.values.shape[1], 1))
+    count = weight.values.shape[0]
+    pieces = [
+        int8_product(
+            x,
+            Int8Weight(weight.values[start : start + rows], weight.scales[start : start + rows]),
+            dtype,
+            None if bias is None else bias[start : start + rows],
+        )
+        for start in range(0, count, rows)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+
+
+def _checked(input_scale: torch.Tensor | None) -> torch.Tensor:
+    if input_scale is None or not 0 < float(input_scale) < float("inf"):
+        seen = "none" if input_scale is None else float(input_scale)
+        raise BuildError(
+            "static activations need a positive scale from calibration",
+            seen=seen,
+            fix="--calib, or --activations dynamic",
+        )
+    return input_scale.float().reshape(1)

@@ -1,0 +1,49 @@
+"""Activations as numbers of 8 bits hold them, in plain floating point.
+
+Owns the rule of kernels/int8_rows.py a second time, for references that share nothing with what they judge:
+any dtype, no numbers but what they mean. Knows no layer.
+
+    near = rounded_rows(x, group=128)                     # [T, K]
+    near = rounded_rows(x, flips=True)                    # what another rounding of x may give
+
+Where x lies between two numbers, its last bits decide which it becomes. So two right computations of the same
+layer differ by single steps, here and there, and by all that follows from them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_MOST = 127
+_TINY = 1e-10
+
+
+def rounded_rows(
+    x: torch.Tensor, group: int = 0, step: torch.Tensor | None = None, *, flips: bool = False
+) -> torch.Tensor:
+    """x [..., K] in steps of its rows' largest magnitude / 127, in its own dtype.
+
+    Args:
+        group: so many neighbouring columns have steps of their own; 0: the row.
+        step: [1], the same for all; what lies beyond 127 of them is cut. ``group`` is left alone then.
+        flips: in each row the value that is nearest to the middle between two numbers goes the other way.
+    """
+    pieces = x.unflatten(-1, (-1, group)) if group and step is None else x[..., None, :]
+    steps = _steps(pieces) if step is None else step.to(pieces)
+    exact = pieces / steps
+    near = exact.round()
+    if flips:
+        near = _other_way(exact.flatten(-2), near.flatten(-2)).view_as(near)
+    return (near.clamp(-_MOST, _MOST) * steps).flatten(-2)
+
+
+def _steps(pieces: torch.Tensor) -> torch.Tensor:
+    return pieces.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _MOST
+
+
+def _other_way(exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+    """Numbers [..., K] with the closest call of each row decided otherwise."""
+    off = exact - near
+    close = torch.where(exact.abs() > _MOST, torch.zeros_like(off), off.abs())
+    where = close.argmax(-1, keepdim=True)
+    return near.scatter_add(-1, where, off.gather(-1, where).sign())
