@@ -83,7 +83,7 @@ def build(
     method: Annotated[
         str | None,
         typer.Option(
-            help="How numbers are chosen: round, or with --calib gptq or (w8a8) smoothquant.",
+            help="How numbers are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant.",
             show_default="round",
             rich_help_panel=QUANT_PANEL,
         ),

@@ -18,13 +18,13 @@ from ingot.errors import ConfigError
 
 SCHEMES = ("none", "w8a16", "w4a16", "w8a8")
 HEADS = ("none", "w8a16")
-METHODS = ("round", "gptq", "smoothquant")
+METHODS = ("round", "gptq", "awq", "smoothquant")
 ACTIVATIONS = ("dynamic", "static")
 WEIGHT_SCALES = ("channel", "tensor")
 SEARCH = "search"
 GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
-_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "smoothquant": "SmoothQuant"}
+_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 _GROUPED = "w4a16"
 _BOTH = "w8a8"
 _WEIGHT_ONLY = ("w8a16", "w4a16")
@@ -40,9 +40,9 @@ class QuantConfig(JsonConfig):
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
         group: neighbouring columns that share a scale in w4a16, 0: a scale a row; None: 128 for w4a16.
         symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16, else True.
-        method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq``, which takes
-            samples to calibrate with. ``smoothquant``, of w8a8, makes loud channels of activations quieter
-            and the weights that read them louder, by samples. The head's are rounded.
+        method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
+            take samples to calibrate with. ``smoothquant``, of w8a8, makes loud channels of activations
+            quieter and the weights that read them louder, by samples. The head's are rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
@@ -77,7 +77,7 @@ class QuantConfig(JsonConfig):
         schemes = {self.scheme, *self.layers.values()}
         self._check_group(_GROUPED in schemes)
         methods = ["round"]
-        methods += ["gptq"] if schemes & {*_WEIGHT_ONLY} else []
+        methods += ["gptq", "awq"] if schemes & {*_WEIGHT_ONLY} else []
         methods += ["smoothquant"] if _BOTH in schemes else []
         _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
         self._check_activations(_BOTH in schemes)
@@ -159,8 +159,7 @@ class QuantConfig(JsonConfig):
             by_method = self.method != "round"
             flag = f"--method {self.method}" if by_method else "--activations static"
             raise ConfigError(
-                f"{_METHOD_WORDS[self.method] if by_method else 'a static scale'} calibrates, "
-                "which only a build does",
+                f"{self.method_word if by_method else 'a static scale'} calibrates, which only a build does",
                 seen=self.needs_samples,
                 allowed="method round, activations dynamic",
                 fix=f"`ingot build {flag} --calib FILE`, then load that engine",
@@ -177,6 +176,11 @@ class QuantConfig(JsonConfig):
         parts = [f"method {self.method}"] if self.method != "round" else []
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)
+
+    @property
+    def method_word(self) -> str:
+        """The method's name, for people."""
+        return _METHOD_WORDS[self.method]
 
     @property
     def dense(self) -> bool:
@@ -206,7 +210,7 @@ class QuantConfig(JsonConfig):
         if self.method == "smoothquant":
             parts.append(f"by SmoothQuant with alpha {self.alpha}")
         elif not self.dense:
-            parts.append(f"by {_METHOD_WORDS[self.method]}")
+            parts.append(f"by {self.method_word}")
         if self.layers:
             parts.append(f"{len(self.layers)} patterns of layers over {self.scheme}")
         return ", ".join(parts)

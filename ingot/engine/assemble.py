@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -32,7 +34,19 @@ from ingot.quant.rounding import Quantized
 from ingot.quant.schemes import is_dense
 from ingot.quant.weight_only import WeightOnly
 
-Chosen = Callable[[str], Quantized | None]  # a linear layer's name → its numbers, None: the scheme rounds
+
+class Chosen(Protocol):
+    """Weights that are not just the checkpoint's, and numbers that are not just rounded, asked for in the
+    order of a model's tensors.
+    """
+
+    def load(self, name: str) -> torch.Tensor:
+        """A tensor as it is before packing, in the engine's dtype."""
+        ...
+
+    def numbers(self, name: str) -> Quantized | None:
+        """The numbers of a linear layer by its name; None: the scheme rounds."""
+        ...
 
 
 @dataclass
@@ -79,9 +93,11 @@ class Assembly:
         """Every stored tensor, read, cast and packed, in the order of ``layout``.
 
         ``device``: where weights are rounded to numbers of fewer bits; they are the same anywhere.
-        ``chosen``: the numbers of layers that are not just rounded.
+        ``chosen``: weights and numbers that are not the checkpoint's own and its rounded ones.
         """
-        return packed_tensors(self.model, lambda name: self.load(name, checkpoint), device, chosen)
+        load = partial(self.load, checkpoint=checkpoint) if chosen is None else chosen.load
+        numbers = None if chosen is None else chosen.numbers
+        return packed_tensors(self.model, load, device, numbers)
 
     def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing."""
@@ -122,11 +138,11 @@ def packed_tensors(
     model: Decoder,
     load: Callable[[str], torch.Tensor],
     device: torch.device | None = None,
-    chosen: Chosen | None = None,
+    numbers_of: Callable[[str], Quantized | None] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name. Those that packing changes are packed on ``device``, if one is given. ``chosen`` is asked for the
-    numbers of each linear layer, in that order; where it has none the scheme rounds.
+    name. Those that packing changes are packed on ``device``, if one is given. ``numbers_of`` is asked for
+    the numbers of each linear layer, in that order; where it has none the scheme rounds.
     """
     stored = stored_tensors(model)
     for path, module in model.named_modules():
@@ -137,7 +153,7 @@ def packed_tensors(
         if isinstance(module, Linear):
             copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
             weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
-            numbers = chosen(path) if chosen is not None else None
+            numbers = numbers_of(path) if numbers_of is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
             if numbers is not None:
                 assert isinstance(module.scheme, WeightOnly), path

@@ -35,7 +35,7 @@ from ingot.engine.manifest import (
     TensorEntry,
 )
 from ingot.engine.plan_file import plan_text, read_plan
-from ingot.engine.quantize import GptqNumbers, calibration_entry, read_samples
+from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -215,7 +215,8 @@ def _write_weights(
 
     chosen = None
     if data is not None:
-        chosen = GptqNumbers(assembly, partial(assembly.load, checkpoint=source), data.samples, device, tell)
+        load = partial(assembly.load, checkpoint=source)
+        chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
     with WeightsWriter(path, layout) as writer:
         for name, tensor in assembly.tensors(source, device, chosen):
             writer.add(name, tensor)
@@ -244,7 +245,7 @@ def _calibration(
         raise ConfigError(
             "nothing calibrates",
             seen=given,
-            fix="--method gptq or smoothquant, or --activations static, with --quant; or no --calib",
+            fix="--method gptq, awq or smoothquant, or --activations static, with --quant; or no --calib",
         )
     if calib is None:
         return None

@@ -19,6 +19,7 @@ The arithmetic is that of proofs (reference.py): fp32, without kernels, on any d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -94,6 +95,15 @@ def dense_model(assembly: Assembly) -> Decoder:
     """The empty modules of an assembly as they are without quantization."""
     config, build = assembly.model_config, assembly.build
     return empty_model(assembly.architecture, config, build, QuantConfig(), KernelPlan())
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Errors of one linear layer's numbers, told with its name."""
+    try:
+        yield
+    except BuildError as error:
+        raise BuildError(f"{name}: {error.what}", seen=error.seen, fix=error.fix) from None
 
 
 def calibrate(

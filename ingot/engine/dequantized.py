@@ -1,8 +1,9 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
 Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
-numbers mean, in fp32; all else stays the original's. So whatever reads the original can compute with the
-engine's weights. Knows no reader.
+numbers mean, in fp32; other tensors of a layer are the engine's where the build changed them (joints.py), and
+all else stays the original's. So whatever reads the original can compute with the engine's weights. Knows no
+reader.
 
     folder = write_dequantized(Path("engine"), Path("checkpoint"), Path("out"))
 """
@@ -75,16 +76,38 @@ def _tensors(
     """Every tensor of the checkpoint, those of layers in fewer bits dequantized."""
     narrow = {name: m for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
     mapped = {name: assembly.mapped[f"{name}.weight"] for name in narrow}
+    changed = list(_changed(assembly, reader, source))
     replaced = {part for name, one in mapped.items() if not _copied(name, one) for part in one.sources}
+    replaced |= {part for one in changed for part in one.sources}
     yield from ((name, source.read(name)) for name in source.tensors if name not in replaced)
+    for one in changed:
+        yield from _restored(one, reader.read(one.target).float(), source)
     for name, linear in narrow.items():
         wide = _dequantized(name, linear, reader)
         if _copied(name, mapped[name]):
             yield f"{HEAD}.weight", wide
-            continue
-        shapes = [tuple(source.tensors[part].shape) for part in mapped[name].sources]
-        yield from zip(mapped[name].sources, _parts(mapped[name], wide, shapes), strict=True)
+        else:
+            yield from _restored(mapped[name], wide, source)
         reader.release()
+
+
+def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
+    """Tensors of the decoder's layers, stored whole, that are not the original's in the engine's dtype."""
+    for name in assembly.layout():
+        one = assembly.mapped.get(name)
+        if one is None or not name.startswith("layers."):
+            continue
+        if not torch.equal(reader.read(name), assembly.load(name, source)):
+            yield one
+        reader.release()
+
+
+def _restored(
+    mapped: MappedTensor, tensor: torch.Tensor, source: Checkpoint
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The sources of one of the engine's tensors, by their names."""
+    shapes = [tuple(source.tensors[part].shape) for part in mapped.sources]
+    yield from zip(mapped.sources, _parts(mapped, tensor, shapes), strict=True)
 
 
 def _copied(name: str, mapped: MappedTensor) -> bool:

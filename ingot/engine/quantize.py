@@ -1,33 +1,37 @@
-"""Numbers of fewer bits, chosen by what a checkpoint's layers see.
+"""A decoder's weights as a method that calibrates stores them.
 
-Owns the joint between the walk over calibration samples and the way numbers are chosen, for the linear layers
-that a build stores in fewer bits; the head is not among them. Holds one decoder layer's numbers at a time:
-what asks for them in the model's order (packed_tensors) moves the walk on. Writes nothing.
+Owns the joint between the walk over calibration samples and the way numbers are chosen (gptq_layers.py,
+awq_layers.py), for the linear layers that a build stores in fewer bits; the head is not among them. Holds one
+decoder layer at a time: what asks for its tensors and numbers in the model's order (packed_tensors) moves
+the walk on. Writes nothing.
 
     data = read_samples(calib, text, count, build)
-    chosen = GptqNumbers(assembly, load, data.samples, device)
+    chosen = CalibratedWeights(assembly, load, data.samples, device)
     for name, tensor in assembly.tensors(source, device, chosen): ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from ingot.config.build import BuildConfig
 from ingot.config.quant import HEAD
-from ingot.engine.assemble import Assembly, stored_tensors
-from ingot.engine.calibrate import CalibratedLayer, Load, calibrate, dense_model
+from ingot.device import parse_dtype
+from ingot.engine.assemble import Assembly, cast_weight, stored_tensors
+from ingot.engine.awq_layers import AwqLayers
+from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, calibrate, dense_model
 from ingot.engine.golden import steady_threads
+from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.manifest import CalibrationEntry
 from ingot.engine.text import TextParts
-from ingot.errors import BuildError, OutOfMemoryError
+from ingot.errors import OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
-from ingot.quant.gptq import HessianSum, gptq
-from ingot.quant.rounding import Quantized, dequantize
+from ingot.quant.rounding import Quantized
 from ingot.quant.weight_only import WeightOnly
 
 Tell = Callable[[str], None]
@@ -49,13 +53,24 @@ def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationE
     return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length)
 
 
-class GptqNumbers:
-    """The numbers of every narrow linear layer of the decoder, by GPTQ on the layer's own inputs.
+class Method(Protocol):
+    """A way of choosing a layer's numbers by what its products read."""
 
-    A layer sees what the layers before it give once quantized, so that it makes up for their errors. Columns
-    are taken by the size of their inputs, with scales of the weight as it is, in 4 bits of ranges that the
-    inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``). A machine gives the same numbers for
-    the same samples and number of threads.
+    def statistic(self, name: str, in_features: int) -> Statistic:
+        """What gathers the input of one linear layer."""
+        ...
+
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Quantized]]:
+        """The numbers of each narrow linear layer; other parameters of the layer may be replaced, too, before
+        the first is given. Layers after this one see all that was replaced.
+        """
+        ...
+
+
+class CalibratedWeights:
+    """The tensors of a decoder before packing, and the numbers of every narrow linear layer of it.
+
+    A machine gives the same for the same samples and number of threads.
     """
 
     def __init__(
@@ -72,74 +87,79 @@ class GptqNumbers:
             for name, linear in linears(assembly.model).items()
             if name != HEAD and isinstance(linear.scheme, WeightOnly)
         }
+        self._quant = assembly.quant
+        self._dtype = parse_dtype(assembly.build.dtype)
         self._device = device
+        self._load = load
         self._tell = tell or _silent
         self._found: dict[str, Quantized] = {}
+        self._layer: CalibratedLayer[Any] | None = None
+        self._method = self._make_method(assembly)
         model = dense_model(assembly)
         self._num_bytes = sum(t.numel() * t.element_size() for t in stored_tensors(model).values())
         self._walk = calibrate(
-            model, load, samples, device, self._statistic, propagate=True, progress=self._told
+            model, load, samples, device, self._method.statistic, propagate=True, progress=self._told
         )
 
-    def __call__(self, name: str) -> Quantized | None:
+    def load(self, name: str) -> torch.Tensor:
+        """A tensor as it is before packing, in the engine's dtype, on the CPU.
+
+        Raises:
+            BuildError: what a layer sees is not finite, its numbers cannot be chosen, or a factor that was
+                folded into the tensor does not leave it within the dtype.
+            OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
+        """
+        index = _layer_of(name)
+        if index is None:
+            return self._load(name)
+        layer = self._reach(index)
+        return cast_weight(name, layer.weight(name).cpu(), self._dtype)
+
+    def numbers(self, name: str) -> Quantized | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.
 
         Raises:
-            BuildError: what a layer sees is not finite, or its numbers cannot be chosen.
-            OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
+            BuildError, OutOfMemoryError: as ``load``.
         """
         if name not in self._schemes:
             return None
-        try:
-            with steady_threads(self._num_bytes, self._device):
-                while name not in self._found:
-                    self._choose(next(self._walk))
-        except torch.OutOfMemoryError:
-            raise OutOfMemoryError(
-                "calibration does not fit the device", seen=f"{name} on {self._device}", fix="--device cpu"
-            ) from None
+        index = _layer_of(name)
+        assert index is not None, name
+        self._reach(index)
         return self._found.pop(name)
 
-    def _choose(self, layer: CalibratedLayer[_Seen]) -> None:
-        for name, seen in layer.inputs.items():
-            if isinstance(seen, HessianSum):
-                self._tell(f"{name} by GPTQ")
-                found = self._numbers(name, layer.weight(f"{name}.weight"), seen)
-                self._found[name] = found
-                layer.replace(f"{name}.weight", dequantize(found))
-
-    def _numbers(self, name: str, weight: torch.Tensor, seen: HessianSum) -> Quantized:
-        scheme = self._schemes[name]
+    def _reach(self, index: int) -> CalibratedLayer[Any]:
+        """The layer ``index``, whose numbers are chosen; layers before it are gone."""
         try:
-            return gptq(
-                weight,
-                seen.mean(),
-                scheme.bits,
-                scheme.group,
-                symmetric=scheme.symmetric,
-                act_order=True,
-                static_groups=True,
-                clip=scheme.bits == 4,
-                scale_dtype=weight.dtype,
-            ).quantized
-        except BuildError as error:
-            raise BuildError(f"{name}: {error.what}", seen=error.seen, fix=error.fix) from None
+            with steady_threads(self._num_bytes, self._device):
+                while self._layer is None or self._layer.index < index:
+                    self._layer = next(self._walk)
+                    for name, found in self._method.choose(self._layer):
+                        self._tell(f"{name} by {self._quant.method_word}")
+                        self._found[name] = found
+        except torch.OutOfMemoryError:
+            raise OutOfMemoryError(
+                "calibration does not fit the device",
+                seen=f"layers.{index} on {self._device}",
+                fix="--device cpu",
+            ) from None
+        assert self._layer.index == index, f"layers.{index} is asked for after layers.{self._layer.index}"
+        return self._layer
 
-    def _statistic(self, name: str, in_features: int) -> _Seen:
-        return HessianSum(in_features, self._device) if name in self._schemes else _Unseen()
+    def _make_method(self, assembly: Assembly) -> Method:
+        if self._quant.method == "awq":
+            return AwqLayers(assembly.model_config, self._schemes, self._dtype, self._device)
+        assert self._quant.method == "gptq", self._quant.method
+        return GptqLayers(self._schemes, self._device)
 
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")
 
 
-class _Unseen:
-    """Nothing of an input."""
-
-    def add(self, x: torch.Tensor) -> None:
-        return
-
-
-_Seen = HessianSum | _Unseen
+def _layer_of(name: str) -> int | None:
+    """The decoder layer that a parameter or module is of."""
+    head, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if head == "layers" else None
 
 
 def _silent(what: str) -> None:

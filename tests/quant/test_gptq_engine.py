@@ -12,7 +12,7 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.quant import QuantConfig
-from ingot.engine import quantize
+from ingot.engine import gptq_layers
 from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import CalibrationEntry, Manifest
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
@@ -192,7 +192,7 @@ class TestRefusals:
         def too_large(*args: object, **options: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(quantize, "gptq", too_large)
+        monkeypatch.setattr(gptq_layers, "gptq", too_large)
         with pytest.raises(OutOfMemoryError, match=r"calibration does not fit.*layers\.0.*--device cpu"):
             build(checkpoints["llama"], tmp_path / "engine", quant=NARROW, calib=samples, device="cpu")
         assert not (tmp_path / "engine").exists()
