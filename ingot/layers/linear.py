@@ -80,6 +80,11 @@ def all_int8(model: nn.Module) -> bool:
     return all(is_int8(linear.scheme) for name, linear in linears(model).items() if name != HEAD)
 
 
+def any_int8(model: nn.Module) -> bool:
+    """Whether some linear layer multiplies in 8 bits."""
+    return any(is_int8(linear.scheme) for linear in linears(model).values())
+
+
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
     """The dtype of a module's stored tensor in a model that computes in ``compute``."""
     fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
