@@ -20,6 +20,7 @@ from ingot.align.precision import Precision, round_weights
 from ingot.align.stages import hf_patterns
 from ingot.align.trace import run_steps, trace
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.errors import CheckpointError, DeviceError
 
 
@@ -58,11 +59,13 @@ def record_class(
     paths: Sequence[tuple[Path, Path]],
     cases: Sequence[Sequence[int]],
     steps: int,
+    inputs: Sequence[Int8Input] = (),
 ) -> tuple[str, list[list[int]]]:
     """Trace the class on every case in fp32, and then, loaded no second time, in another precision.
 
     Args:
         paths: of each case the file in fp32 and the one with noise.
+        inputs: of the products that round them to 8 bits; with noise the closest calls go the other way.
 
     Returns:
         The class's name and the greedy choices of each case in fp32, which both runs are fed.
@@ -74,11 +77,11 @@ def record_class(
     names = hf_patterns(name for name, _ in model.named_modules())
     choices = []
     for (path, _), ids in zip(paths, cases, strict=True):
-        with trace(model, path, names):
+        with trace(model, path, names), rounding(model, inputs):
             choices.append(run_steps(model, ids, steps))
     _lower(model, noise)
     for (_, path), ids, forced in zip(paths, cases, choices, strict=True):
-        with trace(model, path, names):
+        with trace(model, path, names), rounding(model, inputs, flips=True):
             run_steps(model, ids, steps, forced)
     return type(model).__name__, choices
 

@@ -28,6 +28,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name
+from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, ConfigError
 from ingot.llm import LLM
@@ -56,11 +57,14 @@ class Reference(ABC):
         name: what reports call it.
         checkpoint: its folder; of a trace, the file.
         noise_name: what its noise is measured between.
+        inputs: those of its products that are rounded to 8 bits, as the engine's are. With noise the closest
+            calls go the other way.
     """
 
     name: str
     noise_name: str
     checkpoint: Path
+    inputs: tuple[Int8Input, ...] = ()
 
     @abstractmethod
     def record(
@@ -103,6 +107,7 @@ class OwnPath(Reference):
             steps,
             low,
             permuted=permuted,
+            inputs=self.inputs,
         )
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
@@ -144,7 +149,7 @@ class HuggingFace(Reference):
 
         paths = [(_path(folder, "expected", i), _path(folder, "noise", i)) for i in range(len(cases))]
         place = (self.checkpoint, self.device, self.num_layers)
-        name, choices = record_class(*place, noise, paths, cases, steps)
+        name, choices = record_class(*place, noise, paths, cases, steps, self.inputs)
         self.name = f"Hugging Face's {name}, fp32"
         free_memory()
         return [
@@ -267,11 +272,14 @@ def _two_runs(
     forced: Sequence[list[int]] | None = None,
     *,
     permuted: bool,
+    inputs: tuple[Int8Input, ...] = (),
 ) -> list[ReferenceRun]:
     """Our own modules in fp32, then with noise; the same ones, where only the order of sums is another."""
 
     def run(llm: LLM, tag: str, fed: Sequence[list[int] | None]) -> list[list[int]]:
-        return [record_engine(llm, _path(folder, tag, i), ids, steps, fed[i]) for i, ids in enumerate(cases)]
+        with rounding(llm.engine.model, inputs, flips=tag == "noise"):
+            paths = [_path(folder, tag, i) for i in range(len(cases))]
+            return [record_engine(llm, paths[i], ids, steps, fed[i]) for i, ids in enumerate(cases)]
 
     order = None
     with _loaded(load, PLAIN) as llm:

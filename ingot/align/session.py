@@ -42,6 +42,7 @@ from ingot.align.verdict import (
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.dequantized import write_dequantized
+from ingot.engine.int8_inputs import read_int8_inputs
 from ingot.errors import RequestError
 from ingot.llm import LLM
 
@@ -149,7 +150,9 @@ def align(
         if not (target.quant.dense or isinstance(source, Trace)):
             progress("dequantizing the engine's weights")
             own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
+            inputs = read_int8_inputs(Path(target.path), source.checkpoint)
             source = open_reference(str(own), original, target.path, target.build, place)
+            source.inputs = inputs
         progress("running the reference")
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
@@ -171,7 +174,10 @@ def _quant_text(target: Target, source: Reference) -> str | None:
         return None
     if isinstance(source, Trace):
         return f"{target.quant.summary}; the trace has the original's weights: differences are expected"
-    return f"{target.quant.summary}; the reference computes with these weights, dequantized"
+    rounded = " and rounds activations as it does" if target.quant.activations != "none" else ""
+    return f"{target.quant.summary}; the reference computes with these weights, dequantized,{rounded}".rstrip(
+        ","
+    )
 
 
 def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:

@@ -12,6 +12,8 @@ from ingot.align.report import facts, report_json
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.engine.dequantized import write_dequantized
+from ingot.engine.int8_inputs import Int8Input, rounding
+from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -84,3 +86,45 @@ def test_without_fewer_bits_nothing_is_told(tmp_path: Path) -> None:
     report = align(engine, original, [random_ids(5)], steps=0, device="cpu")
     assert report.quant is None
     assert "quantized" not in dict(facts(report))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("original", ["hf", "ingot"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])
+def test_with_activations_in_8_bits(kind: str, original: str, dtype: str, tmp_path: Path) -> None:
+    folder = checkpoint(kind, tmp_path / "checkpoint")
+    engine = build(folder, tmp_path / "engine", quant="w8a8", dtype=dtype, device="cpu", proof=False)
+    prompts = [random_ids(9), random_ids(21, seed=2)]
+    report = align(engine, folder, prompts, steps=2, device="cpu", dtype=dtype, original=original)
+    assert report.aligned, report.first_stage
+    assert "rounds activations as it does" in dict(facts(report))["quantized"]
+    exact = align(folder, folder, prompts, steps=2, device="cpu", dtype=dtype, original=original)
+    floors = [max(row.floor for row in one.rows) for one in (report, exact)]
+    assert floors[0] < 0.2
+    assert floors[1] < floors[0]
+
+
+@pytest.mark.parametrize("original", ["hf", "ingot"])
+def test_scales_of_other_rows_are_found(
+    original: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint("llama", tmp_path / "checkpoint")
+    engine = build(folder, tmp_path / "engine", quant="w8a8", device="cpu", proof=False)
+    stored = LLM.__init__
+
+    def damaged(self: LLM, *args: object, **options: object) -> None:
+        stored(self, *args, **options)  # type: ignore[arg-type]
+        down = self.engine.model.layers[1].mlp.down_proj
+        if "scales" in down._parameters:
+            down.scales.copy_(down.scales.roll(1))
+
+    monkeypatch.setattr(LLM, "__init__", damaged)
+    report = align(engine, folder, [random_ids(9)], steps=0, device="cpu", original=original)
+    assert report.first_stage == "layers.1.mlp"
+
+
+def test_a_class_without_the_product_is_refused() -> None:
+    one = Int8Input("layers.0.mlp.down_proj", ("model.layers.0.mlp.down_proj",), 0, None)
+    with pytest.raises(CheckpointError, match=r"no such product.*down_proj.*--original ingot"):  # noqa: SIM117
+        with rounding(torch.nn.Linear(2, 2), [one]):
+            pass

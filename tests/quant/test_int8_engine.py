@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,15 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import Manifest
+from ingot.engine.proof import read_proof
 from ingot.errors import ConfigError
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.layers.linear import linears
-from ingot.llm.repro import capture_layer, replay
+from ingot.llm.replay import replay
+from ingot.llm.repro import capture_layer
+from ingot.llm.repro import replay as replay_layer
+from ingot.llm.verify import verify
+from ingot.quant import int8_both
 from ingot.quant.int8_both import Int8Both
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -118,10 +125,42 @@ def test_the_manifest_holds_the_scheme_and_every_tensor(checkpoints: dict[str, P
     assert {"quant.head", "build.dtype"} <= changes
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_engine_as_built_is_proven(
+    checkpoints: dict[str, Path], kind: str, name: str, tmp_path: Path
+) -> None:
+    folder = build(checkpoints[kind], tmp_path / "engine", quant=CONFIGS[name], dtype="bf16", device="cpu")
+    found = verify(folder, "cpu", note=False)
+    assert found.verdict == "proven", found.failures
+    proof = read_proof(folder)
+    assert proof is not None
+    floors = proof.claims.floors
+    assert all(floors["bf16"].modules[n] >= floor for n, floor in floors["fp32"].modules.items())
+    narrow = replay(LLM(folder, "cpu", compute_dtype="bf16"), proof.claims, lambda what: None)
+    assert not narrow.failures
+    assert max(narrow.worst.values()) > 0.1  # floors are of the size of what really happens
+
+
+def test_scales_of_other_rows_are_named(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build(checkpoints["llama"], tmp_path / "engine", quant="w8a8", device="cpu")
+
+    def rolled(
+        x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return int8_product(x, dataclasses.replace(weight, scales=weight.scales.roll(1)), dtype, bias)
+
+    monkeypatch.setattr(int8_both, "multiply", rolled)
+    found = verify(folder, "cpu", note=False)
+    assert (found.verdict, found.first_bad_module) == ("failed", "layers.0.self_attn")
+
+
 def test_one_layer_replays(checkpoints: dict[str, Path]) -> None:
     llm = LLM(checkpoints["llama"], "cpu", quant="w8a8")
     for layer in (0, 1):
-        found = replay(capture_layer(llm, random_ids(7), layer), torch.device("cpu"))
+        found = replay_layer(capture_layer(llm, random_ids(7), layer), torch.device("cpu"))
         assert found.repeats
 
 

@@ -1,0 +1,113 @@
+"""Which products of an engine round their inputs to 8 bits, by the names that their original has for them.
+
+Owns the reading of groups and static scales, and the hooks that round the inputs of any class's modules by
+the same rule. Knows no class and no verdict.
+
+    inputs = read_int8_inputs(Path("engine"), Path("checkpoint"))
+    with rounding(model, inputs):               # an original with the engine's weights
+        model(ids)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.checkpoint.reader import open_checkpoint
+from ingot.engine.assemble import Assembly
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.weights_file import WeightsReader
+from ingot.errors import CheckpointError
+from ingot.layers.linear import linears
+from ingot.quant.int8_both import Int8Both
+from ingot.quant.plain_rows import rounded_rows
+
+
+@dataclass(frozen=True)
+class Int8Input:
+    """The input of one linear layer of the engine.
+
+    Attributes:
+        name: the engine's.
+        originals: the checkpoint's modules that read it.
+        group, step: as ``rounded_rows`` takes them.
+    """
+
+    name: str
+    originals: tuple[str, ...]
+    group: int
+    step: torch.Tensor | None
+
+
+def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
+    """Those of an engine that was built from a checkpoint; none where activations stay in its dtype.
+
+    Raises:
+        CheckpointError, EngineError: one of them cannot be read, or they do not belong together.
+    """
+    manifest, reader = Manifest.read(engine), WeightsReader(engine / WEIGHTS_FILE)
+    with open_checkpoint(checkpoint) as source:
+        assembly = Assembly.of(source, manifest.build, manifest.quant)
+    return tuple(
+        Int8Input(
+            name,
+            tuple(part.removesuffix(".weight") for part in assembly.mapped[f"{name}.weight"].sources),
+            linear.scheme.input_group,
+            reader.read(f"{name}.input_scale").clone() if linear.scheme.static else None,
+        )
+        for name, linear in linears(assembly.model).items()
+        if isinstance(linear.scheme, Int8Both)
+    )
+
+
+@contextmanager
+def rounding(model: nn.Module, inputs: Sequence[Int8Input], *, flips: bool = False) -> Iterator[None]:
+    """While the block runs, a model's modules read rounded inputs [..., K], in the dtype that they come in.
+
+    The modules are those of the engine's names, or else those that end in the checkpoint's. ``flips`` is as
+    in ``rounded_rows``.
+
+    Raises:
+        CheckpointError: the model has no such module.
+    """
+    modules = dict(model.named_modules())
+    handles = []
+    try:
+        for one in inputs:
+            for module in _modules_of(one, modules):
+                handles.append(module.register_forward_pre_hook(_hook(one, flips)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module]:
+    if one.name in modules:
+        return [modules[one.name]]
+    found = []
+    for original in one.originals:
+        names = [name for name in modules if f".{name}".endswith(f".{original}")]
+        if len(names) != 1:
+            raise CheckpointError(
+                "the original has no such product to round the input of",
+                seen=f"{original}: {names}",
+                fix="--original ingot",
+            )
+        found.append(modules[names[0]])
+    return found
+
+
+def _hook(one: Int8Input, flips: bool) -> Any:
+    def hook(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        x = given[0]
+        wide = x if x.dtype == torch.float64 else x.float()
+        return (rounded_rows(wide, one.group, one.step, flips=flips).to(x.dtype), *given[1:])
+
+    return hook
