@@ -93,9 +93,10 @@ def _tensors(
 
 def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
     """Tensors of the decoder's layers, stored whole, that are not the original's in the engine's dtype."""
+    narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
     for name in assembly.layout():
         one = assembly.mapped.get(name)
-        if one is None or not name.startswith("layers."):
+        if one is None or name in narrow or not name.startswith("layers."):
             continue
         if not torch.equal(reader.read(name), assembly.load(name, source)):
             yield one

@@ -31,6 +31,8 @@ def plain_layer(
     positions: torch.Tensor,
     rope: torch.Tensor | None,
     dtype: torch.dtype,
+    *,
+    flips: bool = False,
 ) -> torch.Tensor:
     """A layer's hidden states for all tokens of a request, in ``dtype`` on the CPU.
 
@@ -38,11 +40,12 @@ def plain_layer(
         hidden: [T, hidden_size], the layer's input.
         positions: [T] int64: 0 to T - 1.
         rope: [T, rotary dim], each token's cosines and sines; None for learned positions.
+        flips: where inputs are rounded to 8 bits, each token's closest call goes the other way.
     """
     x = hidden.to("cpu", dtype)
     normed = _norm(layer.input_layernorm, x)
-    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope)
-    return x + _mlp(layer.mlp, config, _norm(layer.post_attention_layernorm, x))
+    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope, flips)
+    return x + _mlp(layer.mlp, config, _norm(layer.post_attention_layernorm, x), flips)
 
 
 def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
@@ -52,12 +55,13 @@ def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
     return x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + norm.eps) * weight
 
 
-def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+def _product(linear: Linear, x: torch.Tensor, flips: bool) -> torch.Tensor:
     """x · Wᵀ + b with what the layer's weight and input mean, in the dtype of x."""
     tensors = {name: None if p is None else p.detach().cpu() for name, p in linear._parameters.items()}
     if isinstance(linear.scheme, Int8Both):
         wide = x if x.dtype == torch.float64 else x.float()
-        x = rounded_rows(wide, linear.scheme.input_group, tensors.get("input_scale")).to(x.dtype)
+        step = tensors.get("input_scale")
+        x = rounded_rows(wide, linear.scheme.input_group, step, flips=flips).to(x.dtype)
     weight, bias = linear.scheme.dequantize(tensors, linear.in_features, x.dtype), tensors.get("bias")
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
@@ -68,8 +72,10 @@ def _attention(
     x: torch.Tensor,
     positions: torch.Tensor,
     rope: torch.Tensor | None,
+    flips: bool,
 ) -> torch.Tensor:
-    qkv = _product(attention.qkv_proj, x).unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
+    qkv = _product(attention.qkv_proj, x, flips)
+    qkv = qkv.unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
     query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
     if attention.q_norm is not None and attention.k_norm is not None:
         query = _head_norm(query, attention.q_norm.weight, config.norm_eps)
@@ -85,7 +91,7 @@ def _attention(
         _head(query[:, h], key[:, h // group], value[:, h // group], config.attention_scale, hidden_from)
         for h in range(config.num_heads)
     ]
-    return _product(attention.o_proj, torch.cat(heads, dim=-1))
+    return _product(attention.o_proj, torch.cat(heads, dim=-1), flips)
 
 
 def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -115,16 +121,16 @@ def _head(
     return torch.softmax(scores, dim=-1) @ value
 
 
-def _mlp(mlp: GatedMLP | MLP, config: DecoderConfig, x: torch.Tensor) -> torch.Tensor:
+def _mlp(mlp: GatedMLP | MLP, config: DecoderConfig, x: torch.Tensor, flips: bool) -> torch.Tensor:
     if isinstance(mlp, GatedMLP):
-        gate, up = _product(mlp.gate_up_proj, x).chunk(2, dim=-1)
-        return _product(mlp.down_proj, gate * torch.sigmoid(gate) * up)
-    inner = _product(mlp.up_proj, x)
+        gate, up = _product(mlp.gate_up_proj, x, flips).chunk(2, dim=-1)
+        return _product(mlp.down_proj, gate * torch.sigmoid(gate) * up, flips)
+    inner = _product(mlp.up_proj, x, flips)
     if config.mlp == "relu":
         bent = inner.clamp(min=0)
     else:
         bent = F.gelu(inner, approximate="tanh" if config.mlp == "gelu_tanh" else "none")
-    return _product(mlp.down_proj, bent)
+    return _product(mlp.down_proj, bent, flips)
 
 
 def _as(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

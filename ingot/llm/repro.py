@@ -25,6 +25,7 @@ from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.invariance import make_batch_invariant
+from ingot.layers.linear import any_int8
 from ingot.layers.plain_layer import plain_layer
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.expected_trace import expected_output
@@ -219,15 +220,20 @@ def _floor(noise: float, dtype: torch.dtype) -> float:
 
 
 def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
-    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is off, in all and at worst."""
+    """The layer in plain PyTorch, in the wider dtype; how far its own dtype is off, in all and at worst, and
+    where activations are rounded to 8 bits what it costs that each token's closest call goes the other way.
+    """
     config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
     given = (module, config, inputs.hidden, inputs.positions, rope)
     with torch.inference_mode():
         wide = plain_layer(*given, _WIDER[dtype])
-        own = plain_layer(*given, dtype)
-        return wide, relative_l2(own, wide), float(row_errors(own, wide).max())
+        others = [plain_layer(*given, dtype)]
+        if any_int8(module):
+            others.append(plain_layer(*given, _WIDER[dtype], flips=True))
+        errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
+        return wide, max(e for e, _ in errors), max(e for _, e in errors)
 
 
 def _stored(module: DecoderLayer, dtype: str) -> dict[str, torch.Tensor]:

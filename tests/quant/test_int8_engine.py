@@ -157,11 +157,14 @@ def test_scales_of_other_rows_are_named(
     assert (found.verdict, found.first_bad_module) == ("failed", "layers.0.self_attn")
 
 
-def test_one_layer_replays(checkpoints: dict[str, Path]) -> None:
-    llm = LLM(checkpoints["llama"], "cpu", quant="w8a8")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_one_layer_replays(checkpoints: dict[str, Path], kind: str, dtype: str) -> None:
+    llm = LLM(checkpoints[kind], "cpu", quant="w8a8", compute_dtype=dtype)
     for layer in (0, 1):
         found = replay_layer(capture_layer(llm, random_ids(7), layer), torch.device("cpu"))
         assert found.repeats
+        assert found.agrees
 
 
 def test_random_weights(checkpoints: dict[str, Path]) -> None:
