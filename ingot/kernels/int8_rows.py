@@ -46,6 +46,25 @@ class Int8Weight:
     scales: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Sums:
+    """A product [M, N] whose exact sums are in S parts, not added up and not scaled.
+
+    Attributes:
+        parts: int32 [S, M, N].
+        row_scales, weight_scales: those of ``Int8Rows`` without groups and of ``Int8Weight``.
+    """
+
+    parts: torch.Tensor
+    row_scales: torch.Tensor
+    weight_scales: torch.Tensor
+
+    def product(self) -> torch.Tensor:
+        """What the parts mean: [M, N] fp32."""
+        sums = self.parts.sum(dim=0, dtype=torch.int32).float()
+        return sums * self.row_scales[:, None] * self.weight_scales
+
+
 def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None = None) -> Int8Rows:
     """Activations x [M, K] of any float dtype in 8 bits; the rule that every kernel follows.
 

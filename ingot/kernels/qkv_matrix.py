@@ -85,6 +85,8 @@ def small_qkv_matrix_kernel(
     head_stride: tl.tensor,
     token_stride: tl.tensor,
     inverse_log: tl.tensor,
+    x_scale_ptr: tl.tensor,
+    x_scale_stride: tl.tensor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -114,9 +116,9 @@ def small_qkv_matrix_kernel(
     firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
     rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
     live = None if SHARE == PAIRS else lane % PAIRS < SHARE
-    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
-                      rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
-                      ASM)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
+                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     if bias_ptr is not None:

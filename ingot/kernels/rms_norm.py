@@ -23,6 +23,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_round import store_int8_row
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
@@ -35,15 +36,18 @@ def rms_norm_kernel(
     weight_ptr: tl.tensor,
     y_ptr: tl.tensor,
     sum_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
     eps: tl.tensor,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: add, square, normalise, scale."""
+    """One row a program: add, square, normalise, multiply; with ``scale_ptr`` y is in 8 bits."""
     start_next(OVERLAP)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
@@ -53,12 +57,15 @@ def rms_norm_kernel(
     s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-        s = (s.to(tl.float32) + residual.to(tl.float32)).to(y_ptr.dtype.element_ty)
+        s = (s.to(tl.float32) + residual.to(tl.float32)).to(dtype)
         tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    normed = (s * rstd).to(y_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(y_ptr + row * HIDDEN + cols, (normed * weight).to(y_ptr.dtype.element_ty), mask=inside)
+    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
+    if scale_ptr is None:
+        tl.store(y_ptr + row * HIDDEN + cols, y, mask=inside)
+    else:
+        store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC)
 
 
 def default_tiles(hidden: int, device: torch.device | None = None) -> dict[str, int]:
@@ -85,9 +92,23 @@ def rms_norm_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`rms_norm`, unchecked."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    return y, launch_rms_norm(x, weight, eps, residual, y, None, False, tiles)
+
+
+def launch_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    scales: torch.Tensor | None,
+    static: bool,
+    tiles: Mapping[str, int] | None,
+) -> torch.Tensor:
+    """Launch the kernel into y, int8 where there are ``scales`` (norm_int8.py); returns s."""
     rows, hidden = x.shape
-    y = torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
-    new_residual = x if residual is None else torch.empty_like(y)
+    new_residual = x if residual is None else torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     choice = merge_tiles(default_tiles(hidden, x.device), tiles)
     if x.numel():
         rms_norm_kernel[(rows,)](
@@ -96,15 +117,17 @@ def rms_norm_triton(
             weight,
             y,
             None if residual is None else new_residual,
+            scales,
             x.stride(0),
             0 if residual is None else residual.stride(0),
             eps,
             HIDDEN=hidden,
             BLOCK_H=next_power_of_two(hidden),
+            STATIC=static,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )
-    return y, new_residual
+    return new_residual
 
 
 def rms_norm_reference(
@@ -139,12 +162,17 @@ def rms_norm(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
+    expect_norm(x, weight, residual)
+    if runs_on_gpu(x):
+        return rms_norm_triton(x, weight, eps, residual, tiles)
+    return rms_norm_reference(x, weight, eps, residual)
+
+
+def expect_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+    """Raise unless the kernel can take these."""
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
     expect("weight", weight, (x.shape[1],), like=x)
     if residual is not None:
         expect("residual", residual, tuple(x.shape), like=x)
-    if runs_on_gpu(x):
-        return rms_norm_triton(x, weight, eps, residual, tiles)
-    return rms_norm_reference(x, weight, eps, residual)

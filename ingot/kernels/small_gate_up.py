@@ -125,9 +125,9 @@ def small_gate_up_matrix_kernel(
     lane = tl.arange(0, BLOCK_N) % PAIRS
     rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
     live = None if SHARE == PAIRS else lane < SHARE
-    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
-                      rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K, PREFETCH, OVERLAP,
-                      ASM)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, None, 0, tokens, weight_ptr, weight_stride,
+                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)

@@ -102,6 +102,8 @@ def small_linear_matrix_kernel(
     tokens: tl.tensor,
     x_stride: tl.tensor,
     residual_stride: tl.tensor,
+    x_scale_ptr: tl.tensor,
+    x_scale_stride: tl.tensor,
     N: tl.constexpr,
     SHARE: tl.constexpr,
     K: tl.constexpr,
@@ -115,18 +117,23 @@ def small_linear_matrix_kernel(
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums."""
+    """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
+
+    x and weight in 8 bits (int8_linear.py) have fp32 scales; without ``x_scale_ptr`` y is their int32 sums.
+    """
     if OVERLAP == 2:
         start_next(OVERLAP)
     start, split = tl.program_id(0) * SHARE, tl.program_id(1)
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    INT8: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
+    STEPS: tl.constexpr = K // GROUP if INT8 and GROUP > 0 else (K + BLOCK_K - 1) // BLOCK_K
     lane = tl.arange(0, BLOCK_N)
     rows = tl.minimum(start + lane, N - 1)
     live = None if SHARE == BLOCK_N else lane < SHARE
     first = split * STEPS // SPLITS
-    acc = weight_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride, zero_ptr,
-                      rows, live, first, (split + 1) * STEPS // SPLITS - first, K, BITS, GROUP, BLOCK_T,
-                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
+    acc = weight_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
+                      scale_ptr, scale_stride, zero_ptr, rows, live, first,
+                      (split + 1) * STEPS // SPLITS - first, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
+                      PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)
@@ -160,6 +167,8 @@ def _matrix(
         x.shape[0],
         x.stride(0),
         0 if residual is None else residual.stride(0),
+        None,
+        0,
         N=outputs,
         SHARE=share,
         SPLITS=choice["SPLITS"],

@@ -225,8 +225,8 @@ def small_qkv_triton(
         share = _pair_share(heads, head_dim, choice, x.device)
         grid = (heads * triton.cdiv(head_dim // 2, share),)
         small_qkv_matrix_kernel[grid](x, *weight_pointers(weight), bias, *places, x.stride(0), *strides,
-                                      inverse_log, SHARE=share, **shape, **matrix_shape(choice, weight),
-                                      **options)  # fmt: skip
+                                      inverse_log, None, 0, SHARE=share, **shape,
+                                      **matrix_shape(choice, weight), **options)  # fmt: skip
     else:
         tiles_to_do = triton.cdiv(weight.out_features // 2, choice["BLOCK_N"] // 2)
         grid = (num_programs(choice, tiles_to_do, x.device),)

@@ -1,10 +1,11 @@
 """The end of a product split along its columns, and the RMSNorm after it: partial sums, bias, residual, norm.
 
 Owns the formula s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight,
-rounded as in rms_norm.py. The parts are summed in their order, so that a row's bits never change. Knows no
-model.
+rounded as in rms_norm.py. The parts are summed in their order, so that a row's bits never change; exact sums
+of 8-bit numbers are scaled here, once. y may end in 8 bits, as in norm_int8.py. Knows no model.
 
     y, hidden = sum_norm(parts, hidden, weight, 1e-6)
+    x8, hidden = sum_norm_int8(parts, hidden, weight, 1e-6)
 """
 
 from __future__ import annotations
@@ -23,8 +24,13 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_checks import expect_static
+from ingot.kernels.int8_round import row_scales, store_int8_row
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, quantize_rows
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rms_norm import MAX_HIDDEN, rms_norm_reference
+
+Parts = torch.Tensor | Int8Sums
 
 
 @triton.jit
@@ -35,16 +41,24 @@ def sum_norm_kernel(
     weight_ptr: tl.tensor,
     y_ptr: tl.tensor,
     sum_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    weight_scale_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
     rows: tl.tensor,
     residual_stride: tl.tensor,
+    row_scale_stride: tl.tensor,
     eps: tl.tensor,
     SPLITS: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program."""
+    """One row a program; parts are int32 where there are ``row_scale_ptr`` and ``weight_scale_ptr``, y is
+    int8 with ``scale_ptr``.
+    """
     start_next(OVERLAP)
+    dtype: tl.constexpr = sum_ptr.dtype.element_ty
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
@@ -53,17 +67,24 @@ def sum_norm_kernel(
     total = tl.zeros([BLOCK_H], dtype=tl.float32)
     if bias_ptr is not None:
         total += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if row_scale_ptr is not None:
+        weight_scales = tl.load(weight_scale_ptr + cols, mask=inside, other=0.0)
     wait_for_previous(OVERLAP)
     residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-    products = tl.zeros([BLOCK_H], dtype=tl.float32)
+    products = tl.zeros([BLOCK_H], dtype=parts_ptr.dtype.element_ty)
     for split in tl.static_range(SPLITS):
-        products += tl.load(parts_ptr + (split * rows + row) * HIDDEN + cols, mask=inside, other=0.0)
-    s = (products + (total + residual.to(tl.float32))).to(y_ptr.dtype.element_ty)
+        products += tl.load(parts_ptr + (split * rows + row) * HIDDEN + cols, mask=inside, other=0)
+    if row_scale_ptr is not None:
+        products = products.to(tl.float32) * tl.load(row_scale_ptr + row * row_scale_stride) * weight_scales
+    s = (products + (total + residual.to(tl.float32))).to(dtype)
     tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    normed = (s * rstd).to(y_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(y_ptr + row * HIDDEN + cols, (normed * weight).to(y_ptr.dtype.element_ty), mask=inside)
+    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
+    if scale_ptr is None:
+        tl.store(y_ptr + row * HIDDEN + cols, y, mask=inside)
+    else:
+        store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC)
 
 
 def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
@@ -72,8 +93,50 @@ def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
 
 
+def _launch(
+    parts: Parts,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    scales: torch.Tensor | None,
+    static: bool,
+    tiles: Mapping[str, int] | None,
+) -> torch.Tensor:
+    """Into y, int8 where there are ``scales``; returns s."""
+    sums = parts.parts if isinstance(parts, Int8Sums) else parts
+    splits, rows, hidden = sums.shape
+    row, column = (parts.row_scales, parts.weight_scales) if isinstance(parts, Int8Sums) else (None, None)
+    total = torch.empty((rows, hidden), dtype=residual.dtype, device=residual.device)
+    choice = merge_tiles(default_tiles(hidden, residual.device), tiles)
+    if y.numel():
+        sum_norm_kernel[(rows,)](
+            sums.contiguous(),
+            residual,
+            bias,
+            weight,
+            y,
+            total,
+            row,
+            column,
+            scales,
+            rows,
+            residual.stride(0),
+            0 if row is None or row.numel() == 1 else row.stride(0),
+            eps,
+            SPLITS=splits,
+            HIDDEN=hidden,
+            BLOCK_H=next_power_of_two(hidden),
+            STATIC=static,
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, residual.device),
+        )
+    return total
+
+
 def sum_norm_triton(
-    parts: torch.Tensor,
+    parts: Parts,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -81,39 +144,36 @@ def sum_norm_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`sum_norm`, unchecked."""
-    splits, rows, hidden = parts.shape
-    y = torch.empty((rows, hidden), dtype=residual.dtype, device=parts.device)
-    total = torch.empty_like(y)
-    choice = merge_tiles(default_tiles(hidden, parts.device), tiles)
-    if y.numel():
-        sum_norm_kernel[(rows,)](
-            parts,
-            residual,
-            bias,
-            weight,
-            y,
-            total,
-            rows,
-            residual.stride(0),
-            eps,
-            SPLITS=splits,
-            HIDDEN=hidden,
-            BLOCK_H=next_power_of_two(hidden),
-            OVERLAP=choice["OVERLAP"],
-            **launch_options(choice, parts.device),
-        )
-    return y, total
+    y = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
+    return y, _launch(parts, residual, weight, eps, bias, y, None, False, tiles)
+
+
+def sum_norm_int8_triton(
+    parts: Parts,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None = None,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[Int8Rows, torch.Tensor]:
+    """Launch the kernel; arguments as in :func:`sum_norm_int8`, unchecked."""
+    y = torch.empty(residual.shape, dtype=torch.int8, device=residual.device)
+    scales = row_scales(residual.shape[0], static, residual.device)
+    s = _launch(parts, residual, weight, eps, bias, y, scales, static is not None, tiles)
+    return Int8Rows(y, scales), s
 
 
 def sum_norm_reference(
-    parts: torch.Tensor,
+    parts: Parts,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The PyTorch twin; arguments as in :func:`sum_norm`."""
-    total = parts.sum(dim=0) + residual.float()
+    products = parts.product() if isinstance(parts, Int8Sums) else parts.sum(dim=0)
+    total = products + residual.float()
     if bias is not None:
         total = total + bias.float()
     y, _ = rms_norm_reference(total.to(residual.dtype), weight, eps)
@@ -121,7 +181,7 @@ def sum_norm_reference(
 
 
 def sum_norm(
-    parts: torch.Tensor,
+    parts: Parts,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -131,7 +191,8 @@ def sum_norm(
     """s = cast(sum of parts + bias + residual); y = cast(s / sqrt(mean(s^2) + eps)) * weight.
 
     Args:
-        parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`.
+        parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`; or those of
+            :func:`int8_linear_parts`.
         residual: [M, H] fp16, bf16 or fp32; H up to 16384.
         weight: [H], dtype of residual.
         eps: added to the mean square.
@@ -144,13 +205,43 @@ def sum_norm(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
+    _expect(parts, residual, weight, bias)
+    if runs_on_gpu(residual):
+        return sum_norm_triton(parts, residual, weight, eps, bias, tiles)
+    return sum_norm_reference(parts, residual, weight, eps, bias)
+
+
+def sum_norm_int8(
+    parts: Parts,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    bias: torch.Tensor | None = None,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[Int8Rows, torch.Tensor]:
+    """``sum_norm`` whose y is quantized in the same kernel, by rows or by the ``static`` scale, fp32 [1]."""
+    _expect(parts, residual, weight, bias)
+    expect_static(static, residual)
+    if runs_on_gpu(residual):
+        return sum_norm_int8_triton(parts, residual, weight, eps, bias, static, tiles)
+    y, s = sum_norm_reference(parts, residual, weight, eps, bias)
+    return quantize_rows(y, static=static), s
+
+
+def _expect(parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
     expect_float("residual", residual)
     expect("residual", residual, (None, None), like=residual)
-    expect_range("the hidden size", residual.shape[1], 1, MAX_HIDDEN)
-    expect("parts", parts, (None, *residual.shape), like=residual, dtype=torch.float32)
-    expect("weight", weight, (residual.shape[1],), like=residual)
+    rows, hidden = residual.shape
+    expect_range("the hidden size", hidden, 1, MAX_HIDDEN)
+    if isinstance(parts, Int8Sums):
+        expect("parts", parts.parts, (None, rows, hidden), like=residual, dtype=torch.int32)
+        scales = parts.row_scales
+        size = 1 if scales.numel() == 1 else rows
+        expect("row scales", scales, (size,), like=residual, dtype=torch.float32)
+        expect("weight scales", parts.weight_scales, (hidden,), like=residual, dtype=torch.float32)
+    else:
+        expect("parts", parts, (None, rows, hidden), like=residual, dtype=torch.float32)
+    expect("weight", weight, (hidden,), like=residual)
     if bias is not None:
-        expect("bias", bias, (residual.shape[1],), like=residual)
-    if runs_on_gpu(parts):
-        return sum_norm_triton(parts.contiguous(), residual, weight, eps, bias, tiles)
-    return sum_norm_reference(parts, residual, weight, eps, bias)
+        expect("bias", bias, (hidden,), like=residual)

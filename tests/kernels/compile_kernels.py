@@ -36,6 +36,7 @@ POINTERS = {
     torch.float64: "*fp64",
     torch.int16: "*i16",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
 }
 
 
@@ -104,6 +105,12 @@ def arithmetic(ptx: str) -> dict[str, int]:
     return dict(sorted(Counter(found).items()))
 
 
+def products(ptx: str) -> dict[str, int]:
+    """How often each tensor-core product stands in a kernel."""
+    found = re.findall(r"\b((?:wgmma\.mma_async|mma)\.sync[\w.]*)", ptx)
+    return dict(sorted(Counter(found).items()))
+
+
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
     for case, call in (CASES | OVERLAPPING).items():
         for kernel, args, kwargs in caught_launches(call):
@@ -116,6 +123,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "sm": capability,
                     "shared": binary.metadata.shared,
                     "arithmetic": arithmetic(binary.asm["ptx"]),
+                    "products": products(binary.asm["ptx"]),
                     **resources(binary.asm["cubin"]),
                 }
 

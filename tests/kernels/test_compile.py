@@ -31,6 +31,7 @@ KERNELS = {
     "prefill_attention_kernel",
     "rms_norm_kernel",
     "rope_kv_write_kernel",
+    "silu_mul_int8_kernel",
     "silu_mul_kernel",
     "small_gate_up_kernel",
     "small_gate_up_matrix_kernel",
@@ -76,6 +77,18 @@ def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
     if not measured:
         pytest.skip("this Triton comes without cuobjdump")
     assert [row for row in measured if row["sm"] == 90 and row["spill_bytes"] > 16] == []
+
+
+def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:
+    """By the tensor cores, into int32, and by nothing else."""
+    found = [row for row in rows if row["case"].startswith("both in 8 bits")]
+    assert len(found) >= 20
+    for row in found:
+        names = list(row["products"])
+        assert names, row
+        assert all(".s32.s8.s8" in name for name in names), row
+    wide = [name for row in found if row["sm"] == 90 for name in row["products"] if name.startswith("wgmma")]
+    assert wide
 
 
 def test_the_early_fetch_changes_no_arithmetic(rows: list[dict[str, Any]]) -> None:

@@ -1,0 +1,58 @@
+"""Rounding to 8 bits inside kernels, by the rule of int8_rows.py: the same numbers to the bit.
+
+Owns the arithmetic of a scale and of its numbers. Knows no op.
+
+    scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
+    tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.int8_rows import LEAST_MAGNITUDE, MOST
+
+_MOST = tl.constexpr(float(MOST))
+_LEAST = tl.constexpr(LEAST_MAGNITUDE)
+# Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
+_WHOLE = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def scale_of(most: tl.tensor) -> tl.tensor:
+    """The scale for a largest magnitude, and what values are multiplied by."""
+    most = tl.maximum(most, _LEAST)
+    return tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
+
+
+@triton.jit
+def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+    """fp32 values as int8 numbers; what is cut first needs no fused multiply and add."""
+    cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
+    return (cut + _WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def store_int8_row(
+    wide: tl.tensor,
+    y_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row: tl.tensor,
+    inside: tl.tensor,
+    STATIC: tl.constexpr,
+) -> None:
+    """Store a row [BLOCK] at ``y_ptr``, zeros where not ``inside``; its scale is stored, or STATIC read."""
+    cols = tl.arange(0, wide.shape[0])
+    if STATIC:
+        inverse = tl.div_rn(1.0, tl.load(scale_ptr))
+    else:
+        scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
+        tl.store(scale_ptr + row, scale)
+    tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+
+
+def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """What a kernel writes its scales to, one a row; or the static one, which it reads."""
+    return torch.empty(rows, dtype=torch.float32, device=device) if static is None else static

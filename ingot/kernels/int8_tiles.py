@@ -1,0 +1,71 @@
+"""Default tiles of the products of numbers of 8 bits, by rows and shape, and what tuning tries.
+
+Owns the tables. Knows no kernel.
+
+    tiles = small_int8_tiles(num_tokens, outputs, width, device)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ingot.kernels.checks import next_power_of_two
+from ingot.kernels.overlap import overlaps
+from ingot.kernels.product_tiles import shared_bytes
+
+Choices = Sequence[tuple[int, ...]]
+
+# Up to 64 rows. By the columns of x's tile: for weights of up to so many outputs BLOCK_N, BLOCK_K, warps,
+# stages, PROGRAMS, PREFETCH (small_linear.py says what these are).
+WIDE: Mapping[int, Choices] = {
+    8: [(16383, 32, 256, 2, 6, 0, 1), (0, 64, 256, 4, 4, 3, 1)],
+    16: [(16383, 64, 256, 4, 5, 2, 0), (0, 64, 256, 4, 4, 3, 0)],
+    32: [(16383, 64, 256, 4, 4, 2, 0), (0, 64, 256, 4, 3, 3, 0)],
+    64: [(16383, 64, 128, 4, 6, 2, 0), (0, 128, 128, 4, 4, 2, 0)],
+}
+# The same of split sums, by inputs instead of outputs, with SPLITS.
+SPLIT: Mapping[int, Choices] = {
+    8: [(8192, 64, 256, 4, 4, 0, 1, 8), (0, 64, 256, 4, 6, 0, 1, 4)],
+    16: [(8192, 64, 256, 4, 4, 0, 1, 8), (0, 64, 256, 4, 6, 0, 0, 4)],
+    32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
+    64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
+}
+
+
+def small_int8_tiles(
+    num_tokens: int, outputs: int, width: int, device: torch.device, group: int = 0, split: bool = False
+) -> dict[str, int]:
+    """Tile choices of a product of up to 64 rows; with ``split`` of parts of its sums."""
+    columns = max(next_power_of_two(num_tokens), 8)
+    size, table = (width, SPLIT) if split else (outputs, WIDE)
+    choice = next(row for row in table[columns] if size <= row[0] or row[0] == 0)
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
+    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1}
+    tiles |= dict(zip(names, choice[1:], strict=False))
+    tiles["BLOCK_K"] = whole_steps(tiles, group)["BLOCK_K"]
+    room = shared_bytes(device) // ((tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"])
+    return tiles | {"num_stages": max(min(tiles["num_stages"], room), 2)}
+
+
+def whole_steps(choice: Mapping[str, int], group: int) -> dict[str, int]:
+    """The choice with the BLOCK_K that groups need: a step is a group, and a product's least depth is 32."""
+    return {**choice, "BLOCK_K": max(next_power_of_two(group), 32)} if group else dict(choice)
+
+
+def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH")
+    if default["BLOCK_T"] <= 16:
+        shapes = [
+            (32, 256, 2, 6, 0, 1), (64, 256, 4, 4, 0, 1), (64, 256, 4, 4, 3, 0), (64, 128, 4, 8, 2, 1),
+            (128, 128, 4, 5, 2, 0), (64, 512, 4, 3, 2, 1),
+        ]  # fmt: skip
+    else:
+        shapes = [
+            (64, 256, 4, 4, 2, 0), (128, 128, 4, 5, 2, 0), (128, 256, 8, 3, 1, 0), (64, 128, 4, 6, 3, 0),
+            (128, 128, 8, 4, 2, 1),
+        ]  # fmt: skip
+    found = [dict(default), *({**default, **dict(zip(names, shape, strict=True))} for shape in shapes)]
+    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -1,0 +1,134 @@
+"""Products of a few rows and a weight, both of 8 bits: exact sums, scaled once.
+
+Owns the launch of small_linear.py's kernel with numbers instead of floats. Knows no more rows than 64
+(int8_linear.py chooses by them).
+
+    parts = int8_linear_parts(x8, weight)      # sum_norm adds them up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+
+from ingot.kernels.checks import expect_range, merge_tiles, runs_on_gpu
+from ingot.kernels.int8_checks import expect_product, scale_stride
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.int8_tiles import small_int8_tiles, whole_steps
+from ingot.kernels.matrix_product import even_share
+from ingot.kernels.overlap import launch_options
+from ingot.kernels.small_linear import small_linear_matrix_kernel
+from ingot.kernels.small_product import MAX_ROWS, expect_rows
+
+
+def _choice(x: Int8Rows, weight: Int8Weight, split: bool, tiles: Mapping[str, int] | None) -> dict[str, int]:
+    rows, width = x.values.shape
+    defaults = small_int8_tiles(rows, weight.values.shape[0], width, x.values.device, x.group, split)
+    choice = whole_steps(merge_tiles(defaults, tiles), x.group)
+    expect_rows(choice, rows)
+    # A part without columns would have nothing to wait for.
+    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, x.group or choice["BLOCK_K"]))
+    return choice
+
+
+def int8_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
+    """The constants of a product's kernel for an op's tiles."""
+    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP", "num_stages")
+    shape = {"K": x.values.shape[1], "BITS": 8, "GROUP": x.group, "ASM": False}
+    return {**shape, **{name: choice[name] for name in names}}
+
+
+def _launch(
+    x: Int8Rows,
+    weight: Int8Weight,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
+    scaled = y.dtype != torch.int32
+    outputs = weight.values.shape[0]
+    share = even_share(outputs, choice["BLOCK_N"], choice, y.device)
+    small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
+        x.values,
+        weight.values,
+        weight.values.stride(0),
+        weight.scales,
+        0,
+        None,
+        bias,
+        residual,
+        y,
+        x.values.shape[0],
+        x.values.stride(0),
+        0 if residual is None else residual.stride(0),
+        x.scales if scaled else None,
+        scale_stride(x) if scaled else 0,
+        N=outputs,
+        SHARE=share,
+        SPLITS=choice["SPLITS"],
+        **int8_shape(choice, x),
+        **launch_options(choice, y.device),
+    )
+
+
+def small_int8_linear_triton(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked."""
+    y = torch.empty((x.values.shape[0], weight.values.shape[0]), dtype=dtype, device=x.values.device)
+    if y.numel():
+        _launch(x, weight, bias, residual, y, _choice(x, weight, False, tiles) | {"SPLITS": 1})
+    return y
+
+
+def int8_linear_parts_triton(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
+    choice = _choice(x, weight, True, tiles)
+    shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
+    dtype = torch.float32 if x.group else torch.int32
+    y = torch.empty(shape, dtype=dtype, device=x.values.device)
+    if y.numel():
+        _launch(x, weight, None, None, y, choice)
+    return y if x.group else Int8Sums(y, x.scales, weight.scales)
+
+
+def int8_linear_parts_reference(x: Int8Rows, weight: Int8Weight) -> Int8Sums | torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
+    if x.group:
+        return int8_product(x, weight, torch.float32)[None]
+    return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
+
+
+def int8_linear_parts(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
+
+    Args:
+        x: [M, K] in 8 bits, M up to 64.
+        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
+        tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``; of rows with groups
+            BLOCK_K is the group's.
+
+    Returns:
+        The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_product(x, weight)
+    expect_range("the number of rows", x.values.shape[0], 0, MAX_ROWS)
+    if runs_on_gpu(x.values):
+        return int8_linear_parts_triton(x, weight, tiles)
+    return int8_linear_parts_reference(x, weight)
