@@ -32,6 +32,20 @@ SPLIT: Mapping[int, Choices] = {
     32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
+# More rows. BLOCK_M, BLOCK_N, BLOCK_K, warps, stages, PIECES, and the rate expected, in % of the first tile's.
+LARGE: Choices = [
+    (128, 256, 128, 8, 3, 2, 100),
+    (128, 128, 128, 8, 4, 1, 80),
+    (64, 128, 128, 4, 5, 1, 65),
+    (64, 64, 256, 4, 4, 1, 50),
+]
+# Rows with groups: their sums take registers beside the result's.
+LARGE_GROUPS: Choices = [
+    (128, 128, 128, 8, 4, 1, 100),
+    (64, 128, 128, 4, 5, 1, 85),
+    (64, 64, 128, 4, 5, 1, 60),
+]
+LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PIECES")
 
 
 def small_int8_tiles(
@@ -68,4 +82,45 @@ def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
             (128, 128, 8, 4, 2, 1),
         ]  # fmt: skip
     found = [dict(default), *({**default, **dict(zip(names, shape, strict=True))} for shape in shapes)]
+    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
+
+
+def large_int8_tiles(
+    num_tokens: int,
+    outputs: int,
+    multiprocessors: int,
+    descriptors: bool,
+    shared: int,
+    group: int = 0,
+    aligned: bool = True,
+) -> dict[str, int]:
+    """Tile choices of a product of many rows: those whose waves of tiles are expected to end first.
+
+    ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
+    tile of the weight, a tile is stored in ``PIECES`` (1 or 2); ``TMA``: 1 pointers, 2 descriptors,
+    4 descriptors where they can be. ``shared``: bytes of shared memory that a program may use. Rows
+    that are not ``aligned`` are read byte by byte, in small tiles.
+    """
+
+    def time(choice: tuple[int, ...]) -> float:
+        tiles = -(-num_tokens // choice[0]) * -(-outputs // choice[1])
+        return -(-tiles // multiprocessors) * choice[0] * choice[1] / choice[-1]
+
+    table = LARGE_GROUPS if group else LARGE
+    best = min(table, key=time) if aligned else table[-1]
+    tiles = dict(zip(LARGE_NAMES, best, strict=False)) | {"PROGRAMS": 1, "TOGETHER": 8}
+    tiles = whole_steps(tiles | {"TMA": 4 if descriptors and aligned else 1}, group)
+    stored = 4 * tiles["BLOCK_M"] * tiles["BLOCK_N"] // tiles["PIECES"] // 2  # bytes: half a tile of fp32
+    stages = (shared - stored) // ((tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"])
+    return tiles | {"num_stages": max(min(tiles["num_stages"], stages), 2)}
+
+
+def large_int8_candidates(default: Mapping[str, int], group: int = 0) -> list[dict[str, int]]:
+    """What tuning tries: the default first."""
+    table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 4, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
+    found = [dict(default)]
+    for choice in table:
+        tiles = whole_steps(default | dict(zip(LARGE_NAMES, choice, strict=False)), group)
+        found += [tiles, tiles | {"PROGRAMS": 0}]
+    found += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

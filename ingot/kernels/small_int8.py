@@ -81,10 +81,12 @@ def small_int8_linear_triton(
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked."""
-    y = torch.empty((x.values.shape[0], weight.values.shape[0]), dtype=dtype, device=x.values.device)
+    shape = (x.values.shape[0], weight.values.shape[0])
+    y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
     if y.numel():
         _launch(x, weight, bias, residual, y, _choice(x, weight, False, tiles) | {"SPLITS": 1})
     return y

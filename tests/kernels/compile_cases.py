@@ -12,6 +12,7 @@ import torch
 
 from ingot.kernels.dequantize import dequantize_triton
 from ingot.kernels.gated_mlp import silu_mul_triton
+from ingot.kernels.int8_matmul import int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.invariant_attention import invariant_attention_triton
 from ingot.kernels.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
@@ -195,9 +196,20 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
 def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every product of a few rows in 8 bits."""
     x = rows_in_8(rows, 4096)
-    small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, tiles)
+    small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     int8_linear_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     int8_linear_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
+
+
+def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 128, **tiles: int) -> None:
+    """Products of many rows in 8 bits: with a bias, with a residual sum, of groups."""
+    x, stream = rows_in_8(rows, width), empty(rows, 4096, dtype=dtype)
+    bias = empty(22016, dtype=dtype)
+    int8_matmul_triton(x, weight_in_8(22016, width), dtype, bias, None, None, tiles)
+    int8_matmul_triton(x, weight_in_8(4096, width), dtype, None, stream, stream, tiles)
+    int8_matmul_triton(
+        rows_in_8(rows, width, group), weight_in_8(4096, width), dtype, None, stream, None, tiles
+    )
 
 
 def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, width: int = 4096) -> None:
@@ -308,6 +320,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "both in 8 bits 1 fp16": lambda: small_int8(HALF, 1),
     "both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16),
     "both in 8 bits 64 fp32": lambda: small_int8(FULL, 64),
+    "both in 8 bits 2048 fp16 by pointers": lambda: large_int8(HALF, 2048, TMA=1, num_stages=2),
+    "both in 8 bits 70 bf16 odd": lambda: large_int8(BRAIN, 70, 172, 43, TMA=1, num_stages=2),
     "dequantize 8 bits fp16": lambda: widened(HALF, 8),
     "dequantize 4 bits bf16 by 128 with zeros": lambda: widened(BRAIN, 4, 128, True, 11008),
     "dequantize 4 bits fp32 by 32": lambda: widened(FULL, 4, 32, False, 1000),
@@ -335,6 +349,9 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
+    "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),
+    "both in 8 bits 256 bf16": lambda: large_int8(BRAIN, 256, TMA=2),
+    "both in 8 bits 128 fp16 one program a tile": lambda: large_int8(HALF, 128, TMA=2, PROGRAMS=0),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),
     "prefill 16x64 fp16 overlapping": lambda: prefill(HALF, 16, 16, 64, 64, 512, 0, {"OVERLAP": 2}),
     "invariant_linear deepest tiles": lambda: invariant_tiles(HALF, TILE_LIST[-1:]),

@@ -24,6 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.kernels.compile_cases import CASES, OVERLAPPING
 
@@ -73,7 +74,10 @@ def source_of(
         if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
             signature[name], constants[name] = "constexpr", value
             continue
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, TensorDescriptor):
+            block = list(value.block_shape)
+            signature[name], aligned = f"tensordesc<{POINTERS[value.base.dtype][1:]}{block}>", False
+        elif isinstance(value, torch.Tensor):
             signature[name], aligned = POINTERS[value.dtype], True
         elif isinstance(value, int):
             signature[name], aligned = "i32", value % 16 == 0

@@ -18,6 +18,7 @@ KERNELS = {
     "bin_scores_kernel",
     "find_cut_kernel",
     "dequantize_kernel",
+    "int8_matmul_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",
     "invariant_meet_kernel",

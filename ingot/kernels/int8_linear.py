@@ -1,0 +1,90 @@
+"""A linear layer whose activations and weight are both of 8 bits, for any number of rows.
+
+Owns the formula y = cast(sums · x scales · weight scales + bias + residual) with exact sums, and the choice
+between the kernel of few rows and that of many. Knows no model.
+
+    y = int8_linear(x8, weight, torch.float16, bias)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ingot.kernels.checks import expect, expect_result, runs_on_gpu
+from ingot.kernels.int8_checks import expect_output, expect_product
+from ingot.kernels.int8_matmul import int8_matmul_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.small_int8 import small_int8_linear_triton
+from ingot.kernels.small_product import MAX_ROWS
+
+
+def int8_linear_triton(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch a kernel; arguments as in :func:`int8_linear`, unchecked."""
+    op = small_int8_linear_triton if x.values.shape[0] <= MAX_ROWS else int8_matmul_triton
+    return op(x, weight, dtype, bias, residual, out, tiles)
+
+
+def int8_linear_reference(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`int8_linear`."""
+    y = int8_product(x, weight, torch.float32, bias)
+    y = (y if residual is None else y + residual).to(dtype)
+    return y if out is None else out.copy_(y)
+
+
+def int8_linear(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """y = x W^T + bias + residual; a row's sums are exact, so that they depend on that row alone.
+
+    Args:
+        x: [M, K] in 8 bits, any M.
+        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
+        dtype: fp16, bf16 or fp32, of the result.
+        bias: [N] or None, of that dtype.
+        residual: [M, N] or None, of that dtype; added after the bias.
+        out: [M, N] contiguous, or None: receives the result; may be ``residual``.
+        tiles: of up to 64 rows as of :func:`small_linear`; of more as of
+            :func:`ingot.kernels.int8_tiles.large_int8_tiles`.
+
+    Returns:
+        [M, N] in ``dtype``: ``out``, or a new tensor.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_product(x, weight)
+    expect_output(dtype)
+    shape = (x.values.shape[0], weight.values.shape[0])
+    if bias is not None:
+        expect("bias", bias, shape[1:], like=x.values, dtype=dtype)
+    if residual is not None:
+        expect("residual", residual, shape, like=x.values, dtype=dtype)
+    if out is not None:
+        expect("out", out, shape, like=x.values, dtype=dtype)
+        expect_result("out", out, like=out)
+    if runs_on_gpu(x.values):
+        return int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
+    return int8_linear_reference(x, weight, dtype, bias, residual, out)

@@ -1,0 +1,242 @@
+"""The product of many rows and a weight, both of 8 bits: exact sums, scaled once, with bias and residual sum.
+
+Owns a persistent kernel whose programs walk the tiles of the result in an order that keeps both operands in
+L2, and its launch. Operands come through tensor descriptors (TMA) where they are aligned and the GPU has
+them, else through pointers. Where rows have groups with scales of their own, a step is a group, and its sums
+join the result in fp32. Knows no fewer rows than a tile is worth (int8_linear.py chooses).
+
+    y = int8_matmul_triton(x8, weight, torch.float16)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ingot.kernels.checks import KernelArgumentError, merge_tiles
+from ingot.kernels.int8_checks import scale_stride
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.int8_tiles import large_int8_tiles, whole_steps
+from ingot.kernels.matrix_product import multiprocessors
+from ingot.kernels.overlap import overlaps
+from ingot.kernels.product_tiles import shared_bytes
+
+ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
+
+
+@triton.jit
+def _operand(
+    source: tl.tensor,
+    stride: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
+) -> tl.tensor:
+    """Rows from ``first`` on, SPAN columns from ``column`` on: [BLOCK, BLOCK_K], zeros beyond."""
+    if TMA:
+        tile = source.load([first, column])
+    else:
+        rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+        inside = (rows < end)[:, None] & ((column + cols < K) & (cols < SPAN))[None, :]
+        places = source + (rows.to(tl.int64) * stride)[:, None] + (column + cols)[None, :]
+        tile = tl.load(places, mask=inside, other=0)
+    return tile
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def int8_matmul_kernel(
+    x_source: tl.tensor,
+    weight_source: tl.tensor,
+    x_scale_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    weight_stride: tl.tensor,
+    x_scale_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    PIECES: tl.constexpr,
+    WALK: tl.constexpr,
+    TMA: tl.constexpr,
+) -> None:
+    """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart.
+
+    TOGETHER tiles of rows are done for one tile of outputs before the next. A tile is stored in PIECES, which
+    take so much less shared memory.
+    """
+    SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
+    STEPS: tl.constexpr = (K + SPAN - 1) // SPAN
+    TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    WIDTH: tl.constexpr = BLOCK_N // PIECES
+    tiles_m = tl.cdiv(num_rows, BLOCK_M)
+    for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=WALK):
+        band = tile // (TOGETHER * TILES_N)
+        height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
+        place = tile - band * TOGETHER * TILES_N
+        first_row = (band * TOGETHER + place % height) * BLOCK_M
+        first_output = place // height * BLOCK_N
+        rows = first_row + tl.arange(0, BLOCK_M)
+        real = rows < num_rows
+        x_scale_places = x_scale_ptr + rows.to(tl.int64) * x_scale_stride
+        if GROUP > 0:
+            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            x_scales = tl.load(x_scale_places, mask=real, other=0.0)
+        else:
+            acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+        for step in tl.range(0, STEPS):
+            column = step * SPAN
+            x = _operand(x_source, x_stride, first_row, num_rows, column, K, SPAN, BLOCK_M, BLOCK_K, TMA)
+            w = _operand(weight_source, weight_stride, first_output, N, column, K, SPAN, BLOCK_N, BLOCK_K,
+                         TMA)  # fmt: skip
+            if GROUP > 0:
+                ahead = tl.load(x_scale_places + tl.minimum(step + 1, STEPS - 1), mask=real, other=0.0)
+                acc += tl.dot(x, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
+                x_scales = ahead
+            else:
+                acc = tl.dot(x, tl.trans(w), acc, out_dtype=tl.int32)
+        if GROUP == 0:
+            x_scales = tl.load(x_scale_places, mask=real, other=0.0)
+        if PIECES == 2:
+            low, high = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, WIDTH]), [0, 2, 1]))
+            _store(low, x_scales, first_output, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
+                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
+            _store(high, x_scales, first_output + WIDTH, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
+                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
+        else:
+            _store(acc, x_scales, first_output, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
+                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
+
+
+@triton.jit
+def _store(
+    acc: tl.tensor,
+    x_scales: tl.tensor,
+    first_output: tl.tensor,
+    rows: tl.tensor,
+    real: tl.tensor,
+    scale_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    residual_stride: tl.tensor,
+    N: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+) -> None:
+    """Scale sums, add bias and residual, round once; into int32 the sums as they are."""
+    outputs = first_output + tl.arange(0, WIDTH)
+    wanted = outputs < N
+    inside = real[:, None] & wanted[None, :]
+    if y_ptr.dtype.element_ty == tl.int32:
+        y = acc
+    else:
+        y = acc.to(tl.float32)
+        if GROUP == 0:
+            y *= x_scales[:, None]
+        y *= tl.load(scale_ptr + outputs, mask=wanted, other=0.0)[None, :]
+        if bias_ptr is not None:
+            y += tl.load(bias_ptr + outputs, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        if residual_ptr is not None:
+            places = (rows.to(tl.int64) * residual_stride)[:, None] + outputs[None, :]
+            y += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        y = y.to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + (rows.to(tl.int64) * N)[:, None] + outputs[None, :], y, mask=inside)
+
+
+def _aligned(x: Int8Rows, weight: Int8Weight) -> bool:
+    """Whether all rows start at multiples of 16 bytes."""
+    sides = (x.values, weight.values)
+    return all(t.data_ptr() % ALIGNMENT == 0 and t.stride(0) % ALIGNMENT == 0 for t in sides)
+
+
+def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bool:
+    """Whether descriptors read both: rows that are aligned, whole steps of groups.
+
+    Raises:
+        KernelArgumentError: the tile ``TMA`` is 2 and they cannot.
+    """
+    fits = _aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
+    if choice["TMA"] == 2 and not fits:
+        strides = x.values.stride(0), weight.values.stride(0)
+        raise KernelArgumentError(
+            "these operands cannot be read through tensor descriptors",
+            seen=f"strides {strides}, groups of {x.group}",
+            allowed=f"rows that start at multiples of {ALIGNMENT} bytes",
+            fix='tiles {"TMA": 1}',
+        )
+    return choice["TMA"] != 1 and fits
+
+
+def _source(tensor: torch.Tensor, rows: int, choice: Mapping[str, int], tma: bool) -> Any:
+    if not tma:
+        return tensor
+    block = [rows, choice["BLOCK_K"]]
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def int8_matmul_triton(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked.
+
+    ``dtype`` int32 gives the exact sums; rows with groups have none.
+    """
+    (rows, width), outputs = x.values.shape, weight.values.shape[0]
+    device = x.values.device
+    machine = multiprocessors(device), overlaps(device), shared_bytes(device)
+    defaults = large_int8_tiles(rows, outputs, *machine, x.group, _aligned(x, weight))
+    choice = whole_steps(merge_tiles(defaults, tiles), x.group)
+    y = torch.empty((rows, outputs), dtype=dtype, device=device) if out is None else out
+    if not y.numel():
+        return y
+    tma = _described(x, weight, choice)
+    count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, choice["BLOCK_N"])
+    at_once = choice["PROGRAMS"] * multiprocessors(device)
+    int8_matmul_kernel[(min(count, at_once) if at_once else count,)](
+        _source(x.values, choice["BLOCK_M"], choice, tma),
+        _source(weight.values, choice["BLOCK_N"], choice, tma),
+        x.scales,
+        weight.scales,
+        bias,
+        residual,
+        y,
+        rows,
+        x.values.stride(0),
+        weight.values.stride(0),
+        scale_stride(x),
+        0 if residual is None else residual.stride(0),
+        N=outputs,
+        K=width,
+        GROUP=x.group,
+        WALK=at_once > 0,
+        TMA=tma,
+        **{name: choice[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "TOGETHER", "PIECES")},
+        num_warps=choice["num_warps"],
+        num_stages=choice["num_stages"],
+    )
+    return y

@@ -1,0 +1,180 @@
+"""Products in 8 bits of any number of rows: the exact sums, bit for bit, and what they mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.int8_matmul import int8_matmul_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_sums
+from ingot.kernels.int8_tiles import (
+    large_int8_candidates,
+    large_int8_tiles,
+    small_int8_candidates,
+    small_int8_tiles,
+)
+from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+
+TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "PIECES": 1}
+SHAPES = [(65, 33, 48), (130, 96, 64), (100, 40, 172), (66, 5, 1), (200, 70, 80)]
+KERNELS = IMPLEMENTATIONS[1:]
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [*SHAPES, (1, 40, 64)])
+@pytest.mark.parametrize(
+    "tiles", [{"TMA": 1}, {"TMA": 4}, {"TMA": 4, "PIECES": 2, "PROGRAMS": 0}, {"TMA": 1, "TOGETHER": 2}]
+)
+def test_sums_are_exact(
+    impl: Implementation, rows: int, outputs: int, width: int, tiles: dict[str, int]
+) -> None:
+    x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
+    sums = int8_matmul_triton(x, weight, torch.int32, tiles=TILES | tiles)
+    assert torch.equal(sums, int8_sums(x.values, weight.values))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(3, 20, 70), *SHAPES])
+@pytest.mark.parametrize("kind", ["rows", "static", "groups"])
+@pytest.mark.parametrize("sums", [False, True])
+def test_linear(
+    impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, kind: str, sums: bool
+) -> None:
+    group = {48: 16, 64: 32, 80: 80, 172: 43, 70: 14}.get(width, 1) if kind == "groups" else 0
+    x = int8_rows(rows, width, impl.device, group, kind == "static")
+    weight = int8_weight(outputs, width, impl.device)
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3) if sums else None
+    residual = normal(rows, outputs + 2, dtype=dtype, device=impl.device, seed=4)[:, :outputs]
+    tiles = {name: TILES[name] for name in ("BLOCK_N", "num_stages")} | {"num_warps": 4}
+    y = impl(int8_linear, int8_linear_triton)(x, weight, dtype, bias, residual if sums else None, tiles=tiles)
+    wide = x.values.double() * x.scales.double().repeat_interleave(group, 1) if group else None
+    wide = x.values.double() * x.scales.double()[:, None] if wide is None else wide
+    expected = wide @ (weight.values.double() * weight.scales.double()[:, None]).T
+    if bias is not None:
+        expected = expected + bias.double() + residual.double()
+    assert y.dtype == dtype
+    assert_near(y, expected)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rows", [4, 70])
+def test_it_adds_in_place(impl: Implementation, rows: int) -> None:
+    x, weight = int8_rows(rows, 64, impl.device), int8_weight(24, 64, impl.device)
+    stream = normal(rows, 24, dtype=torch.float16, device=impl.device)
+    op = impl(int8_linear, int8_linear_triton)
+    expected = op(x, weight, torch.float16, None, stream)
+    assert op(x, weight, torch.float16, None, stream, out=stream) is stream
+    assert torch.equal(stream, expected)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_a_row_does_not_depend_on_its_company(impl: Implementation) -> None:
+    x, weight = int8_rows(130, 96, impl.device), int8_weight(40, 96, impl.device)
+    op = impl(int8_linear, int8_linear_triton)
+    many = op(x, weight, torch.float16)
+    for count in (1, 8, 40, 70):
+        assert torch.equal(
+            op(Int8Rows(x.values[:count], x.scales[:count]), weight, torch.float16), many[:count]
+        )
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_no_rows(impl: Implementation) -> None:
+    x, weight = int8_rows(70, 16, impl.device), int8_weight(9, 16, impl.device)
+    none = Int8Rows(x.values[:0], x.scales[:0])
+    assert impl(int8_linear, int8_linear_triton)(none, weight, torch.float16).shape == (0, 9)
+
+
+def test_descriptors_are_refused_where_they_cannot_be() -> None:
+    x, weight = int8_rows(70, 172), int8_weight(9, 172)
+    with pytest.raises(IngotError, match="tensor descriptors"):
+        int8_matmul_triton(x, weight, torch.float16, tiles={"TMA": 2})
+    padded = Int8Weight(torch.nn.functional.pad(weight.values, (0, 4))[:, :172], weight.scales)
+    rows = Int8Rows(torch.nn.functional.pad(x.values, (0, 4))[:, :172], x.scales)
+    sums = int8_matmul_triton(rows, padded, torch.int32, tiles=TILES | {"TMA": 2})
+    assert torch.equal(sums, int8_sums(x.values, weight.values))
+
+
+def test_refused() -> None:
+    x, weight = int8_rows(2, 8), int8_weight(6, 8)
+    with pytest.raises(IngotError, match="the result has the wrong dtype"):
+        int8_linear(x, weight, torch.int32)
+    with pytest.raises(IngotError, match="bias has the wrong dtype"):
+        int8_linear(x, weight, torch.float16, torch.zeros(6))
+    with pytest.raises(IngotError, match="residual has the wrong shape"):
+        int8_linear(x, weight, torch.float32, None, torch.zeros(2, 7))
+    with pytest.raises(IngotError, match="out has the wrong shape"):
+        int8_linear(x, weight, torch.float32, out=torch.zeros(3, 6))
+    with pytest.raises(IngotError, match="weight is on another device"):
+        int8_linear(x, Int8Weight(weight.values.to("meta"), weight.scales), torch.float32)
+
+
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("rows", [1, 16, 64, 65, 300, 2048])
+def test_candidates_begin_with_the_default(rows: int, group: int) -> None:
+    cpu = torch.device("cpu")
+    found: list[Any]
+    if rows <= 64:
+        found = small_int8_candidates(small_int8_tiles(rows, 4096, 4096, cpu))
+        assert found[0] == small_int8_tiles(rows, 4096, 4096, cpu)
+    else:
+        found = large_int8_candidates(large_int8_tiles(rows, 4096, 132, True, 227 << 10, group), group)
+        assert found[0] == large_int8_tiles(rows, 4096, 132, True, 227 << 10, group)
+    assert len(found) >= 5
+    assert all(tiles.keys() == found[0].keys() for tiles in found)
+    assert all(tiles not in found[:place] for place, tiles in enumerate(found))
+
+
+def test_many_rows_of_a_7b_take_large_tiles_and_few_take_small_ones() -> None:
+    def area(rows: int, outputs: int) -> tuple[int, int]:
+        tiles = large_int8_tiles(rows, outputs, 132, True, 227 << 10)
+        return tiles["BLOCK_M"], tiles["BLOCK_N"]
+
+    assert area(2048, 22016) == area(4096, 12288) == (128, 256)
+    assert area(65, 4096) == (64, 64)
+
+
+def test_stages_fit_what_a_program_may_use() -> None:
+    tiles = large_int8_tiles(2048, 22016, 108, False, 163 << 10)
+    assert (tiles["BLOCK_N"], tiles["num_stages"], tiles["TMA"]) == (256, 2, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 3, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1000, 2048, 4095, 4096])
+@pytest.mark.parametrize(
+    ("outputs", "width"),
+    [(12288, 4096), (4096, 4096), (22016, 4096), (4096, 11008), (4093, 4000), (100, 172)],
+)
+def test_sums_on_a_gpu(rows: int, outputs: int, width: int) -> None:
+    """Every default tile of a 7B and of odd shapes: bit-equal to the reference product."""
+    generator = torch.Generator("cuda").manual_seed(rows)
+    numbers = [
+        torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8, device="cuda")
+        for shape in ((rows, width), (outputs, width))
+    ]
+    x = Int8Rows(numbers[0], torch.ones(rows, device="cuda"))
+    weight = Int8Weight(numbers[1], torch.ones(outputs, device="cuda"))
+    torch.cuda.synchronize()
+    expected = int8_sums(x.values, weight.values)
+    if rows > 64:
+        assert torch.equal(int8_matmul_triton(x, weight, torch.int32), expected)
+    y = int8_linear(x, weight, torch.float32)
+    assert torch.equal(y, expected.float())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [65, 128, 2048])
+@pytest.mark.parametrize("group", [0, 128])
+def test_every_candidate_on_a_gpu(rows: int, group: int) -> None:
+    x, weight = int8_rows(rows, 4096, "cuda", group), int8_weight(4096, 4096, "cuda")
+    torch.cuda.synchronize()
+    expected = int8_linear(x, weight, torch.float32)
+    for tiles in large_int8_candidates(large_int8_tiles(rows, 4096, 132, True, 227 << 10, group), group):
+        y = int8_linear(x, weight, torch.float32, tiles=tiles)
+        assert torch.equal(y, expected), tiles
