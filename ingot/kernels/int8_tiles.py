@@ -32,7 +32,7 @@ SPLIT: Mapping[int, Choices] = {
     32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
-# More rows. BLOCK_M, BLOCK_N, BLOCK_K, warps, stages, PIECES, and the rate expected, in % of the first tile's.
+# More rows. BLOCK_M, BLOCK_N, BLOCK_K, warps, stages, PIECES, and the rate expected, in % of the first's.
 LARGE: Choices = [
     (128, 256, 128, 8, 3, 2, 100),
     (128, 128, 128, 8, 4, 1, 80),
@@ -108,7 +108,7 @@ def large_int8_tiles(
 
     table = LARGE_GROUPS if group else LARGE
     best = min(table, key=time) if aligned else table[-1]
-    tiles = dict(zip(LARGE_NAMES, best, strict=False)) | {"PROGRAMS": 1, "TOGETHER": 8}
+    tiles: dict[str, int] = {"PROGRAMS": 1, "TOGETHER": 8, **dict(zip(LARGE_NAMES, best, strict=False))}
     tiles = whole_steps(tiles | {"TMA": 4 if descriptors and aligned else 1}, group)
     stored = 4 * tiles["BLOCK_M"] * tiles["BLOCK_N"] // tiles["PIECES"] // 2  # bytes: half a tile of fp32
     stages = (shared - stored) // ((tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"])
