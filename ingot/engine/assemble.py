@@ -30,6 +30,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
+from ingot.quant.int8_both import Int8Both
 from ingot.quant.rounding import Quantized
 from ingot.quant.schemes import is_dense
 from ingot.quant.weight_only import WeightOnly
@@ -46,6 +47,10 @@ class Chosen(Protocol):
 
     def numbers(self, name: str) -> Quantized | None:
         """The numbers of a linear layer by its name; None: the scheme rounds."""
+        ...
+
+    def input_scale(self, name: str) -> torch.Tensor | None:
+        """fp32 [1], one step of a linear layer's input by its name; None: the input has no static scale."""
         ...
 
 
@@ -96,8 +101,7 @@ class Assembly:
         ``chosen``: weights and numbers that are not the checkpoint's own and its rounded ones.
         """
         load = partial(self.load, checkpoint=checkpoint) if chosen is None else chosen.load
-        numbers = None if chosen is None else chosen.numbers
-        return packed_tensors(self.model, load, device, numbers)
+        return packed_tensors(self.model, load, device, chosen)
 
     def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing."""
@@ -138,11 +142,12 @@ def packed_tensors(
     model: Decoder,
     load: Callable[[str], torch.Tensor],
     device: torch.device | None = None,
-    numbers_of: Callable[[str], Quantized | None] | None = None,
+    chosen: Chosen | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name. Those that packing changes are packed on ``device``, if one is given. ``numbers_of`` is asked for
-    the numbers of each linear layer, in that order; where it has none the scheme rounds.
+    name. Those that packing changes are packed on ``device``, if one is given. ``chosen`` is asked for the
+    numbers and the input's scale of each linear layer, in that order; where it has no numbers the scheme
+    rounds.
     """
     stored = stored_tensors(model)
     for path, module in model.named_modules():
@@ -153,7 +158,7 @@ def packed_tensors(
         if isinstance(module, Linear):
             copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
             weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
-            numbers = numbers_of(path) if numbers_of is not None else None
+            numbers = chosen.numbers(path) if chosen is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
             if numbers is not None:
                 assert isinstance(module.scheme, WeightOnly), path
@@ -162,12 +167,20 @@ def packed_tensors(
                 weight = load(weight_name)
                 if device is not None and not is_dense(module.scheme):
                     weight = weight.to(device)
-                packed = module.scheme.pack(weight, bias)
+                packed = _packed(module, weight, bias, chosen.input_scale(path) if chosen else None)
             for name, tensor in packed.items():
                 yield f"{prefix}{name}", tensor
         else:
             for name in names:
                 yield f"{prefix}{name}", load(f"{prefix}{name}")
+
+
+def _packed(
+    linear: Linear, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    if isinstance(linear.scheme, Int8Both):
+        return linear.scheme.pack(weight, bias, input_scale)
+    return linear.scheme.pack(weight, bias)
 
 
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:

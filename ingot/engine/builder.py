@@ -23,8 +23,10 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly
+from ingot.engine.assemble import Assembly, Chosen
+from ingot.engine.calibration_cache import cache_path
 from ingot.engine.golden import make_proof
+from ingot.engine.input_statistics import SeenInputs
 from ingot.engine.manifest import (
     MANIFEST_FILE,
     PLAN_FILE,
@@ -36,6 +38,7 @@ from ingot.engine.manifest import (
 )
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
+from ingot.engine.smoothed import SmoothedWeights, seen_inputs
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -125,12 +128,17 @@ def build(
             ):
                 if given_plan is None and tune and place.type == "cuda":
                     given_plan = tune_model(assembly.model, config, place, progress=tune_progress).plan
-                _write(folder, source, assembly, text, data, given_plan or KernelPlan(), place, progress)
+                plan_kept = given_plan or KernelPlan()
+                seen = _write(
+                    folder, source, assembly, text, data, plan_kept, place, progress, cache_path(target)
+                )
                 source.close()  # its mapped pages count as memory
                 if proof:
                     _prove(folder, assembly, text, place, proof_progress)
                 if finish is not None:
                     finish(folder)
+            if seen is not None:
+                seen.keep()
         except OSError as error:
             raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
     return target
@@ -179,9 +187,12 @@ def _write(
     plan: KernelPlan,
     device: torch.device,
     progress: Progress | None,
-) -> None:
+    ranges: Path,
+) -> SeenInputs | None:
+    """Write the folder; returns what was seen of activations, where that can be kept (in ``ranges``)."""
     try:
-        entries = _write_weights(folder / WEIGHTS_FILE, source, assembly, data, device, progress)
+        path = folder / WEIGHTS_FILE
+        entries, seen = _write_weights(path, source, assembly, data, device, progress, ranges)
         files = _copy_text(folder / TOKENIZER_FOLDER, text)
         calibration = None if data is None else calibration_entry(data, assembly.build)
         manifest = make_manifest(assembly, source, text)
@@ -194,6 +205,7 @@ def _write(
         raise BuildError(
             what, seen=f"{error}", fix="nothing was kept; free space or choose another -o"
         ) from error
+    return seen
 
 
 def _write_weights(
@@ -203,7 +215,8 @@ def _write_weights(
     data: CalibrationData | None,
     device: torch.device,
     progress: Progress | None,
-) -> dict[str, TensorEntry]:
+    ranges: Path,
+) -> tuple[dict[str, TensorEntry], SeenInputs | None]:
     """All stored tensors in order, those of calibrated layers as the walk over the samples comes to them."""
     layout = assembly.layout()
     total = sum(t.numel() * t.element_size() for t in layout.values())
@@ -213,16 +226,21 @@ def _write_weights(
         if progress is not None:
             progress(what, done, total)
 
-    chosen = None
+    chosen: Chosen | None = None
+    seen = None
     if data is not None:
         load = partial(assembly.load, checkpoint=source)
-        chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
+        if assembly.quant.method in ("gptq", "awq"):
+            chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
+        else:
+            seen = seen_inputs(assembly, load, data, source, device, ranges, tell)
+            chosen = SmoothedWeights(assembly, load, seen.layers(), device, tell)
     with WeightsWriter(path, layout) as writer:
         for name, tensor in assembly.tensors(source, device, chosen):
             writer.add(name, tensor)
             done += tensor.numel() * tensor.element_size()
             tell(name)
-    return writer.entries
+    return writer.entries, seen
 
 
 def _calibration(
@@ -249,8 +267,6 @@ def _calibration(
         )
     if calib is None:
         return None
-    if quant.method == "smoothquant" or quant.activations == "static":
-        raise ConfigError("no build calibrates activations yet", seen=quant.needs_samples, fix="--quant w8a8")
     return read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
 
 

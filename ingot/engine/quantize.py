@@ -128,6 +128,10 @@ class CalibratedWeights:
         self._reach(index)
         return self._found.pop(name)
 
+    def input_scale(self, name: str) -> None:
+        """Activations keep their dtype, or the scales that they come with."""
+        return
+
     def _reach(self, index: int) -> CalibratedLayer[Any]:
         """The layer ``index``, whose numbers are chosen; layers before it are gone."""
         try:

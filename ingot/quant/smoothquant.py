@@ -23,7 +23,7 @@ from ingot.quant.folding import class_max
 
 ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95
 _FLOOR = 1e-5  # the least magnitude that scales are computed from, as in the paper's code
-_MOST = 127
+MOST = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def search_smoothing(
     act_max: torch.Tensor | None = None,
     alphas: Sequence[float] = ALPHAS,
     static: bool = False,
+    group: int = 0,
     classes: torch.Tensor | None = None,
 ) -> Smoothing:
     """The alpha that leaves the least error of the W8A8 products of ``weights`` [N, K] with ``x`` [T, K].
@@ -83,6 +84,7 @@ def search_smoothing(
         x: a sample of the input; some hundred tokens tell.
         act_max: [K] of all of calibration; None: of ``x``.
         static: activations get one scale from ``act_max``, else each token has its own.
+        group: so many neighbouring channels of a token have a scale of their own; 0: all share one.
         classes: channels that share a scale (folding.py).
 
     Raises:
@@ -96,7 +98,7 @@ def search_smoothing(
 
     def error(scales: torch.Tensor) -> float:
         quiet = x / scales
-        near = fake_per_tensor(quiet, (act_max / scales).amax()) if static else fake_per_token(quiet)
+        near = fake_per_tensor(quiet, (act_max / scales).amax()) if static else fake_per_token(quiet, group)
         distances = [
             (near @ fake_per_channel(weight * scales).T - y).square().double().sum()
             for weight, y in zip(wide, exact, strict=True)
@@ -114,8 +116,12 @@ def search_smoothing(
     return best
 
 
-def fake_per_token(x: torch.Tensor) -> torch.Tensor:
-    """x [..., K] as int8 with a scale of its own for each token holds it: max|x| / 127, in fp32."""
+def fake_per_token(x: torch.Tensor, group: int = 0) -> torch.Tensor:
+    """x [..., K] as int8 with a scale of its own for each token (and ``group`` of channels) holds it:
+    max|x| / 127, in fp32.
+    """
+    if group:
+        return fake_per_token(x.unflatten(-1, (-1, group))).flatten(-2)
     return _fake(x, x.float().abs().amax(-1, keepdim=True))
 
 
@@ -131,8 +137,8 @@ def fake_per_channel(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _fake(x: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-    scale = peak.float().clamp(min=_FLOOR) / _MOST
-    return (x.float() / scale).round_().clamp_(-_MOST, _MOST).mul_(scale).to(x.dtype)
+    scale = peak.float().clamp(min=_FLOOR) / MOST
+    return (x.float() / scale).round_().clamp_(-MOST, MOST).mul_(scale).to(x.dtype)
 
 
 def _columns(weights: Sequence[torch.Tensor], size: int) -> torch.Tensor:

@@ -24,9 +24,14 @@ CPU = torch.device("cpu")
 
 def opened(folder: Path, max_seq_len: int = 64) -> tuple[Decoder, Load]:
     """Empty modules and what gives their tensors, fp32."""
-    source = open_checkpoint(folder)
-    assembly = Assembly.of(source, build_config(source, "fp32", 1, max_seq_len, None), QuantConfig())
-    return dense_model(assembly), partial(assembly.load, checkpoint=source)
+    assembly = planned(folder, QuantConfig(), max_seq_len=max_seq_len)
+    return dense_model(assembly), partial(assembly.load, checkpoint=open_checkpoint(folder))
+
+
+def planned(folder: Path, quant: QuantConfig, dtype: str = "fp32", max_seq_len: int = 64) -> Assembly:
+    """What a build of a checkpoint will hold."""
+    with open_checkpoint(folder) as source:
+        return Assembly.of(source, build_config(source, dtype, 1, max_seq_len, None), quant)
 
 
 class Changed:
