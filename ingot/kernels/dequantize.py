@@ -21,6 +21,7 @@ from ingot.kernels.stored_weight import (
     part_columns,
     symmetric_zero,
 )
+from ingot.kernels.word_places import word_places
 
 BLOCK_N = 64
 WARPS = 4
@@ -48,8 +49,8 @@ def dequantize_kernel(
     chunk = tl.program_id(1)
     lane = tl.arange(0, WIDTH)
     inside = rows < N
-    places = rows.to(tl.int64)[:, None] * word_stride + (chunk * WIDTH + lane)[None, :]
-    words = tl.load(word_ptr + places, mask=inside[:, None], other=0).to(tl.int32)
+    places = word_places(word_ptr, word_stride, rows, chunk * WIDTH + lane)
+    words = tl.load(places, mask=inside[:, None], other=0).to(tl.int32)
     for part in tl.static_range(PARTS):
         columns = (chunk * PARTS + part) * WIDTH + lane
         group = 0

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from ingot.kernels.narrow_numbers import unpack
 from ingot.kernels.overlap import wait_for_previous
+from ingot.kernels.word_places import word_places
 
 
 @triton.jit
@@ -155,7 +156,7 @@ def packed_tile(
     token, cols = tl.arange(0, BLOCK_T), tl.arange(0, PART)
     real = (token < tokens)[:, None]
     x_rows = x_ptr + token[:, None] * x_stride + cols[None, :]
-    places = weight_ptr + (rows.to(tl.int64) * weight_stride)[:, None] + cols[None, :]
+    places = word_places(weight_ptr, weight_stride, rows, cols)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     if PREFETCH == 0:
         wait_for_previous(OVERLAP)
@@ -173,10 +174,10 @@ def packed_tile(
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
         if live is not None:
-            w = tl.load(places + (first + step) * PART, mask=live[:, None], other=0,
+            w = tl.load(places + (first + step) * (16 * PART), mask=live[:, None], other=0,
                         eviction_policy="evict_first")  # fmt: skip
         else:
-            w = tl.load(places + (first + step) * PART, eviction_policy="evict_first")
+            w = tl.load(places + (first + step) * (16 * PART), eviction_policy="evict_first")
         if PREFETCH == 1:  # two branches that load the same: matrix_product.py says why
             if step == 0:
                 wait_for_previous(OVERLAP)

@@ -15,7 +15,7 @@ import triton
 
 from ingot.kernels.checks import next_power_of_two
 from ingot.kernels.overlap import overlaps
-from ingot.kernels.stored_weight import StoredWeight, chunk_columns
+from ingot.kernels.stored_weight import BLOCK_ROWS, StoredWeight, chunk_columns
 
 # Measured in steps of a 7B model in 16 bits on an H200. By the columns of x's tile: for weights of up to so
 # many outputs BLOCK_N, BLOCK_K, warps, stages, PROGRAMS, PREFETCH. Up to 8 rows the launches overlap enough
@@ -59,12 +59,45 @@ SPLIT_4 = {
     32: [(8192, 128, 256, 8, 4, 1, 0, 8), (0, 64, 256, 4, 4, 2, 0, 4)],
     64: [(0, 128, 256, 8, 4, 1, 0, 4)],
 }
+# The same for up to 8 rows, straight into registers: for weights of up to so many outputs (of split sums:
+# inputs) BLOCK_N, warps, SPLITS, FRAGMENTS.
+FRAGMENTS_8 = [(8191, 16, 8, 1, 1), (0, 32, 4, 1, 1)]
+FRAGMENTS_4 = [(8191, 16, 8, 1, 1), (16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
+FRAGMENT_ROWS = 8
+
+
+def takes_fragments(num_tokens: int, weight: StoredWeight, itemsize: int) -> bool:
+    """Whether a product of so few rows can load the weight straight into registers."""
+    whole = weight.out_features % BLOCK_ROWS == 0 and weight.in_features % 4 == 0
+    narrow = weight.bits == 4 or (weight.bits == 8 and not weight.group)
+    return narrow and whole and itemsize == 2 and num_tokens <= FRAGMENT_ROWS
+
+
+def settled(choice: Mapping[str, int], pairs: bool = False) -> dict[str, int]:
+    """The choice, without FRAGMENTS where other tiles leave no room for them: BLOCK_N in blocks of 16, of
+    both of a pair where there are ``pairs``; at most 16 rows; no shares.
+    """
+    block = BLOCK_ROWS * (2 if pairs else 1)
+    fits = choice["BLOCK_N"] % block == 0 and choice["BLOCK_T"] in (8, 16) and not choice["PROGRAMS"]
+    return {**choice, "FRAGMENTS": choice["FRAGMENTS"] if fits else 0}
+
+
+def _fragment_tiles(weight: StoredWeight, device: torch.device) -> dict[str, int]:
+    table = FRAGMENTS_8 if weight.bits == 8 else FRAGMENTS_4
+    _, rows, warps, splits, depth = _up_to(weight.out_features, table)
+    tiles = {"BLOCK_T": 8, "BLOCK_N": rows, "BLOCK_K": chunk_columns(weight.bits, weight.group)}
+    tiles |= {"num_warps": warps, "SPLITS": splits, "FRAGMENTS": depth, "num_stages": 1, "PROGRAMS": 0}
+    return tiles | {"PREFETCH": 0, "OVERLAP": 4 if overlaps(device) else 1}
 
 
 def matrix_tiles(
-    num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device
+    num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device, blocks: bool = True
 ) -> dict[str, int]:
-    """Tile choices of a matrix product; ``itemsize``: bytes of an activation."""
+    """Tile choices of a matrix product; ``itemsize``: bytes of an activation; ``blocks``: whether the op
+    takes its rows in blocks of 16.
+    """
+    if blocks and takes_fragments(num_tokens, weight, itemsize):
+        return _fragment_tiles(weight, device)
     columns = max(next_power_of_two(num_tokens), 8)
     table = {16: WIDE, 8: WIDE_8, 4: WIDE_4}[weight.bits]
     choice = WHOLE[:-1] if itemsize == 4 else _up_to(weight.out_features, table[columns])
@@ -73,6 +106,8 @@ def matrix_tiles(
 
 def split_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
     """Tile choices of a product of partial sums, with ``SPLITS``: a narrow weight has few tiles."""
+    if takes_fragments(num_tokens, weight, itemsize):
+        return _fragment_tiles(weight, device)
     columns, width = max(next_power_of_two(num_tokens), 8), weight.in_features
     table = {16: SPLIT, 8: SPLIT_8, 4: SPLIT_4}[weight.bits]
     choice = WHOLE if itemsize == 4 else _up_to(width, table[columns])
@@ -89,7 +124,7 @@ def _tiles(
     choice: tuple[int, ...], columns: int, weight: StoredWeight, itemsize: int, device: torch.device
 ) -> dict[str, int]:
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
-    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1}
+    tiles = {"BLOCK_T": columns, "FRAGMENTS": 0, "OVERLAP": 2 if overlaps(device) else 1}
     tiles |= dict(zip(names, choice[1:], strict=False))
     if weight.bits < 16:
         tiles["BLOCK_K"] = chunk_columns(weight.bits, weight.group)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.fragment_product import row_order
 from ingot.kernels.matrix_product import weight_tile
 from ingot.kernels.overlap import start_next
 from ingot.kernels.small_product import split_pairs
@@ -101,6 +102,8 @@ def small_qkv_matrix_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -112,13 +115,16 @@ def small_qkv_matrix_kernel(
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     tile = tl.program_id(0)
     head, start = tile // CHUNKS, tile % CHUNKS * SHARE
-    lane = tl.arange(0, BLOCK_N)
+    lane = row_order(BLOCK_N, FRAGMENTS)
     firsts, seconds = _channels(tl.minimum(start + lane % PAIRS, HEAD_DIM // 2 - 1), HEAD_DIM, HALF)
-    rows = head * HEAD_DIM + tl.where(lane < PAIRS, firsts, seconds)
+    rows = head * HEAD_DIM + tl.where(tl.arange(0, BLOCK_N) < PAIRS, firsts, seconds)
     live = None if SHARE == PAIRS else lane % PAIRS < SHARE
     acc = weight_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
-                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
-                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
+                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS,
+                      (head * HEAD_DIM + start) // 16, K, BITS, GROUP, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PAIRS // 16, HEAD_DIM // 32,
+                      (HEADS + 2 * KV_HEADS) * HEAD_DIM // 16 - 1,
+                      WARPS, FRAGMENTS, PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     if bias_ptr is not None:
@@ -126,7 +132,7 @@ def small_qkv_matrix_kernel(
     a, b = split_pairs(acc.to(q_ptr.dtype.element_ty).to(tl.float32), PAIRS, BLOCK_T)
     token = tl.arange(0, BLOCK_T)
     real = token < tokens
-    pair = start + tl.arange(0, PAIRS)
+    pair = start + row_order(PAIRS, FRAGMENTS)
     first, second = _channels(pair, HEAD_DIM, HALF)
     if head < HEADS + KV_HEADS:
         cos, sin, factor = turns(pair * 0 + head, pair, token, tokens, table_ptr, table_rows_ptr,

@@ -22,10 +22,11 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
+from ingot.kernels.fragment_product import row_order
 from ingot.kernels.gated_mlp import silu_mul_reference
 from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.product_tiles import whole_chunks
+from ingot.kernels.product_tiles import settled, whole_chunks
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
 from ingot.kernels.small_product import (
@@ -38,7 +39,7 @@ from ingot.kernels.small_product import (
     small_tiles,
     split_pairs,
 )
-from ingot.kernels.stored_weight import AnyWeight, StoredWeight, expect_weight, stored
+from ingot.kernels.stored_weight import BLOCK_ROWS, AnyWeight, StoredWeight, expect_weight, stored
 
 
 @triton.jit
@@ -112,6 +113,8 @@ def small_gate_up_matrix_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -122,18 +125,19 @@ def small_gate_up_matrix_kernel(
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     start = tl.program_id(0) * SHARE
-    lane = tl.arange(0, BLOCK_N) % PAIRS
+    lane = row_order(BLOCK_N, FRAGMENTS) % PAIRS
     rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
     live = None if SHARE == PAIRS else lane < SHARE
     acc = weight_tile(x_ptr, x_stride, None, 0, tokens, weight_ptr, weight_stride,
-                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
-                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
+                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, start // 16, K, BITS, GROUP,
+                      BLOCK_T, BLOCK_N, BLOCK_K, PAIRS // 16, INNER // 16, INNER // 8 - 1, WARPS, FRAGMENTS,
+                      PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     token = tl.arange(0, BLOCK_T)
-    outputs = start + tl.arange(0, PAIRS)
+    outputs = start + row_order(PAIRS, FRAGMENTS)
     inside = (outputs < tl.minimum(start + SHARE, INNER))[:, None] & (token < tokens)[None, :]
     tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
 
@@ -163,8 +167,8 @@ def small_gate_up_triton(
     """Launch the kernel; arguments as in :func:`small_gate_up`, unchecked."""
     weight = stored(weight)
     num_tokens, inner = x.shape[0], weight.out_features // 2
-    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
-    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
+    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device, inner % BLOCK_ROWS == 0)
+    choice = settled(whole_chunks(merge_tiles(defaults, tiles), weight), pairs=True)
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
     if choice["BLOCK_T"] > 1 and y.numel():

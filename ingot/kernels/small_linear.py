@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
+from ingot.kernels.fragment_product import row_order
 from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.product_tiles import split_tiles, whole_chunks
+from ingot.kernels.product_tiles import settled, split_tiles, whole_chunks
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
     MAX_ROWS,
@@ -114,6 +115,8 @@ def small_linear_matrix_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
+    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -126,14 +129,15 @@ def small_linear_matrix_kernel(
     start, split = tl.program_id(0) * SHARE, tl.program_id(1)
     INT8: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     STEPS: tl.constexpr = K // GROUP if INT8 and GROUP > 0 else (K + BLOCK_K - 1) // BLOCK_K
-    lane = tl.arange(0, BLOCK_N)
+    lane = row_order(BLOCK_N, FRAGMENTS)
     rows = tl.minimum(start + lane, N - 1)
     live = None if SHARE == BLOCK_N else lane < SHARE
     first = split * STEPS // SPLITS
     acc = weight_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
                       scale_ptr, scale_stride, zero_ptr, rows, live, first,
-                      (split + 1) * STEPS // SPLITS - first, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
-                      PREFETCH, OVERLAP, ASM)  # fmt: skip
+                      (split + 1) * STEPS // SPLITS - first, start // 16, K, BITS, GROUP,
+                      BLOCK_T, BLOCK_N, BLOCK_K, BLOCK_N // 16, 0, N // 16 - 1, WARPS, FRAGMENTS, PREFETCH,
+                      OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
     token = tl.arange(0, BLOCK_T)
@@ -183,9 +187,8 @@ def small_linear_parts_triton(
     """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
     weight = stored(weight)
     (num_tokens, width), outputs = x.shape, weight.out_features
-    choice = whole_chunks(
-        merge_tiles(split_tiles(num_tokens, weight, x.element_size(), x.device), tiles), weight
-    )
+    defaults = split_tiles(num_tokens, weight, x.element_size(), x.device)
+    choice = settled(whole_chunks(merge_tiles(defaults, tiles), weight))
     expect_rows(choice, num_tokens)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
@@ -208,7 +211,7 @@ def small_linear_triton(
     weight = stored(weight)
     num_tokens, outputs = x.shape[0], weight.out_features
     defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
-    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
+    choice = settled(whole_chunks(merge_tiles(defaults, tiles), weight))
     expect_rows(choice, num_tokens)
     y = torch.empty((num_tokens, outputs), dtype=x.dtype, device=x.device)
     if choice["BLOCK_T"] > 1 and y.numel():

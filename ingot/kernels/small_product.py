@@ -139,14 +139,22 @@ def split_pairs(acc: tl.tensor, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr) -> t
     return tl.split(tl.permute(tl.reshape(acc, [2, PAIRS, BLOCK_T]), [1, 2, 0]))
 
 
-def small_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
+def small_tiles(
+    num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device, blocks: bool = True
+) -> dict[str, int]:
     """Tile choices of a small product, measured on an H200 for the shapes of a 7B model; ``itemsize``: bytes
-    of an activation.
+    of an activation, ``blocks``: whether the op takes its rows in blocks of 16.
     """
     if num_tokens > 1 or weight.bits < 16:
-        return matrix_tiles(num_tokens, weight, itemsize, device)
+        return matrix_tiles(num_tokens, weight, itemsize, device, blocks)
     out_features, whole = weight.out_features, max(next_power_of_two(weight.in_features), 16)
-    tiles = {"BLOCK_T": 1, "PREFETCH": 1, "OVERLAP": 2 if overlaps(device) else 1, "num_stages": 1}
+    tiles = {
+        "BLOCK_T": 1,
+        "FRAGMENTS": 0,
+        "PREFETCH": 1,
+        "OVERLAP": 2 if overlaps(device) else 1,
+        "num_stages": 1,
+    }
     if whole > 4096:
         tiles |= {"BLOCK_N": 8, "BLOCK_K": 2048, "num_warps": 8, "PROGRAMS": 2}
     elif out_features >= 65536:

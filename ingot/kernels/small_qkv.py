@@ -29,7 +29,7 @@ from ingot.kernels.checks import (
 )
 from ingot.kernels.matrix_product import matrix_shape, multiprocessors, weight_pointers
 from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.product_tiles import whole_chunks
+from ingot.kernels.product_tiles import settled, whole_chunks
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
@@ -44,7 +44,7 @@ from ingot.kernels.small_product import (
     small_tiles,
     split_pairs,
 )
-from ingot.kernels.stored_weight import AnyWeight, expect_weight, stored
+from ingot.kernels.stored_weight import BLOCK_ROWS, AnyWeight, expect_weight, stored
 
 
 @triton.jit
@@ -205,8 +205,10 @@ def small_qkv_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_qkv`, unchecked."""
     weight, num_tokens = stored(weight), x.shape[0]
-    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device)
-    choice = whole_chunks(merge_tiles(defaults, tiles), weight)
+    turned = head_dim if cos_sin is None else cos_sin.shape[1]
+    blocks = head_dim % (2 * BLOCK_ROWS) == 0 and turned == head_dim
+    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device, blocks)
+    choice = settled(whole_chunks(merge_tiles(defaults, tiles), weight), pairs=True)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
     if not num_tokens:

@@ -9,11 +9,15 @@ no way of choosing the numbers.
 A weight W [N, K] is either dense, ``values`` [N, K] in the dtype of the activations, or of numbers q of few
 bits: W = (q - zero) · scale, with ``scales`` [N] (``group`` 0: one a row) or [groups, N] (``group``
 neighbouring columns share one), and ``zeros`` uint8 of the same shape, or None for 128 (8 bits) or 8 (4 bits)
-everywhere. Numbers are unsigned, P = 16 / bits of them in a word: ``values`` [N, words] int16.
+everywhere. Numbers are unsigned, P = 16 / bits of them in a word: ``values`` [rows, words] int16.
 
 Columns go in chunks of C = P · ``part_columns(group)``. Number i of word j of a chunk is the chunk's column
 i · C / P + j: so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
-columns. The last chunk is filled with zeros of W.
+columns. The last chunk is filled with zeros of W, and rows to a whole number of 16.
+
+Words of 16 rows by 16 columns lie together, in the order in which the 32 threads of a warp hold the left
+operand of a tensor core's product: thread 4 g + t has rows 2 g and 2 g + 1, of each the words 4 t to 4 t + 3.
+Such squares follow each other along the row.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from ingot.kernels.checks import KernelArgumentError, expect
 
 GROUPS = (32, 64, 128, 256, 512, 1024)
 WORD_BITS = 16
+BLOCK_ROWS = 16  # rows of words whose words lie together
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class StoredWeight:
     @property
     def out_features(self) -> int:
         """N."""
-        return self.values.shape[0]
+        return self.values.shape[0] if self.scales is None else self.scales.shape[-1]
 
 
 AnyWeight = torch.Tensor | StoredWeight
@@ -74,28 +79,37 @@ def symmetric_zero(bits: int) -> int:
     return 1 << (bits - 1)
 
 
+def num_rows(out_features: int) -> int:
+    """Rows of words: whole blocks of 16."""
+    return -(-out_features // BLOCK_ROWS) * BLOCK_ROWS
+
+
 def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor) -> torch.Tensor:
-    """Numbers [N, K] uint8 as words [N, ``num_words``] int16; ``fill`` [N] uint8 after the end."""
-    rows, columns = numbers.shape
-    parts, width = WORD_BITS // bits, part_columns(group)
-    whole = fill[:, None].repeat(1, num_words(columns, bits, group) * parts)
-    whole[:, :columns] = numbers
+    """Numbers [N, K] uint8 as words [``num_rows``, ``num_words``] int16; ``fill`` [N] uint8 after the end."""
+    outputs, columns = numbers.shape
+    parts, width, rows = WORD_BITS // bits, part_columns(group), num_rows(outputs)
+    whole = numbers.new_zeros(rows, num_words(columns, bits, group) * parts)
+    whole[:outputs] = fill[:, None]
+    whole[:outputs, :columns] = numbers
     pieces = whole.view(rows, -1, parts, width).to(torch.int32)
     words = torch.zeros_like(pieces[:, :, 0])
     for index in range(parts):
         words |= pieces[:, :, index] << bits * index
-    return words.to(torch.int16).view(rows, -1)  # the upper half wraps to negative numbers
+    # The upper half wraps to negative numbers. A square's 16 rows are (g, which), its columns (t, which).
+    squares = words.to(torch.int16).view(rows // BLOCK_ROWS, 8, 2, -1, 4, 4)
+    return squares.permute(0, 3, 1, 4, 2, 5).reshape(rows, -1)
 
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
     """The numbers [N, K] uint8."""
-    rows, width = weight.out_features, part_columns(weight.group)
-    pairs = weight.values.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
+    rows, width = weight.values.shape[0], part_columns(weight.group)
+    squares = weight.values.reshape(rows // BLOCK_ROWS, -1, 8, 4, 2, 4).permute(0, 2, 4, 1, 3, 5)
+    pairs = squares.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
     if weight.bits == 8:
         parts = [pairs[..., 0], pairs[..., 1]]
     else:
         parts = [part for byte in pairs.unbind(-1) for part in (byte & 15, byte >> 4)]
-    return torch.stack(parts, dim=2).view(rows, -1)[:, : weight.in_features]
+    return torch.stack(parts, dim=2).view(rows, -1)[: weight.out_features, : weight.in_features]
 
 
 def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -123,8 +137,9 @@ def _beside(numbers: torch.Tensor, groups: slice) -> torch.Tensor:
 
 
 def row_pieces(weight: StoredWeight, most: int) -> Iterator[StoredWeight]:
-    """The weight cut along its rows into pieces of at most ``most`` values, or of one row; views."""
-    rows = max(1, most // max(weight.in_features, 1))
+    """The weight cut along its rows into pieces of about ``most`` values at most; views."""
+    block = BLOCK_ROWS if weight.bits < 16 else 1
+    rows = max(most // max(weight.in_features, 1) // block, 1) * block
     for start in range(0, weight.out_features, rows):
         own = slice(start, start + rows)
         scales, zeros = (None if t is None else t[..., own] for t in (weight.scales, weight.zeros))
@@ -144,11 +159,11 @@ def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | Non
         raise KernelArgumentError("no such number of bits", seen=weight.bits, allowed="4, 8, 16")
     if weight.group and weight.group not in GROUPS:
         raise KernelArgumentError("no such group size", seen=weight.group, allowed=GROUPS)
-    words = num_words(columns, weight.bits, weight.group)
-    expect("weight", weight.values, (outputs, words), like=x, dtype=torch.int16)
-    shape = (-(-columns // weight.group), outputs) if weight.group else (outputs,)
     if weight.scales is None:
         raise KernelArgumentError("weight has no scales", seen=f"{weight.bits} bits")
+    words = num_words(columns, weight.bits, weight.group)
+    expect("weight", weight.values, (num_rows(outputs), words), like=x, dtype=torch.int16)
+    shape = (-(-columns // weight.group), outputs) if weight.group else (outputs,)
     expect("scales", weight.scales, shape, like=x)
     if weight.zeros is not None:
         expect("zeros", weight.zeros, shape, like=x, dtype=torch.uint8)

@@ -27,6 +27,7 @@ from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import (
     StoredWeight,
     dequantized,
+    num_rows,
     num_words,
     pack_words,
     row_pieces,
@@ -42,8 +43,8 @@ Tensors = Mapping[str, torch.Tensor | None]
 class WeightOnly:
     """W = (q - zero) · scale with q of ``bits`` bits, a scale a row (``group`` 0) or a group of columns.
 
-    Tensors: ``words`` int16 [N, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros`` uint8
-    of the same shape unless ``symmetric``, ``bias`` [N] where there is one.
+    Tensors: ``words`` int16 [rows, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros``
+    uint8 of the same shape unless ``symmetric``, ``bias`` [N] where there is one.
     """
 
     name: str
@@ -55,11 +56,11 @@ class WeightOnly:
     def layout(
         self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
-        """Empty tensors; a row is padded to whole chunks of the kernels' layout."""
+        """Empty tensors; rows are padded to whole chunks of the kernels' layout, and to 16."""
         words = num_words(in_features, self.bits, self.group)
         shape = (-(-in_features // self.group), out_features) if self.group else (out_features,)
         tensors = {
-            "words": torch.empty(out_features, words, dtype=torch.int16),
+            "words": torch.empty(num_rows(out_features), words, dtype=torch.int16),
             "scales": torch.empty(shape, dtype=dtype),
         }
         if not self.symmetric:

@@ -28,7 +28,7 @@ from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_int8 import int8_linear_parts_triton, small_int8_linear_triton
 from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
-from ingot.kernels.stored_weight import StoredWeight, num_words
+from ingot.kernels.stored_weight import StoredWeight, num_rows, num_words
 from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
 from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
@@ -146,7 +146,7 @@ def in_bits(bits: int, outputs: int, width: int, group: int, zeros: bool, dtype:
     """An empty weight of few bits."""
     shape = (-(-width // group), outputs) if group else (outputs,)
     scales, low = empty(*shape, dtype=dtype), empty(*shape, dtype=torch.uint8) if zeros else None
-    values = empty(outputs, num_words(width, bits, group), dtype=torch.int16)
+    values = empty(num_rows(outputs), num_words(width, bits, group), dtype=torch.int16)
     return StoredWeight(values, width, scales, low, bits, group)
 
 

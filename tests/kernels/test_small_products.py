@@ -112,6 +112,7 @@ QKV_CASES = {
     "partial": (6, 1, 12, 4, 0, False),
     "qwen": (2, 2, 32, 32, 8, True),
     "everything": (5, 5, 24, 8, 8, True),
+    "wide": (3, 1, 64, 64, 0, True),
 }
 SLOTS = [37, -1, 0, 21, 5]
 POSITIONS = [29, 0, 3, 40, 12]

@@ -60,17 +60,19 @@ def random_weight(
 @pytest.mark.parametrize("form", FORMS)
 def test_layout(form: tuple[int, int, bool]) -> None:
     """Every number is where the layout says, and means what the formula says."""
-    weight = random_weight(form, 6, 200, torch.float16, "cpu")
+    weight = random_weight(form, 18, 200, torch.float16, "cpu")
     bits, group, _ = form
     wide = dequantized(weight, torch.float64)
     assert weight.bits == bits
-    assert wide.shape == (6, 200)
+    assert wide.shape == (18, 200)
     assert weight.scales is not None
-    for row, column in ((0, 0), (2, 37), (5, 131), (3, 199)):
+    for row, column in ((0, 0), (2, 37), (17, 131), (11, 199)):
         width = min(group or 64, 64)
         chunk = 16 // bits * width
         part, word = column % chunk // width, column // chunk * width + column % width
-        number = (int(weight.values[row, word]) & 0xFFFF) >> bits * part & ((1 << bits) - 1)
+        square, thread = word // 16, row % 16 // 2 * 4 + word % 16 // 4  # 16 rows by 16 words; 32 threads
+        flat = row // 16 * 16 * weight.values.shape[1] + square * 256 + thread * 8 + row % 2 * 4 + word % 4
+        number = (int(weight.values.view(-1)[flat]) & 0xFFFF) >> bits * part & ((1 << bits) - 1)
         place = (column // group, row) if group else (row,)
         zero = (128 if bits == 8 else 8) if weight.zeros is None else int(weight.zeros[place])
         assert float(wide[row, column]) == (number - zero) * float(weight.scales[place])
@@ -81,7 +83,7 @@ def test_words_and_back() -> None:
         numbers = torch.randint(0, 1 << bits, (3, 150), dtype=torch.uint8)
         for group in (0, 32, 64, 128):
             words = pack_words(numbers, bits, group, torch.full((3,), 8, dtype=torch.uint8))
-            assert words.shape == (3, num_words(150, bits, group))
+            assert words.shape == (16, num_words(150, bits, group))
             scales = torch.ones(-(-150 // group), 3) if group else torch.ones(3)
             assert torch.equal(unpacked(StoredWeight(words, 150, scales, None, bits, group)), numbers)
 

@@ -1,0 +1,18 @@
+"""Where a weight's words lie, for kernels that read tiles of rows and columns.
+
+Owns the addresses of the layout that stored_weight.py describes. Knows no product.
+
+    words = tl.load(word_places(weight_ptr, weight_stride, rows, cols))
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def word_places(ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, cols: tl.tensor) -> tl.tensor:
+    """Pointers to words [N, W]; ``stride`` words a row, four neighbouring columns side by side."""
+    row = rows.to(tl.int64) // 16 * (16 * stride) + rows % 16 // 2 * 32 + rows % 2 * 4
+    return ptr + row[:, None] + (cols // 16 * 256 + cols % 16 // 4 * 8 + cols % 4)[None, :]
