@@ -24,7 +24,7 @@ HALVES = (torch.float16, torch.bfloat16)
 FORMS = [(8, 0, False), (4, 0, True), (4, 32, False), (4, 64, True), (4, 128, True), (4, 256, False)]
 CPU = torch.device("cpu")
 # BLOCK_N, warps, chunks ahead, parts of the sums
-TILES = [(16, 2, 1, 1), (32, 4, 2, 2), (32, 8, 1, 1), (64, 2, 3, 3)]
+TILES = [(16, 2, 1, 1), (32, 4, 2, 2), (32, 8, 1, 1), (64, 2, 4, 4)]
 NAMES = ("BLOCK_N", "num_warps", "FRAGMENTS", "SPLITS")
 
 
