@@ -48,8 +48,10 @@ def _columns(
     QUARTERS: tl.constexpr,
 ) -> tl.tensor:
     """What ``_load_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
-    x = tl.reshape(_halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS, WARPS, 8, 4, 2, 2))
-    return tl.reshape(tl.permute(x, (2, 1, 4, 5, 6, 0, 3)), (WARPS, 16 * QUARTERS, TOKENS))
+    x = tl.reshape(
+        _halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2)
+    )
+    return tl.reshape(tl.permute(x, (2, 1, 5, 4, 6, 7, 0, 3)), (WARPS, 16 * QUARTERS, TOKENS))
 
 
 @triton.jit
@@ -155,7 +157,9 @@ def _load_rows(
     loaded = ()
     for part in tl.static_range(PARTS):
         here = chunk * CHUNK + part * PART
-        there = (real & (column + here < K))[:, None]
+        there = real[:, None]
+        if K % CHUNK != 0:
+            there = (real & (column + here < K))[:, None]
         loaded = loaded + (tl.load(places + here // 2, mask=there, other=0),)  # noqa: RUF005
     return loaded
 
@@ -234,11 +238,11 @@ def fragment_tile(
     blocks = tl.minimum(block + number % RUN + number // RUN * GAP, LAST).to(tl.int64)
     places = blocks * (weight_stride * 8) + warp * WORDS + quarter * 128 + lane * 4
     places = weight_ptr.to(tl.pointer_type(tl.int32)) + places[:, None] + tl.arange(0, 4)[None, :]
-    of_x = tl.arange(0, 4 * BLOCK_T * WARPS * QUARTERS)
-    token = of_x // (32 * WARPS * QUARTERS) * 8 + of_x // 4 % 8
-    column = of_x // 32 % WARPS * BLOCK_K + of_x // (32 * WARPS) % QUARTERS * 16 + of_x % 4 * 4
+    of_x = tl.arange(0, 2 * BLOCK_T * WARPS * QUARTERS)
+    token = of_x // (16 * WARPS * QUARTERS) * 8 + of_x // 4 % 8
+    column = of_x // 32 % WARPS * BLOCK_K + of_x // (32 * WARPS) % (QUARTERS // 2) * 32 + of_x % 4 * 8
     real = token < tokens
-    x_places = (token * x_stride + column)[:, None] // 2 + tl.arange(0, 2)[None, :]
+    x_places = (token * x_stride + column)[:, None] // 2 + tl.arange(0, 4)[None, :]
     x_places = x_ptr.to(tl.pointer_type(tl.int32)) + x_places
     beside = tl.arange(0, 32 * WARPS * BLOCKS)
     own, number = beside // 32 % WARPS, beside // (32 * WARPS)

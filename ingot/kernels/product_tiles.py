@@ -60,9 +60,11 @@ SPLIT_4 = {
     64: [(0, 128, 256, 8, 4, 1, 0, 4)],
 }
 # The same for up to 8 rows, straight into registers: for weights of up to so many outputs (of split sums:
-# inputs) BLOCK_N, warps, SPLITS, FRAGMENTS.
-FRAGMENTS_8 = [(8191, 16, 8, 1, 1), (0, 32, 4, 1, 1)]
-FRAGMENTS_4 = [(8191, 16, 8, 1, 1), (16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
+# inputs) BLOCK_N, warps, FRAGMENTS, SPLITS.
+FRAGMENTS_8 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
+FRAGMENTS_4 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
+FRAGMENTS_SPLIT_8 = [(8192, 32, 4, 1, 4), (0, 32, 4, 2, 4)]
+FRAGMENTS_SPLIT_4 = [(8192, 32, 4, 1, 4), (0, 32, 2, 2, 4)]
 FRAGMENT_ROWS = 8
 
 
@@ -82,9 +84,10 @@ def settled(choice: Mapping[str, int], pairs: bool = False) -> dict[str, int]:
     return {**choice, "FRAGMENTS": choice["FRAGMENTS"] if fits else 0}
 
 
-def _fragment_tiles(weight: StoredWeight, device: torch.device) -> dict[str, int]:
-    table = FRAGMENTS_8 if weight.bits == 8 else FRAGMENTS_4
-    _, rows, warps, splits, depth = _up_to(weight.out_features, table)
+def _fragment_tiles(weight: StoredWeight, device: torch.device, split: bool = False) -> dict[str, int]:
+    wide, parts = (FRAGMENTS_8, FRAGMENTS_SPLIT_8) if weight.bits == 8 else (FRAGMENTS_4, FRAGMENTS_SPLIT_4)
+    choice = _up_to(weight.in_features, parts) if split else _up_to(weight.out_features, wide)
+    _, rows, warps, depth, splits = choice
     tiles = {"BLOCK_T": 8, "BLOCK_N": rows, "BLOCK_K": chunk_columns(weight.bits, weight.group)}
     tiles |= {"num_warps": warps, "SPLITS": splits, "FRAGMENTS": depth, "num_stages": 1, "PROGRAMS": 0}
     return tiles | {"PREFETCH": 0, "OVERLAP": 4 if overlaps(device) else 1}
@@ -107,7 +110,7 @@ def matrix_tiles(
 def split_tiles(num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device) -> dict[str, int]:
     """Tile choices of a product of partial sums, with ``SPLITS``: a narrow weight has few tiles."""
     if takes_fragments(num_tokens, weight, itemsize):
-        return _fragment_tiles(weight, device)
+        return _fragment_tiles(weight, device, split=True)
     columns, width = max(next_power_of_two(num_tokens), 8), weight.in_features
     table = {16: SPLIT, 8: SPLIT_8, 4: SPLIT_4}[weight.bits]
     choice = WHOLE if itemsize == 4 else _up_to(width, table[columns])

@@ -15,9 +15,10 @@ Columns go in chunks of C = P · ``part_columns(group)``. Number i of word j of 
 i · C / P + j: so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
 columns. The last chunk is filled with zeros of W, and rows to a whole number of 16.
 
-Words of 16 rows by 16 columns lie together, in the order in which the 32 threads of a warp hold the left
-operand of a tensor core's product: thread 4 g + t has rows 2 g and 2 g + 1, of each the words 4 t to 4 t + 3.
-Such squares follow each other along the row.
+Words of 16 rows by 32 columns lie together, in the order in which the 32 threads of a warp hold the left
+operand of a tensor core's product: thread 4 g + t has rows 2 g and 2 g + 1, of each the words 8 t to 8 t + 7.
+First come the first four words of both rows of every thread, then the others. Such pieces follow each other
+along the row.
 """
 
 from __future__ import annotations
@@ -95,16 +96,16 @@ def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor)
     words = torch.zeros_like(pieces[:, :, 0])
     for index in range(parts):
         words |= pieces[:, :, index] << bits * index
-    # The upper half wraps to negative numbers. A square's 16 rows are (g, which), its columns (t, which).
-    squares = words.to(torch.int16).view(rows // BLOCK_ROWS, 8, 2, -1, 4, 4)
-    return squares.permute(0, 3, 1, 4, 2, 5).reshape(rows, -1)
+    # The upper half wraps to negative. A piece's 16 rows are (g, which), its columns (t, half, which).
+    pieces = words.to(torch.int16).view(rows // BLOCK_ROWS, 8, 2, -1, 4, 2, 4)
+    return pieces.permute(0, 3, 5, 1, 4, 2, 6).reshape(rows, -1)
 
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
     """The numbers [N, K] uint8."""
     rows, width = weight.values.shape[0], part_columns(weight.group)
-    squares = weight.values.reshape(rows // BLOCK_ROWS, -1, 8, 4, 2, 4).permute(0, 2, 4, 1, 3, 5)
-    pairs = squares.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
+    pieces = weight.values.reshape(rows // BLOCK_ROWS, -1, 2, 8, 4, 2, 4).permute(0, 3, 5, 1, 4, 2, 6)
+    pairs = pieces.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
     if weight.bits == 8:
         parts = [pairs[..., 0], pairs[..., 1]]
     else:

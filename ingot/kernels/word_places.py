@@ -15,4 +15,5 @@ import triton.language as tl
 def word_places(ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, cols: tl.tensor) -> tl.tensor:
     """Pointers to words [N, W]; ``stride`` words a row, four neighbouring columns side by side."""
     row = rows.to(tl.int64) // 16 * (16 * stride) + rows % 16 // 2 * 32 + rows % 2 * 4
-    return ptr + row[:, None] + (cols // 16 * 256 + cols % 16 // 4 * 8 + cols % 4)[None, :]
+    column = cols // 32 * 512 + cols % 8 // 4 * 256 + cols % 32 // 8 * 8 + cols % 4
+    return ptr + row[:, None] + column[None, :]

@@ -70,8 +70,9 @@ def test_layout(form: tuple[int, int, bool]) -> None:
         width = min(group or 64, 64)
         chunk = 16 // bits * width
         part, word = column % chunk // width, column // chunk * width + column % width
-        square, thread = word // 16, row % 16 // 2 * 4 + word % 16 // 4  # 16 rows by 16 words; 32 threads
-        flat = row // 16 * 16 * weight.values.shape[1] + square * 256 + thread * 8 + row % 2 * 4 + word % 4
+        thread, half = row % 16 // 2 * 4 + word % 32 // 8, word % 8 // 4  # of a piece: 16 rows by 32 words
+        piece = row // 16 * 16 * weight.values.shape[1] + word // 32 * 512
+        flat = piece + half * 256 + thread * 8 + row % 2 * 4 + word % 4
         number = (int(weight.values.view(-1)[flat]) & 0xFFFF) >> bits * part & ((1 << bits) - 1)
         place = (column // group, row) if group else (row,)
         zero = (128 if bits == 8 else 8) if weight.zeros is None else int(weight.zeros[place])
