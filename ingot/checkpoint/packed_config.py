@@ -5,7 +5,7 @@ tensor.
 
     packed = packed_format(config, beside)       # config.json, quantize_config.json; None: weights are whole
 
-Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeConfig`` of AutoGPTQ 0.7,
+Sources: ``GPTQConfig`` and ``AwqConfig`` of transformers 5.23, ``BaseQuantizeConfig`` of AutoGPTQ 0.8,
 ``QuantizationConfig`` of compressed-tensors 0.20.
 """
 

@@ -8,7 +8,7 @@ Owns the names, shapes and words of the three, and what they mean. Knows no file
 
 W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits numbers, the first in the lowest bits:
 
-- GPTQ (AutoGPTQ 0.7, ``qlinear_cuda.py``): ``qweight`` [K / P, N] along K; ``qzeros`` [groups, N / P] along
+- GPTQ (AutoGPTQ 0.8, ``qlinear_cuda.py``): ``qweight`` [K / P, N] along K; ``qzeros`` [groups, N / P] along
   N, less 1 in the format ``gptq``; ``scales`` [groups, N]; ``g_idx`` [K]: the group of each column.
 - AWQ (AutoAWQ 0.2, ``WQLinear_GEMM``): ``qweight`` [K, N / 8] and ``qzeros`` [groups, N / 8] along N, whose
   number i of a word is that of output 8 · word + (0, 2, 4, 6, 1, 3, 5, 7)[i]; ``scales`` [groups, N].

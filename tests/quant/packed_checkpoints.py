@@ -1,10 +1,12 @@
 """Checkpoints in the formats of GPTQ, AWQ and compressed-tensors, written without Ingot.
 
 Owns a tiny LLaMA whose linear layers are rounded here, and the packing of their numbers as the public
-libraries do it: AutoGPTQ 0.7.1 (``nn_modules/qlinear/qlinear_cuda.py``, ``QuantLinear.pack``; the format
-``gptq_v2`` is GPTQModel 2's, which stores zeros as they are), AutoAWQ 0.2.8 (``modules/linear/gemm.py``,
-``WQLinear_GEMM.from_linear``) and compressed-tensors 0.20.0 (``compressors/pack_quantized`` and
-``naive_quantized``; ``weight_g_idx`` is that of its 0.9). Numbers are packed one at a time.
+libraries do it: AutoGPTQ 0.8.0.dev0 (commit 9f7d370, ``nn_modules/qlinear/qlinear_cuda.py``,
+``QuantLinear.pack``; the format ``gptq_v2`` is GPTQModel's, which stores zeros as they are), AutoAWQ 0.2.9
+(commit 88e4c76, ``modules/linear/gemm.py``, ``WQLinear_GEMM.from_linear``) and compressed-tensors 0.20.0
+(``compressors/pack_quantized`` and ``naive_quantized``; ``weight_g_idx`` is that of its 0.9). Those functions
+gave the same tensors for the same numbers, but for ``gptq_v2`` and ``weight_g_idx``, which they do not write.
+Numbers are packed one at a time.
 
     written = write_packed(tmp_path, Packing("gptq", group=32, act_order=True))
     written.weights["model.layers.0.mlp.up_proj"]        # fp32 [N, K]: what the numbers mean
