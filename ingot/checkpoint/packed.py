@@ -100,6 +100,20 @@ class PackedLayers:
                 f"{module}: {error.what}", seen=error.seen, allowed=error.allowed, fix=error.fix
             ) from None
 
+    def input_scale(self, name: str) -> torch.Tensor | None:
+        """fp32 [1], what one step of a packed layer's input is worth; None: it is not static.
+
+        Raises:
+            CheckpointError: the input's zero is not 0.
+        """
+        if self.form.activations != "static":
+            return None
+        module = name.removesuffix(".weight")
+        zero = f"{module}.input_zero_point"
+        if zero in self._stored and bool(self._read(zero).any()):
+            raise CheckpointError(f"{module}: the input's zero is not 0", seen=zero, fix="the checkpoint")
+        return self._read(f"{module}.input_scale").float().reshape(1)
+
     def idle_biases(self) -> list[str]:
         """Biases of packed layers that are all 0: some tools write one for every layer, needed or not."""
         names = [f"{name.removesuffix('.weight')}.bias" for name in sorted(self.names)]

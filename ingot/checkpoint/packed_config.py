@@ -39,6 +39,7 @@ class PackedFormat:
         act_order: a layer has an order of its columns in which groups are neighbours.
         stored_zero: the zero that is stored as 0.
         whole_bytes: numbers lie one to a byte, not packed into words.
+        activations: ``none``: they keep the engine's dtype; ``dynamic``, ``static``: as in ``QuantConfig``.
     """
 
     source: str
@@ -48,14 +49,17 @@ class PackedFormat:
     act_order: bool = False
     stored_zero: int = 0
     whole_bytes: bool = False
+    activations: str = "none"
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these numbers; ``dense``: layers that are not packed, → ``none``."""
+        narrow = self.activations != "none"
         return QuantConfig(
-            _SCHEMES[self.bits],
+            "w8a8" if narrow else _SCHEMES[self.bits],
             self.group,
             self.symmetric,
             layers=dict(dense or {}),
+            activations=self.activations,
             source=self.source,
             act_order=self.act_order,
         )
@@ -140,10 +144,8 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise _refused("compressed-tensors group", group, "an object with weights")
-    if group.get("input_activations") or group.get("output_activations"):
-        raise _refused(
-            "compressed-tensors", "activations in fewer bits", "weights alone (input_activations null)"
-        )
+    if group.get("output_activations"):
+        raise _refused("compressed-tensors", "output_activations", "none")
     kind = weights.get("type", "int")
     if kind != "int":
         raise _refused("type of compressed-tensors", kind, "int")
@@ -153,9 +155,40 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
     group_size = _group(weights.get("group_size")) if strategy == "group" else 0
     ordered = weights.get("actorder") in ("group", "dynamic", True) and group_size != 0
     bits, symmetric = _bits(weights.get("num_bits")), bool(weights.get("symmetric", True))
+    whole = form == "int-quantized"
+    activations = _activations(group.get("input_activations"))
+    if activations != "none" and not (whole and bits == 8 and symmetric and not group_size):
+        allowed = "int-quantized symmetric weights of 8 bits, a scale a row or a tensor"
+        raise _refused("compressed-tensors weights under int8 activations", dict(weights), allowed)
     return PackedFormat(
-        "compressed-tensors", bits, group_size, symmetric, ordered, whole_bytes=form == "int-quantized"
+        "compressed-tensors",
+        bits,
+        group_size,
+        symmetric,
+        ordered,
+        whole_bytes=whole,
+        activations=activations,
     )
+
+
+def _activations(found: Any) -> str:
+    """``none``, ``dynamic`` (a scale a token) or ``static`` (one of all)."""
+    if not found:
+        return "none"
+    keys = ("num_bits", "type", "symmetric", "strategy", "dynamic")
+    own = {key: found.get(key) for key in keys} if isinstance(found, Mapping) else {}
+    own = {"num_bits": 8, "type": "int", "symmetric": True} | {k: v for k, v in own.items() if v is not None}
+    dynamic = own.get("dynamic", False)
+    strategy = own.setdefault("strategy", "token" if dynamic is True else "tensor")
+    kind = None
+    if dynamic is True and strategy == "token":
+        kind = "dynamic"
+    elif dynamic is False and strategy == "tensor":
+        kind = "static"
+    if kind is None or (own["num_bits"], own["type"], own["symmetric"]) != (8, "int", True):
+        allowed = "symmetric int of 8 bits: dynamic, a scale a token, or static, one a tensor"
+        raise _refused("compressed-tensors activations", own, allowed)
+    return kind
 
 
 def _bits(bits: Any) -> int:

@@ -14,7 +14,8 @@ W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits numbers, the fi
   number i of a word is that of output 8 · word + (0, 2, 4, 6, 1, 3, 5, 7)[i]; ``scales`` [groups, N].
 - compressed-tensors 0.20, pack-quantized: ``weight_packed`` [N, ⌈K / P⌉] along K, ``weight_zero_point``
   [⌈N / P⌉, groups] along N, both with the middle added; ``weight_scale`` [N, groups], [N, 1] or [1];
-  ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K].
+  ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K], and of static
+  activations ``input_scale`` [1].
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _SUFFIXES = {
         "weight_g_idx",
     ),
 }
-_WHOLE = ("weight", "weight_scale", "weight_zero_point")
-_OPTIONAL = frozenset({"g_idx", "weight_zero_point", "weight_g_idx"})
+_WHOLE = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+_OPTIONAL = frozenset({"g_idx", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"})
 
 Pieces = Mapping[str, torch.Tensor]
 
@@ -93,6 +94,8 @@ def missing(packed: PackedFormat, names: set[str]) -> list[str]:
         needed.add("weight_zero_point")
     if packed.act_order:
         needed.add("g_idx" if packed.source == "gptq" else "weight_g_idx")
+    if packed.activations == "static":
+        needed.add("input_scale")
     return sorted(needed - names)
 
 

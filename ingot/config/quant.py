@@ -184,6 +184,8 @@ class QuantConfig(JsonConfig):
     @property
     def needs_samples(self) -> str:
         """What is chosen by samples, as it is asked for; empty where nothing is."""
+        if self.source:
+            return ""
         parts = [f"method {self.method}"] if self.method != "round" else []
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)

@@ -78,8 +78,21 @@ class StoredWeights:
         return self._load(name)
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """Activations keep their dtype."""
-        return None
+        """fp32 [1], one step of the input of a layer; None: its activations have no static scale.
+
+        Raises:
+            CheckpointError: the parts of a layer have scales that differ.
+        """
+        sources = self._mapped[f"{name}.weight"].sources
+        scales = [self._packed.input_scale(source) for source in sources if source in self._packed]
+        found = [scale for scale in scales if scale is not None]
+        if any(not torch.equal(one, found[0]) for one in found):
+            raise CheckpointError(
+                f"{name} is one product, and the scales of its parts' inputs differ",
+                seen=[float(one) for one in found],
+                fix=_ORIGINAL,
+            )
+        return found[0] if found else None
 
     def numbers(self, name: str) -> Quantized | None:
         """Of a linear layer; None: it is whole. Rows of several sources lie one after another.
@@ -108,6 +121,9 @@ class StoredWeights:
             else torch.cat([part.zeros for part in parts if part.zeros is not None], along)
         )
         numbers = torch.cat([part.numbers for part in parts])
+        if self._packed.form.activations != "none":
+            around_zero = (numbers.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
+            return Quantized(around_zero, scales.float(), None, first.bits, first.group)
         return Quantized(numbers, self._exact(name, scales), zeros, first.bits, first.group, first.order)
 
     def _check_order(self, name: str, sources: tuple[str, ...], parts: list[PackedWeight]) -> None:

@@ -171,14 +171,14 @@ def packed_tensors(
             weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
             numbers = chosen.numbers(path) if chosen is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
+            scale = chosen.input_scale(path) if chosen is not None else None
             if numbers is not None:
-                assert isinstance(module.scheme, WeightOnly), path
-                packed = module.scheme.of_quantized(numbers, bias)
+                packed = _of_numbers(module, numbers, bias, scale)
             else:
                 weight = load(weight_name)
                 if device is not None and not is_dense(module.scheme):
                     weight = weight.to(device)
-                packed = _packed(module, weight, bias, chosen.input_scale(path) if chosen else None)
+                packed = _packed(module, weight, bias, scale)
             for name, tensor in packed.items():
                 yield f"{prefix}{name}", tensor
         else:
@@ -192,6 +192,15 @@ def _packed(
     if isinstance(linear.scheme, Int8Both):
         return linear.scheme.pack(weight, bias, input_scale)
     return linear.scheme.pack(weight, bias)
+
+
+def _of_numbers(
+    linear: Linear, numbers: Quantized, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    if isinstance(linear.scheme, Int8Both):
+        return linear.scheme.of_quantized(numbers, bias, input_scale)
+    assert isinstance(linear.scheme, WeightOnly), linear.scheme.name
+    return linear.scheme.of_quantized(numbers, bias)
 
 
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:

@@ -32,6 +32,7 @@ Tensors = Mapping[str, torch.Tensor | None]
 @dataclass(frozen=True)
 class Int8Both:
     """W = q · scale with q in -127 … 127 and a scale a row; x the same, by rows as they come or by one scale.
+    Checkpoints that others quantized may have -128 in W, which changes nothing.
 
     Tensors: ``weight`` int8 [N, K padded with zeros to a multiple of 16], ``scales`` fp32 [N], with
     ``static`` also ``input_scale`` fp32 [1], ``bias`` [N] where there is one.

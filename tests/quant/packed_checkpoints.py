@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from tests.tiny_models import edit_config, make_model, tiny_config
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+INPUT_SCALE = 0.0625  # of static activations
 READERS = ({"q_proj", "k_proj", "v_proj"}, {"o_proj"}, {"gate_proj", "up_proj"}, {"down_proj"})
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -43,6 +44,7 @@ class Packing:
     act_order: bool = False
     dense: tuple[str, ...] = ()
     spare_biases: bool = False
+    activations: str = "none"
 
     @property
     def label(self) -> str:
@@ -144,6 +146,8 @@ def pieces(packing: Packing, one: Rounded) -> dict[str, torch.Tensor]:
     own = {"weight_scale": one.scales}
     if packing.form == "int":
         own["weight"] = (one.numbers.to(torch.int16) - middle).to(torch.int8)
+        if packing.activations == "static":
+            own["input_scale"] = torch.tensor([INPUT_SCALE])
         return own if packing.symmetric else own | {"weight_zero_point": (one.zeros - middle).to(torch.int8)}
     own["weight_packed"] = words(one.numbers, packing.bits, dim=1)
     own["weight_shape"] = torch.tensor(one.numbers.shape)
@@ -199,10 +203,17 @@ def configuration(packing: Packing) -> dict[str, Any]:
         "actorder": "group" if packing.act_order else None,
         "dynamic": False,
     }
+    dynamic = packing.activations == "dynamic"
+    inputs = None
+    if packing.activations != "none":
+        inputs = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": dynamic}
+        inputs |= {"strategy": "token" if dynamic else "tensor", "observer": None, "group_size": None}
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized" if packing.form == "pack" else "int-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+        },
         "ignore": ["lm_head"],
         "quantization_status": "compressed",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.layers.linear import all_small, linears
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot
+from tests.quant.models import divergence
 from tests.quant.packed_checkpoints import (
+    INPUT_SCALE,
     Packing,
     change_quantization,
     pieces,
@@ -83,6 +86,41 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, tmp_path: Path) -> 
         check_layers(llm, written.weights)
         assert all_small(llm.engine.model) != quant.act_order
         torch.testing.assert_close(llm.logits(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("activations", ["dynamic", "static"])
+def test_weights_and_activations_in_8_bits(activations: str, tmp_path: Path) -> None:
+    """compressed-tensors W8A8: numbers and static scales are the checkpoint's, outputs near those of them."""
+    packing = Packing("int", bits=8, group=0, activations=activations)
+    written = write_packed(tmp_path / "checkpoint", packing)
+    assert any(bool((one.numbers == 0).any()) for one in written.numbers.values())  # -128
+    folder = build(written.folder, tmp_path / "engine", device="cpu")
+    quant = Manifest.read(folder).quant
+    assert (quant.scheme, quant.activations, quant.source) == ("w8a8", activations, "compressed-tensors")
+    assert verify(folder, "cpu", note=False).verdict == "proven"
+    assert align(folder, written.folder, [random_ids(9)], steps=1, device="cpu").aligned
+    for name, module in written.model.named_modules():
+        if f"{name}.weight" in {f"{one}.weight" for one in written.weights}:
+            module.register_forward_pre_hook(partial(rounded_input, activations, name))
+    ids = random_ids(40, seed=2)
+    expected = reference_logits(written, ids).log_softmax(-1)
+    whole = LLM(written.folder, "cpu")
+    for llm in (whole, LLM(folder, "cpu")):
+        check_layers(llm, written.weights)
+        assert divergence(expected, llm.logits(ids).log_softmax(-1)) < 1e-4
+    if activations == "static":
+        down = linears(whole.engine.model)["layers.1.mlp.down_proj"]
+        assert float(down.get_parameter("input_scale")) == INPUT_SCALE
+
+
+def rounded_input(activations: str, name: str, module: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    """An input in int8 and back; heads have scales of their own in Ingot where scales come with tokens."""
+    x = inputs[0]
+    if activations == "static":
+        return (x / INPUT_SCALE).round().clamp(-127, 127) * INPUT_SCALE
+    parts = x.unflatten(-1, (-1, 16)) if name.endswith("o_proj") else x[..., None, :]
+    steps = parts.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 127
+    return ((parts / steps).round() * steps).flatten(-2)
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "tied"])
