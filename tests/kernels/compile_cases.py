@@ -26,6 +26,7 @@ from ingot.kernels.sampling import draw_triton, greedy_triton
 from ingot.kernels.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_int8 import int8_linear_parts_triton, small_int8_linear_triton
+from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
 from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
 from ingot.kernels.stored_weight import StoredWeight, num_words
@@ -205,6 +206,9 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
 def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every product of a few rows in 8 bits."""
     x = rows_in_8(rows, 4096)
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
+    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
+    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *place, 0, tiles)
     small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     int8_linear_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     int8_linear_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
