@@ -14,6 +14,7 @@ from torch import nn
 
 from ingot.device import dtype_name
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.linear import linears
 from ingot.layers.mlp import GatedMLP
 
 
@@ -52,9 +53,13 @@ def round_weights(model: nn.Module, weights: torch.dtype | None) -> None:
 def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
     """Rename the hidden and the inner channels of a model: the same mathematics, another order of sums.
 
+    A weight in fewer bits becomes what its numbers mean, and activations are not rounded to 8 bits any more.
+
     Returns:
         [hidden_size] int64: ``stream[..., result]`` has the old order.
     """
+    for linear in linears(model).values():
+        linear.widen()
     config = model.config
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randperm(config.hidden_size, generator=generator)

@@ -70,9 +70,10 @@ def find_target(path: str, device: torch.device, dtype: str) -> Target:
     with open_checkpoint(folder) as source:
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         text = read_text_parts(source)
+        quant = QuantConfig() if source.packed is None else source.packed.form.quant()
         model = find_architecture(source.config.get("architectures") or ()).read_config(source.config)
     own = torch.float32 if device.type == "cpu" else parse_dtype(build.dtype)
-    return Target(str(folder), text, model, build, own if dtype == "auto" else parse_dtype(dtype))
+    return Target(str(folder), text, model, build, own if dtype == "auto" else parse_dtype(dtype), quant)
 
 
 def check_same_model(target: Target, source: Reference) -> None:

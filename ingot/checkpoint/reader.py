@@ -16,6 +16,8 @@ from typing import Any, Self
 import torch
 
 from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_files, read_json, shorten
+from ingot.checkpoint.packed import PackedLayers
+from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
 from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, scan_shard
 from ingot.errors import CheckpointError
 
@@ -29,7 +31,8 @@ class Checkpoint:
         folder: where the files are.
         config: config.json as it is.
         generation_config: generation_config.json as it is; {} where there is none.
-        tensors: name to shape, dtype and file, in the order of the files.
+        tensors: name to shape, dtype and file, in the order of the files; packed layers by their weights.
+        packed: the layers that are stored in fewer bits (packed.py); None: all are whole.
     """
 
     def __init__(
@@ -44,6 +47,8 @@ class Checkpoint:
         self.config = config
         self.generation_config = generation_config
         self.tensors = tensors
+        self.packed: PackedLayers | None = None
+        self._stored = tensors
         self._inner = inner
         self._shard: Shard | None = None
         self._file = ""
@@ -53,16 +58,26 @@ class Checkpoint:
         """The tensor ``name``, on the CPU, of the stored shape and dtype; no other tensor shares its storage.
 
         It may be a private mapping of the file: writing to it changes no file. One file is open at a time,
-        so reading in the order of ``tensors`` opens each once.
+        so reading in the order of ``tensors`` opens each once. A packed weight is dequantized.
 
         Raises:
             CheckpointError: there is no such tensor, the file is damaged, or the checkpoint is closed.
         """
+        if self.packed is not None and name in self.packed:
+            return self.packed.weight(name).dequantized(self.tensors[name].dtype)
+        return self.read_stored(name)
+
+    def unpack(self, packed: PackedLayers) -> None:
+        """Take the packed layers' weights in the place of their pieces."""
+        self.packed, self.tensors = packed, packed.tensors
+
+    def read_stored(self, name: str) -> torch.Tensor:
+        """``read`` of a tensor as it lies in its file, the pieces of packed layers included."""
         if self._closed:
             raise CheckpointError(
                 f"the checkpoint {self.folder} is closed", seen=name, fix="read before close"
             )
-        info = self.tensors.get(name)
+        info = self._stored.get(name)
         if info is None:
             near = difflib.get_close_matches(name, self.tensors, n=3)
             raise CheckpointError(
@@ -102,8 +117,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: the folder is missing or holds no checkpoint, a JSON file or a weight file is
-            damaged, shards or tensors named by the index are not there, a pickle holds code, or a dtype is
-            not supported.
+            damaged, shards or tensors named by the index are not there, a pickle holds code, a dtype is not
+            supported, or weights are quantized in a way that is not read.
     """
     folder = Path(folder)
     names = list_files(folder)
@@ -117,7 +132,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     config = read_json(folder / CONFIG)
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
     layout = find_layout(folder, names)
-    return Checkpoint(folder, config, generation, _scan(folder, layout))
+    found = Checkpoint(folder, config, generation, _scan(folder, layout))
+    form = packed_format(config, read_json(folder / PACKED_CONFIG) if PACKED_CONFIG in names else None)
+    if form is not None:
+        found.unpack(PackedLayers.of(form, found.tensors, found.read_stored))
+    return found
 
 
 def open_weights(file: Path, inner: str | None = None) -> Checkpoint:

@@ -27,6 +27,7 @@ HEAD = "lm_head"
 _METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 _GROUPED = "w4a16"
 _BOTH = "w8a8"
+SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
 _WEIGHT_ONLY = ("w8a16", "w4a16")
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
@@ -51,6 +52,9 @@ class QuantConfig(JsonConfig):
         alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
             loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
         weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
+        source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose numbers are kept;
+            empty: the build chooses them. w8a16 may then have groups and zeros too.
+        act_order: of ``source``: groups are of columns that are not neighbours; layers keep their order.
 
     Raises:
         ConfigError: an unknown name, or a value that no scheme of the config has.
@@ -65,6 +69,8 @@ class QuantConfig(JsonConfig):
     activations: str | None = None
     alpha: float | str | None = None
     weight_scales: str = "channel"
+    source: str = ""
+    act_order: bool = False
 
     def __post_init__(self) -> None:
         _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
@@ -75,9 +81,11 @@ class QuantConfig(JsonConfig):
         for pattern, scheme in self.layers.items():
             _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
         schemes = {self.scheme, *self.layers.values()}
-        self._check_group(_GROUPED in schemes)
+        _expect_one("no such source of numbers", self.source, ("", *SOURCES), "the checkpoint")
+        self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes))
+        _expect_one("no such order", self.act_order, (False, True) if self.source else (False,), "act_order")
         methods = ["round"]
-        methods += ["gptq", "awq"] if schemes & {*_WEIGHT_ONLY} else []
+        methods += ["gptq", "awq"] if not self.source and schemes & {*_WEIGHT_ONLY} else []
         methods += ["smoothquant"] if _BOTH in schemes else []
         _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
         self._check_activations(_BOTH in schemes)
@@ -117,6 +125,9 @@ class QuantConfig(JsonConfig):
         if module != HEAD:
             matched = [s for pattern, s in self.layers.items() if fnmatch.fnmatchcase(module, pattern)]
             scheme = matched[-1] if matched else scheme
+        if self.source and scheme in _WEIGHT_ONLY and module != HEAD:
+            kept = (self.source, self.act_order)
+            return QuantConfig(scheme, self.group, self.symmetric, source=kept[0], act_order=kept[1])
         if scheme == _GROUPED:
             method = "round" if self.method == "smoothquant" else self.method
             return QuantConfig(scheme, self.group, self.symmetric, method)
@@ -173,6 +184,8 @@ class QuantConfig(JsonConfig):
     @property
     def needs_samples(self) -> str:
         """What is chosen by samples, as it is asked for; empty where nothing is."""
+        if self.source:
+            return ""
         parts = [f"method {self.method}"] if self.method != "round" else []
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)
@@ -201,14 +214,17 @@ class QuantConfig(JsonConfig):
     def summary(self) -> str:
         """What is stored, for people."""
         parts = [self.label]
-        if _GROUPED in (self.scheme, *self.layers.values()):
+        if _GROUPED in (self.scheme, *self.layers.values()) or self.source:
             parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
+        parts += ["columns in groups of their own order"] if self.act_order else []
         if _BOTH in (self.scheme, *self.layers.values()):
             parts.append(f"{self.activations} activations")
             parts += ["a weight scale a layer"] if self.weight_scales == "tensor" else []
         if self.method == "smoothquant":
             parts.append(f"by SmoothQuant with alpha {self.alpha}")
+        elif self.source:
+            parts.append(f"as the {SOURCES[self.source]} checkpoint has them")
         elif not self.dense:
             parts.append(f"by {self.method_word}")
         if self.layers:

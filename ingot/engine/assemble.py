@@ -11,19 +11,20 @@ what comes out, and ``LLM(checkpoint)`` loads it as it comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import torch
 
 from ingot.checkpoint.reader import Checkpoint
-from ingot.checkpoint.weight_map import MappedTensor, resolve
+from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
+from ingot.engine.as_stored import StoredWeights, stored_quant
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
@@ -34,6 +35,8 @@ from ingot.quant.int8_both import Int8Both
 from ingot.quant.rounding import Quantized
 from ingot.quant.schemes import is_dense
 from ingot.quant.weight_only import WeightOnly
+
+Load = Callable[[str], torch.Tensor]
 
 
 class Chosen(Protocol):
@@ -74,19 +77,25 @@ class Assembly:
 
         Raises:
             CheckpointError: unknown architecture, or tensors that do not fit it (all listed).
-            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model.
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, or the
+                checkpoint is quantized in another way than ``quant``.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         config = _cut(whole, build)
-        model = empty_model(architecture, config, build, quant, KernelPlan())
-        quant.check_names(linears(model))
+        shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
-        mapped = resolve(weight_map, checkpoint.tensors, logical_shapes(model))
+        packed = checkpoint.packed
+        if packed is not None:
+            idle = tuple(Ignore(name) for name in packed.idle_biases())
+            weight_map = replace(weight_map, rules=(*weight_map.rules, *idle))
+        mapped = {m.target: m for m in resolve(weight_map, checkpoint.tensors, logical_shapes(shapes))}
+        if packed is not None:
+            quant = stored_quant(packed, mapped, list(linears(shapes)), quant)
+        quant.check_names(linears(shapes))
+        model = empty_model(architecture, config, build, quant, KernelPlan())
         dtypes = {dtype_name(info.dtype) for info in checkpoint.tensors.values()}
-        return cls(
-            architecture, config, build, quant, model, {m.target: m for m in mapped}, "+".join(sorted(dtypes))
-        )
+        return cls(architecture, config, build, quant, model, mapped, "+".join(sorted(dtypes)))
 
     def layout(self) -> dict[str, torch.Tensor]:
         """Name → meta tensor of every stored tensor, in order; tied weights appear once."""
@@ -100,8 +109,10 @@ class Assembly:
         ``device``: where weights are rounded to numbers of fewer bits; they are the same anywhere.
         ``chosen``: weights and numbers that are not the checkpoint's own and its rounded ones.
         """
-        load = partial(self.load, checkpoint=checkpoint) if chosen is None else chosen.load
-        return packed_tensors(self.model, load, device, chosen)
+        load: Load = partial(self.load, checkpoint=checkpoint)
+        if chosen is None and checkpoint.packed is not None:
+            chosen = StoredWeights(checkpoint.packed, self.mapped, load, parse_dtype(self.build.dtype))
+        return packed_tensors(self.model, load if chosen is None else chosen.load, device, chosen)
 
     def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing."""
@@ -140,7 +151,7 @@ def empty_model(
 
 def packed_tensors(
     model: Decoder,
-    load: Callable[[str], torch.Tensor],
+    load: Load,
     device: torch.device | None = None,
     chosen: Chosen | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -160,14 +171,14 @@ def packed_tensors(
             weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
             numbers = chosen.numbers(path) if chosen is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
+            scale = chosen.input_scale(path) if chosen is not None else None
             if numbers is not None:
-                assert isinstance(module.scheme, WeightOnly), path
-                packed = module.scheme.of_quantized(numbers, bias)
+                packed = _of_numbers(module, numbers, bias, scale)
             else:
                 weight = load(weight_name)
                 if device is not None and not is_dense(module.scheme):
                     weight = weight.to(device)
-                packed = _packed(module, weight, bias, chosen.input_scale(path) if chosen else None)
+                packed = _packed(module, weight, bias, scale)
             for name, tensor in packed.items():
                 yield f"{prefix}{name}", tensor
         else:
@@ -181,6 +192,15 @@ def _packed(
     if isinstance(linear.scheme, Int8Both):
         return linear.scheme.pack(weight, bias, input_scale)
     return linear.scheme.pack(weight, bias)
+
+
+def _of_numbers(
+    linear: Linear, numbers: Quantized, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    if isinstance(linear.scheme, Int8Both):
+        return linear.scheme.of_quantized(numbers, bias, input_scale)
+    assert isinstance(linear.scheme, WeightOnly), linear.scheme.name
+    return linear.scheme.of_quantized(numbers, bias)
 
 
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:

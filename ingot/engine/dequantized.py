@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from ingot.checkpoint.layout import CONFIG
+from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
@@ -62,12 +63,13 @@ def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
     for path in checkpoint.iterdir():
         if path.name == CONFIG:
             shutil.copyfile(path, folder / CONFIG)
-        elif not path.name.endswith(_WEIGHTS):
+        elif path.name != PACKED_CONFIG and not path.name.endswith(_WEIGHTS):
             (folder / path.name).symlink_to(path.resolve())
-    if untied:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        text = json.dumps(config | {"tie_word_embeddings": False})
-        (folder / CONFIG).write_text(text, encoding="utf-8")
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    changed = {key: value for key, value in config.items() if key not in PACKED_KEYS}
+    changed |= {"tie_word_embeddings": False} if untied else {}
+    if changed != config:
+        (folder / CONFIG).write_text(json.dumps(changed), encoding="utf-8")
 
 
 def _tensors(
@@ -79,6 +81,9 @@ def _tensors(
     changed = list(_changed(assembly, reader, source))
     replaced = {part for name, one in mapped.items() if not _copied(name, one) for part in one.sources}
     replaced |= {part for one in changed for part in one.sources}
+    if source.packed is not None:
+        used = {part for one in assembly.mapped.values() for part in one.sources}
+        replaced |= {name for name in source.packed.idle_biases() if name not in used}
     yield from ((name, source.read(name)) for name in source.tensors if name not in replaced)
     for one in changed:
         yield from _restored(one, reader.read(one.target).float(), source)

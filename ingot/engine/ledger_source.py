@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 from ingot.checkpoint.hub import resolve_config
+from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.assemble import check_max_seq_len
+from ingot.engine.assemble import Assembly, check_max_seq_len
 from ingot.engine.builder import build_config
 from ingot.engine.ledger import Setting
 from ingot.engine.manifest import Manifest, is_engine
@@ -72,7 +74,22 @@ def _manifest(
         return Manifest.read(path)
     folder = path if path.is_file() else resolve_config(name, revision=revision)
     batch = DEFAULT_MAX_BATCH_SIZE if max_batch_size is None else max_batch_size
-    return config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
+    manifest = config_manifest(folder, _stored_dtype(folder, dtype), batch, max_seq_len)
+    return manifest.replace(quant=_stored_quant(folder, manifest))
+
+
+def _stored_quant(path: Path, manifest: Manifest) -> QuantConfig:
+    """The quantization that the weights have already: by their tensors where they are, else by the config."""
+    folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
+    beside = folder / PACKED_CONFIG
+    form = packed_format(read_json(config), read_json(beside) if beside.is_file() else None)
+    if form is None:
+        return QuantConfig()
+    try:
+        with open_checkpoint(folder) as source:
+            return Assembly.of(source, manifest.build, QuantConfig()).quant
+    except CheckpointError:  # no weights here
+        return form.quant()
 
 
 def _stored_dtype(folder: Path, dtype: str) -> str:

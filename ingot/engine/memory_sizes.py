@@ -29,11 +29,11 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
-from ingot.layers.linear import linears
+from ingot.layers.linear import Linear, linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
-from ingot.quant.schemes import is_dense
-from ingot.quant.weight_only import PIECE
+from ingot.quant.int8_both import PIECE, Int8Both
+from ingot.quant.schemes import is_dense, is_int8
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
 _SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
@@ -46,6 +46,7 @@ _TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at onc
 _DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
 _TWIN_PIECE_BYTES = 8  # a value: its part of the words, the number, the product
+_TWIN_ROUNDING = 3  # copies of an input that rounding it holds
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 
@@ -103,7 +104,8 @@ def activation_bytes(
     request's keys and values.
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
-    CPU a piece of it with its temporaries.
+    CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
+    numbers and scales count on top instead, on a CPU with a product's temporaries.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)
@@ -113,18 +115,36 @@ def activation_bytes(
             layer, *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens)
         )
     most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
-    return most + _widened_bytes(config, quant or QuantConfig(), dtype, kernels)
+    return most + _narrow_bytes(config, quant or QuantConfig(), dtype, tokens, kernels)
 
 
-def _widened_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype, kernels: bool) -> int:
-    """Bytes of the largest weight that a step widens."""
+def _narrow_bytes(
+    config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype, tokens: int, kernels: bool
+) -> int:
+    """Bytes of what a step's products of fewer bits hold at most: a widened weight, or an input in 8 bits."""
     if quant.dense:
         return 0
     build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
     model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
-    narrow = (m for m in linears(model).values() if not is_dense(m.scheme))
-    largest = max((m.out_features * m.in_features for m in narrow), default=0)
-    return largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
+    narrow = [m for m in linears(model).values() if not is_dense(m.scheme)]
+    largest = max((m.out_features * m.in_features for m in narrow if not is_int8(m.scheme)), default=0)
+    widened = largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
+    both = (_int8_bytes(m, tokens, kernels) for m in narrow if is_int8(m.scheme))
+    return max(widened, *both, 0)
+
+
+def _int8_bytes(linear: Linear, tokens: int, kernels: bool) -> int:
+    """Bytes of a product's input in 8 bits; the twin's pieces of weight, sums and outputs with it."""
+    size, outputs = linear.in_features, linear.out_features
+    scheme = linear.scheme
+    assert isinstance(scheme, Int8Both)
+    scales = size // scheme.input_group if scheme.input_group else 1
+    numbers = tokens * (size + scales * 4)
+    if kernels:
+        return numbers
+    rows = min(outputs, max(1, PIECE // size))
+    product = numbers + min(size, 1024) * (tokens + rows) * 4 + tokens * (4 * rows + outputs) * 4
+    return max(product, numbers + _TWIN_ROUNDING * tokens * size * 4)
 
 
 def _layer_elements(config: DecoderConfig) -> Iterator[int]:

@@ -120,7 +120,7 @@ def large_int8_candidates(default: Mapping[str, int], group: int = 0) -> list[di
     table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 4, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
     found = [dict(default)]
     for choice in table:
-        tiles = whole_steps(default | dict(zip(LARGE_NAMES, choice, strict=False)), group)
+        tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)
         found += [tiles, tiles | {"PROGRAMS": 0}]
     found += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -23,11 +23,11 @@ from ingot.kernels.checks import (
     expect_group,
     expect_heads,
     expect_range,
-    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_heads import expect_out, is_static, put_heads
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.paged_single import paged_attention_single_kernel
 from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton, stream_tiles
@@ -100,13 +100,14 @@ def paged_attention_triton(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
     num_kv_heads = key_cache.shape[1]
     if num_heads != num_kv_heads:
         arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
-        return paged_stream_triton(*arguments, tiles, out, arrivals)
+        return paged_stream_triton(*arguments, tiles, out, arrivals, out_scales=out_scales)
     choice = merge_tiles(default_tiles(num_heads, 1, head_dim, q.element_size(), q.device, batch), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
@@ -124,7 +125,7 @@ def paged_attention_triton(
     block_d = max(next_power_of_two(head_dim), 16)
     chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * q.element_size())
     paged_attention_single_kernel[(num_splits, num_heads, batch)](
-        *(q, key_cache, value_cache, block_tables, seq_lens, out, partial, lse),
+        *(q, key_cache, value_cache, block_tables, seq_lens, out, out_scales, partial, lse),
         arrivals if num_splits > 1 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         scale * LOG2_E,
@@ -137,6 +138,7 @@ def paged_attention_triton(
         HAS_WINDOW=window > 0,
         BLOCK_N=choice["BLOCK_N"],
         CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
+        STATIC=is_static(out_scales),
         OVERLAP=choice["OVERLAP"],
         **launch_options(choice, q.device),
     )
@@ -153,8 +155,13 @@ def paged_attention_reference(
     max_seq_len: int,
     window: int = 0,
     out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
+    arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+    if out is not None and out_scales is not None:
+        put_heads(paged_attention_reference(*arguments), out, out_scales)
+        return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads = key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
@@ -181,6 +188,7 @@ def paged_attention(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
@@ -198,9 +206,11 @@ def paged_attention(
             groups, all keys but each request's newest before the wait, allowed if no kernel has written them
             since the last launch without overlap), ``num_warps``, ``num_stages`` and, with groups, ``AXIS``
             and ``MERGE`` (as in paged_stream.py).
-        out: [B, num_heads, head_dim] contiguous, or None: receives the result.
+        out: [B, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.
+        out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
+            static scale of all (int8_heads.py); None: the output is in the dtype of q.
 
     Returns:
         [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -217,12 +227,11 @@ def paged_attention(
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
     expect_range("window", window, 0)
     expect_range("max_seq_len", max_seq_len, 0)
-    if out is not None:
-        expect_result("out", out, like=q)
+    expect_out(out, out_scales, q)
     if arrivals is not None:
         expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
         expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles, out, arrivals)
-    return paged_attention_reference(*arguments, out)
+        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales)
+    return paged_attention_reference(*arguments, out, out_scales)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_tile import split_bounds
 
@@ -61,6 +62,8 @@ def paged_attention_merge_kernel(
     lse_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    q_ptr: tl.tensor,
     window: tl.tensor,
     num_splits: tl.tensor,
     HEAD_DIM: tl.constexpr,
@@ -70,9 +73,12 @@ def paged_attention_merge_kernel(
     MIN_TOKENS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Weigh the splits of one head by their sums of exponentials; zeros where there was no key."""
+    """Weigh the splits of one head by their sums of exponentials; zeros where there was no key. Of the
+    queries only the dtype is of account.
+    """
     start_next(OVERLAP)
     if OVERLAP < 4:
         wait_for_previous(OVERLAP)
@@ -84,6 +90,5 @@ def paged_attention_merge_kernel(
         wait_for_previous(OVERLAP)
     place = (request * tl.num_programs(0) + head) * num_splits
     out = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-    cols = tl.arange(0, BLOCK_D)
-    target = out_ptr + (request * tl.num_programs(0) + head) * HEAD_DIM + cols
-    tl.store(target, out.to(out_ptr.dtype.element_ty), mask=cols < HEAD_DIM)
+    this = request * tl.num_programs(0) + head + tl.arange(0, 1)
+    store_heads(out[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, merged_splits
 from ingot.kernels.paged_tile import held_rows, split_bounds
@@ -70,6 +71,7 @@ def paged_attention_single_kernel(
     tables_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
@@ -88,6 +90,7 @@ def paged_attention_single_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHAINS: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One split of one head, and the merge of all the head's splits if this is the last to arrive.
@@ -149,9 +152,9 @@ def paged_attention_single_kernel(
     divisor = tl.where(total_all == 0.0, 1.0, total_all)
     # Without a key the tile is undefined: a padding row is zeros whatever was in the registers.
     out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
-    target = out_ptr + (request * num_heads + head) * HEAD_DIM + cols
+    this = request * num_heads + head + tl.arange(0, 1)
     if live == 1:
-        tl.store(target, out.to(out_ptr.dtype.element_ty), mask=in_head)
+        store_heads(out[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)
         return
     if arrivals_ptr is not None:
         place = (request * num_heads + head) * num_splits
@@ -160,4 +163,4 @@ def paged_attention_single_kernel(
         if arrive_last(arrivals_ptr + request * num_heads + head, live):
             BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
             merged = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-            tl.store(target, merged.to(out_ptr.dtype.element_ty), mask=in_head)
+            store_heads(merged[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
+from ingot.kernels.int8_heads import is_static, store_heads
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
 from ingot.kernels.paged_tile import split_bounds, tile_rows
@@ -34,6 +35,8 @@ MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each 
 @triton.jit
 def _store_span(
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    q_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     head_row: tl.tensor,
@@ -47,6 +50,7 @@ def _store_span(
     HEAD_DIM: tl.constexpr,
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
+    STATIC: tl.constexpr,
 ) -> None:
     """A span's output for each query head: the result itself if it is the ``only`` one, else a part of it."""
     group, cols = tl.arange(0, top.shape[0]), tl.arange(0, acc.shape[AXIS])
@@ -55,7 +59,8 @@ def _store_span(
     divisor = tl.where(total == 0.0, 1.0, total)
     out = acc / tl.expand_dims(divisor, AXIS)
     if partial_ptr is None:
-        tl.store(out_ptr + rows * HEAD_DIM + channels, out.to(out_ptr.dtype.element_ty), mask=mask)
+        store_heads(out, out_ptr, out_scale_ptr, q_ptr, head_row + group, group < GROUP, HEAD_DIM, AXIS,
+                    STATIC)  # fmt: skip
     else:
         place = head_row * num_splits + span
         parts = ((rows - head_row) * num_splits + place) * HEAD_DIM + channels
@@ -63,14 +68,16 @@ def _store_span(
             tl.store(partial_ptr + parts, out, mask=mask)
         else:
             tl.store(partial_ptr + parts, out, mask=mask & (not only))
-            whole = out.to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + rows * HEAD_DIM + channels, whole, mask=mask & only)
+            store_heads(out, out_ptr, out_scale_ptr, q_ptr, head_row + group, (group < GROUP) & only,
+                        HEAD_DIM, AXIS, STATIC)  # fmt: skip
         tl.store(lse_ptr + place + group * num_splits, top + tl.log2(divisor), mask=group < GROUP)
 
 
 @triton.jit
 def _merge_if_last(
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    q_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     count_ptr: tl.tensor,
@@ -82,6 +89,7 @@ def _merge_if_last(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    STATIC: tl.constexpr,
 ) -> None:
     """The last of ``expected`` programs (0: nothing to merge) weighs the ``live`` spans of all its heads.
 
@@ -111,9 +119,8 @@ def _merge_if_last(
                     cache_modifier=".cg",
                 )
                 acc += tl.sum(partial * tl.exp2(lse - top[:, None])[:, :, None], axis=1)
-            out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
-            target = out_ptr + (rows * HEAD_DIM)[:, None] + cols[None, :]
-            tl.store(target, out, mask=(group < GROUP)[:, None] & (cols < HEAD_DIM)[None, :])
+            out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            store_heads(out, out_ptr, out_scale_ptr, q_ptr, rows, group < GROUP, HEAD_DIM, 1, STATIC)
 
 
 @triton.jit(do_not_specialize=["programs", "num_splits"])
@@ -124,6 +131,7 @@ def paged_stream_kernel(
     tables_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
@@ -147,6 +155,7 @@ def paged_stream_kernel(
     BLOCK_N: tl.constexpr,
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Some spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
@@ -223,22 +232,22 @@ def paged_stream_kernel(
             acc = tl.dot(tl.trans(v), p.to(v.dtype), faded, input_precision="ieee")
         top = new_top
         if tile + BLOCK_N >= tl.minimum(stop, end):
-            _store_span(out_ptr, partial_ptr, lse_ptr, head_row, span, num_splits, live == 1, top, total, acc,
-                        GROUP, HEAD_DIM, AXIS, MERGE)  # fmt: skip
+            _store_span(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, head_row, span, num_splits,
+                        live == 1, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC)  # fmt: skip
             span += 1
             stop += length
             top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
             total = tl.zeros([BLOCK_G], dtype=tl.float32)
             acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
     if seq_len <= base:  # a padding row
-        _store_span(out_ptr, partial_ptr, lse_ptr, head_row, 0, num_splits, True, top, total, acc,
-                    GROUP, HEAD_DIM, AXIS, MERGE)  # fmt: skip
+        _store_span(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, head_row, 0, num_splits, True, top,
+                    total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC)  # fmt: skip
     if MERGE == 2 and partial_ptr is not None:
         expected = tl.where(live > 1, tl.cdiv(live, run), 0)
         pair = request * tl.num_programs(0) + kv_head
         BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
-        _merge_if_last(out_ptr, partial_ptr, lse_ptr, arrivals_ptr + pair, head_row, num_splits, live,
-                       expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S)  # fmt: skip
+        _merge_if_last(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, arrivals_ptr + pair, head_row,
+                       num_splits, live, expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S, STATIC)  # fmt: skip
 
 
 def stream_tiles(pairs: int, head_dim: int, itemsize: int, device: torch.device) -> dict[str, int]:
@@ -285,6 +294,7 @@ def paged_stream_triton(
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
     programs: int | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
 
@@ -312,6 +322,7 @@ def paged_stream_triton(
         "MIN_TOKENS": min_tokens,
         "HAS_WINDOW": window > 0,
         "BLOCK_N": choice["BLOCK_N"],
+        "STATIC": is_static(out_scales),
     }
     partial = lse = None
     if num_splits > 1:
@@ -321,7 +332,7 @@ def paged_stream_triton(
         if arrivals is None and choice["MERGE"] == 2:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
     paged_stream_kernel[(num_kv_heads, batch, sharing)](
-        *(q, key_cache, value_cache, block_tables, seq_lens, out, partial, lse),
+        *(q, key_cache, value_cache, block_tables, seq_lens, out, out_scales, partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         *(scale * LOG2_E, window, num_splits, programs),
@@ -338,7 +349,7 @@ def paged_stream_triton(
     if lse is not None and choice["MERGE"] == 1:
         then = {**choice, "num_warps": 4, "OVERLAP": min(choice["OVERLAP"], 2)}
         paged_attention_merge_kernel[(num_heads, batch)](
-            *(partial, lse, seq_lens, out, window, num_splits),
+            *(partial, lse, seq_lens, out, out_scales, q, window, num_splits),
             BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),
             OVERLAP=then["OVERLAP"],
             **shared,

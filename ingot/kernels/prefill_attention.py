@@ -24,11 +24,11 @@ from ingot.kernels.checks import (
     expect_group,
     expect_heads,
     expect_range,
-    expect_result,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_heads import expect_out, is_static, put_heads, store_heads
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 from ingot.kernels.paged_tile import gather_tokens, tile_place
 
@@ -111,6 +111,7 @@ def prefill_attention_kernel(
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -125,6 +126,7 @@ def prefill_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_M queries of one head of one request a program.
@@ -173,9 +175,9 @@ def prefill_attention_kernel(
         acc, total, top, q, key_ptr, value_ptr, table_ptr, full, upper, positions, seq_len, block_stride,
         token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW,
     )  # fmt: skip
-    out = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
-    out_row = token * (tl.num_programs(0) * HEAD_DIM)
-    tl.store(out_ptr + out_row[:, None] + head_cols, out, mask=q_mask)
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    store_heads(out, out_ptr, out_scale_ptr, q_ptr, token * tl.num_programs(0) + head, queries < num_queries,
+                HEAD_DIM, 1, STATIC)  # fmt: skip
 
 
 def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str, int]:
@@ -222,6 +224,7 @@ def prefill_attention_triton(
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
@@ -238,6 +241,7 @@ def prefill_attention_triton(
             query_start,
             seq_lens,
             out,
+            out_scales,
             q.stride(0),
             block_tables.stride(0),
             *key_cache.stride()[:3],
@@ -250,6 +254,7 @@ def prefill_attention_triton(
             HAS_WINDOW=window > 0,
             BLOCK_M=choice["BLOCK_M"],
             BLOCK_N=choice["BLOCK_N"],
+            STATIC=is_static(out_scales),
             OVERLAP=choice["OVERLAP"],
             **_options(choice, q.device),
         )
@@ -267,8 +272,15 @@ def prefill_attention_reference(
     scale: float,
     window: int = 0,
     out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
+    if out is not None and out_scales is not None:
+        arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
+        attended = prefill_attention_reference(*arguments, scale, window)
+        own = slice(int(query_start[0]), int(query_start[-1]))
+        put_heads(attended[own], out[own], out_scales if is_static(out_scales) else out_scales[own])
+        return out
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
     for row, length in enumerate(seq_lens.tolist()):
@@ -315,6 +327,7 @@ def prefill_attention(
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
+    out_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -334,7 +347,9 @@ def prefill_attention(
         window: keys that a query sees, itself included; 0: all.
         tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
             (as in overlap.py), ``num_warps``, ``num_stages``.
-        out: [T, num_heads, head_dim] contiguous, or None: receives the result.
+        out: [T, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
+        out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
+            static scale of all (int8_heads.py); None: the output is in the dtype of q.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -354,9 +369,8 @@ def prefill_attention(
     expect_range("max_query_len", max_query_len, 0, None)
     if not scale > 0:
         raise KernelArgumentError("scale is not positive", seen=scale)
-    if out is not None:
-        expect_result("out", out, like=q)
+    expect_out(out, out_scales, q)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles, out)
-    return prefill_attention_reference(*arguments, out)
+        return prefill_attention_triton(*arguments, tiles, out, out_scales)
+    return prefill_attention_reference(*arguments, out, out_scales)

@@ -176,7 +176,7 @@ def small_qkv_kernel(
                        slot >= 0, head_stride, HEADS, KV_HEADS, HEAD_DIM)  # fmt: skip
 
 
-def _pair_share(heads: int, head_dim: int, choice: Mapping[str, int], device: torch.device) -> int:
+def pair_share(heads: int, head_dim: int, choice: Mapping[str, int], device: torch.device) -> int:
     """Channel pairs of a program: heads cut into as many equal parts as PROGRAMS a multiprocessor allow."""
     pairs, block = head_dim // 2, choice["BLOCK_N"] // 2
     if choice["PROGRAMS"] == 0:
@@ -224,7 +224,7 @@ def small_qkv_triton(
         if norm_weight is not None:
             x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
         heads = num_heads + 2 * num_kv_heads
-        share = _pair_share(heads, head_dim, choice, x.device)
+        share = pair_share(heads, head_dim, choice, x.device)
         grid = (heads * triton.cdiv(head_dim // 2, share),)
         small_qkv_matrix_kernel[grid](x, *weight_pointers(weight), bias, *places, x.stride(0), *strides,
                                       inverse_log, None, 0, SHARE=share, **shape,

@@ -9,7 +9,9 @@ no way of choosing the numbers.
 A weight W [N, K] is either dense, ``values`` [N, K] in the dtype of the activations, or of numbers q of few
 bits: W = (q - zero) · scale, with ``scales`` [N] (``group`` 0: one a row) or [groups, N] (``group``
 neighbouring columns share one), and ``zeros`` uint8 of the same shape, or None for 128 (8 bits) or 8 (4 bits)
-everywhere. Numbers are unsigned, P = 16 / bits of them in a word: ``values`` [rows, words] int16.
+everywhere. With ``order`` the columns that are stored are W's columns ``order``: a product reads them of an
+input whose columns are in that order. Numbers are unsigned, P = 16 / bits of them in a word: ``values``
+[rows, words] int16.
 
 Columns go in chunks of C = P · ``part_columns(group)``. Number i of word j of a chunk is the chunk's column
 i · C / P + j: so each part of the words, moved to the lowest bits by one shift, is C / P neighbouring
@@ -45,6 +47,7 @@ class StoredWeight:
     zeros: torch.Tensor | None = None
     bits: int = 16
     group: int = 0
+    order: torch.Tensor | None = None
 
     @property
     def out_features(self) -> int:
@@ -102,7 +105,7 @@ def pack_words(numbers: torch.Tensor, bits: int, group: int, fill: torch.Tensor)
 
 
 def unpacked(weight: StoredWeight) -> torch.Tensor:
-    """The numbers [N, K] uint8."""
+    """The numbers [N, K] uint8, in the order in which they are stored."""
     rows, width = weight.values.shape[0], part_columns(weight.group)
     pieces = weight.values.reshape(rows // BLOCK_ROWS, -1, 2, 8, 4, 2, 4).permute(0, 3, 5, 1, 4, 2, 6)
     pairs = pieces.contiguous().view(torch.uint8).view(rows, -1, width, 2)  # low byte first
@@ -129,6 +132,8 @@ def dequantized(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
             else:
                 group -= _beside(weight.zeros, own).to(wide)
             group *= _beside(weight.scales, own).to(wide)
+    if weight.order is not None:
+        numbers = numbers[:, weight.order.long().argsort().to(numbers.device)]
     return numbers.to(dtype)
 
 
@@ -158,6 +163,8 @@ def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | Non
         raise KernelArgumentError("weight has another width", seen=weight.in_features, allowed=columns)
     if weight.bits not in (4, 8):
         raise KernelArgumentError("no such number of bits", seen=weight.bits, allowed="4, 8, 16")
+    if weight.order is not None:
+        raise KernelArgumentError("the weight's columns have an order", fix="gather the input's columns")
     if weight.group and weight.group not in GROUPS:
         raise KernelArgumentError("no such group size", seen=weight.group, allowed=GROUPS)
     if weight.scales is None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.kernels.int8_heads import is_static
 from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
@@ -97,15 +98,25 @@ class Attention(nn.Module):
             tiles=self.place_tiles.at(qkv.shape[0], tiles),
         )
 
-    def attend(self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> torch.Tensor:
-        """Queries [T, num_heads, head_dim] → the same shape.
+    def attend(
+        self,
+        query: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        out: torch.Tensor | None = None,
+        out_scales: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Queries [T, num_heads, head_dim] → the same shape, ``out`` where it is given.
 
-        Leading requests of one token go to the decode kernel, the others to the prefill kernel.
+        Leading requests of one token go to the decode kernel, the others to the prefill kernel. With
+        ``out_scales``, as in ``kernels/int8_heads.py``, ``out`` is in 8 bits; never with ``batch_invariant``.
         """
         if self.batch_invariant:
+            assert out is None
             return self._attend_invariantly(query, batch, cache)
         config, single = self.config, batch.leading_decodes
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if out is None else out
+        static = out_scales is None or is_static(out_scales)
         if single:
             paged_attention(
                 query[:single],
@@ -119,6 +130,7 @@ class Attention(nn.Module):
                 tiles=self.decode_tiles.at(single),
                 out=out[:single],
                 arrivals=batch.arrivals,
+                out_scales=out_scales if static or out_scales is None else out_scales[:single],
             )
         if single < batch.seq_lens.shape[0]:
             prefill_attention(
@@ -133,6 +145,7 @@ class Attention(nn.Module):
                 window=config.sliding_window,
                 tiles=self.prefill_tiles.at(batch.max_query_len),
                 out=out,
+                out_scales=out_scales,
             )
         return out
 

@@ -60,6 +60,17 @@ class Linear(nn.Module):
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""
         return self.scheme.dequantize(self._parameters, self.in_features, dtype)
 
+    def widen(self) -> None:
+        """Become dense in fp32, by what the stored numbers mean; a dense layer stays as it is."""
+        if is_dense(self.scheme):
+            return
+        weight, bias = self.dequantized(torch.float32), self._parameters.get("bias")
+        for name in list(self._parameters):
+            del self._parameters[name]
+        self.scheme = Dense()
+        for name, tensor in self.scheme.pack(weight, bias).items():
+            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., in_features] → [..., out_features]."""
         return self.scheme.apply(x, self._parameters)

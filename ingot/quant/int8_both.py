@@ -21,7 +21,9 @@ import torch.nn.functional as F
 
 from ingot.errors import BuildError
 from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product, quantize_rows
+from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.silu_mul_int8 import quantized
 from ingot.quant.rounding import Quantized, quantize
 
 PIECE = 1 << 20  # values of a weight that a CPU widens at once
@@ -32,6 +34,7 @@ Tensors = Mapping[str, torch.Tensor | None]
 @dataclass(frozen=True)
 class Int8Both:
     """W = q · scale with q in -127 … 127 and a scale a row; x the same, by rows as they come or by one scale.
+    Checkpoints that others quantized may have -128 in W, which changes nothing.
 
     Tensors: ``weight`` int8 [N, K padded with zeros to a multiple of 16], ``scales`` fp32 [N], with
     ``static`` also ``input_scale`` fp32 [1], ``bias`` [N] where there is one.
@@ -113,8 +116,8 @@ class Int8Both:
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
         """Activations [M, K] in 8 bits."""
         if self.static:
-            return quantize_rows(x, static=tensors["input_scale"])
-        return quantize_rows(x, self.input_group)
+            return quantized(x, static=tensors["input_scale"])
+        return quantized(x, self.input_group)
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
@@ -130,7 +133,7 @@ class Int8Both:
 def multiply(x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
     """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
     if runs_on_gpu(x.values):
-        return int8_product(x, weight, dtype, bias)
+        return int8_linear(x, weight, dtype, bias)
     rows = max(1, PIECE // max(weight.values.shape[1], 1))
     count = weight.values.shape[0]
     pieces = [

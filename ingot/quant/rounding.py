@@ -42,6 +42,7 @@ class Quantized:
             negative.
         zeros: uint8 of the shape of ``scales``; None for symmetric numbers: 0 of int8, 8 of 4 bits.
         group: columns that share a scale; the last group may be shorter. 0: the whole row.
+        order: int32 [K] where column j of ``numbers`` is the weight's column ``order[j]``; None: by column.
     """
 
     numbers: torch.Tensor
@@ -49,6 +50,7 @@ class Quantized:
     zeros: torch.Tensor | None
     bits: int
     group: int
+    order: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torc
         numbers = numbers - _beside(quantized.zeros, quantized).to(wide)
     elif quantized.numbers.dtype == torch.uint8:
         numbers = numbers - (1 << (quantized.bits - 1))
-    return (numbers * _beside(quantized.scales, quantized).to(wide)).to(dtype)
+    values = (numbers * _beside(quantized.scales, quantized).to(wide)).to(dtype)
+    return values if quantized.order is None else values[:, quantized.order.long().argsort()]
 
 
 def grid_of(

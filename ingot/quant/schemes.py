@@ -128,17 +128,17 @@ def make_scheme(config: QuantConfig, input_group: int = 0) -> LinearScheme:
     if config.scheme == "w8a8":
         static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
         return Int8Both(static, per_tensor, 0 if static else input_group)
-    if config.scheme == "w8a16":
-        return WeightOnly(config.scheme, bits=8)
-    if config.scheme == "w4a16":
+    if config.scheme in ("w8a16", "w4a16"):
         assert config.group is not None
-        return WeightOnly(config.scheme, bits=4, group=config.group, symmetric=bool(config.symmetric))
+        bits = 8 if config.scheme == "w8a16" else 4
+        return WeightOnly(config.scheme, bits, config.group, bool(config.symmetric), config.act_order)
     return Dense()
 
 
 def takes_small_products(scheme: LinearScheme) -> bool:
     """Whether the small kernels may multiply by a layer's weight in its scheme's place."""
-    return isinstance(scheme, Dense | WeightOnly) and not is_invariant(scheme)
+    ordered = isinstance(scheme, WeightOnly) and scheme.ordered
+    return isinstance(scheme, Dense | WeightOnly) and not ordered and not is_invariant(scheme)
 
 
 def is_int8(scheme: LinearScheme) -> bool:

@@ -13,7 +13,7 @@ a temporary that the matrix library reads. A CPU widens a piece of the weight at
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -44,13 +44,16 @@ class WeightOnly:
     """W = (q - zero) · scale with q of ``bits`` bits, a scale a row (``group`` 0) or a group of columns.
 
     Tensors: ``words`` int16 [rows, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros``
-    uint8 of the same shape unless ``symmetric``, ``bias`` [N] where there is one.
+    uint8 of the same shape unless ``symmetric``, ``order`` int32 [K] where the numbers' columns are
+    ``ordered`` (column j is W's column ``order[j]``: the input is gathered so before the product), ``bias``
+    [N] where there is one.
     """
 
     name: str
     bits: int
     group: int = 0
     symmetric: bool = True
+    ordered: bool = False
     fixed: ClassVar[frozenset[str]] = frozenset()
 
     def layout(
@@ -65,6 +68,8 @@ class WeightOnly:
         }
         if not self.symmetric:
             tensors["zeros"] = torch.empty(shape, dtype=torch.uint8)
+        if self.ordered:
+            tensors["order"] = torch.empty(in_features, dtype=torch.int32)
         if bias:
             tensors["bias"] = torch.empty(out_features, dtype=dtype)
         return tensors
@@ -79,7 +84,7 @@ class WeightOnly:
         numbers = found.numbers
         if numbers.dtype == torch.int8:  # around 0
             numbers = (numbers.to(torch.int16) + symmetric_zero(self.bits)).to(torch.uint8)
-        return self.of_numbers(numbers, found.scales, found.zeros, bias)
+        return self.of_numbers(numbers, found.scales, found.zeros, bias, found.order)
 
     def of_numbers(
         self,
@@ -87,27 +92,32 @@ class WeightOnly:
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The stored form of numbers that are chosen already.
 
         Args:
             numbers: [N, K] uint8; without ``zeros`` they stand around 128 (8 bits) or 8 (4 bits).
             scales, zeros: as they are stored.
+            order: [K] int32 of ``ordered`` columns; None: they are by column.
         """
+        assert order is None or self.ordered, "the scheme has no order"
         middle = torch.full_like(numbers[:, 0], symmetric_zero(self.bits))
         last = middle if zeros is None else zeros[-1] if self.group else zeros
         tensors = {"words": pack_words(numbers, self.bits, self.group, last), "scales": scales}
         if zeros is not None:
             tensors["zeros"] = zeros
+        if self.ordered:
+            by_column = torch.arange(numbers.shape[1], dtype=torch.int32, device=numbers.device)
+            tensors["order"] = by_column if order is None else order
         return tensors if bias is None else tensors | {"bias": bias}
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
         """What the small kernels multiply by."""
         words = tensors["words"]
         assert words is not None
-        return StoredWeight(
-            words, in_features, tensors["scales"], tensors.get("zeros"), self.bits, self.group
-        )
+        parts = (tensors["scales"], tensors.get("zeros"), self.bits, self.group, tensors.get("order"))
+        return StoredWeight(words, in_features, *parts)
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         """W [N, K] by plain PyTorch."""
@@ -115,7 +125,8 @@ class WeightOnly:
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
-        weight, bias = self.stored(tensors, x.shape[-1]), tensors.get("bias")
+        weight, x = self._aligned(x, tensors)
+        bias = tensors.get("bias")
         if not runs_on_gpu(x):
             pieces = [F.linear(x, dequantized(p, x.dtype)) for p in row_pieces(weight, PIECE)]
             y = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
@@ -125,9 +136,16 @@ class WeightOnly:
             return small_linear(rows, weight, bias).view(*x.shape[:-1], -1)
         return F.linear(x, dequantize(weight, x.dtype), bias)
 
+    def _aligned(self, x: torch.Tensor, tensors: Tensors) -> tuple[StoredWeight, torch.Tensor]:
+        """The weight as it is stored and the input with its columns in the same order."""
+        weight = self.stored(tensors, x.shape[-1])
+        if weight.order is None:
+            return weight, x
+        return replace(weight, order=None), x.index_select(-1, weight.order)
+
     def batch_invariant(self) -> InvariantWeightOnly:
         """The same tensors, multiplied by a kernel of our own."""
-        return InvariantWeightOnly(self.name, self.bits, self.group, self.symmetric)
+        return InvariantWeightOnly(self.name, self.bits, self.group, self.symmetric, self.ordered)
 
 
 class InvariantWeightOnly(WeightOnly):
@@ -135,8 +153,8 @@ class InvariantWeightOnly(WeightOnly):
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b, x [T, K]."""
-        weight = dequantize(self.stored(tensors, x.shape[-1]), x.dtype)
-        return invariant_linear(x, weight, tensors.get("bias"))
+        weight, x = self._aligned(x, tensors)
+        return invariant_linear(x, dequantize(weight, x.dtype), tensors.get("bias"))
 
     def batch_invariant(self) -> InvariantWeightOnly:
         """Itself."""

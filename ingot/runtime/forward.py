@@ -2,7 +2,7 @@
 
 Owns the choice between a decoder's ways of computing the same: module by module, or, on a GPU, with residual
 sums inside the matrix library's products, or, for a few decoding tokens, with all small kernels folded into
-the products. Knows no request.
+the products; and, where all layers multiply in 8 bits, with kernels that end and begin so. Knows no request.
 
     logits = Forward(model, caches, fused=True)(batch)
 """
@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 import torch
 
+from ingot.kernels.small_product import MAX_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
 from ingot.layers.fused_decode import NARROW_WAYS, WAYS, fused_logits, fuses, small_products
+from ingot.layers.int8_walk import int8_hidden, int8_logits, walks_int8
 from ingot.layers.linear import all_dense
 from ingot.layers.plain_decode import is_plain, plain_logits, plain_rows
 
@@ -40,6 +42,7 @@ class Forward:
         self.plain = fused and is_plain(model)
         self.plain_rows = plain_rows(model)
         self.folded = fused and folds(model)
+        self.int8 = walks_int8(model)
         self.by_module = False
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
@@ -48,6 +51,11 @@ class Forward:
         hidden = model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
         decodes = batch.max_query_len == 1 and not self.by_module
         small = small_products(hidden.shape[0], self.ways)
+        if self.fused and self.int8 and not self.by_module:
+            if decodes and hidden.shape[0] <= MAX_ROWS:
+                return int8_logits(model, hidden, batch, self.caches)
+            hidden = int8_hidden(model, hidden, batch, self.caches)
+            return model.logits(hidden[batch.logits_indices])
         if self.fused and decodes and small is not None:
             return fused_logits(model, hidden, batch, self.caches, small, self.dense)
         if self.plain and decodes and hidden.shape[0] <= self.plain_rows:

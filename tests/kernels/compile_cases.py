@@ -26,6 +26,7 @@ from ingot.kernels.sampling import draw_triton, greedy_triton
 from ingot.kernels.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
 from ingot.kernels.small_int8 import int8_linear_parts_triton, small_int8_linear_triton
+from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
 from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
 from ingot.kernels.stored_weight import StoredWeight, num_rows, num_words
@@ -38,6 +39,11 @@ DOUBLE, LONG = torch.float64, torch.int64
 
 def empty(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def in_8(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What receives attention's output in 8 bits."""
+    return torch.empty_like(q, dtype=torch.int8), empty(*q.shape[:2], dtype=FULL)
 
 
 def norms(dtype: torch.dtype, hidden: int, residual: bool, overlap: int = 1) -> None:
@@ -75,12 +81,14 @@ def decode(
     window: int,
     overlap: int = 1,
     batch: int = 4,
+    narrow: bool = False,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = empty(batch, 64, dtype=torch.int32), empty(batch, dtype=torch.int32)
     q = empty(batch, heads, head_dim, dtype=dtype)
-    tiles = {"OVERLAP": overlap}
-    paged_attention_triton(q, cache, cache, tables, lengths, 0.1, longest, window, tiles)
+    tiles, out = {"OVERLAP": overlap}, in_8(q) if narrow else (None, None)
+    place = (q, cache, cache, tables, lengths, 0.1, longest, window, tiles)
+    paged_attention_triton(*place, out=out[0], out_scales=out[1])
 
 
 def prefill(
@@ -92,12 +100,14 @@ def prefill(
     longest: int,
     window: int,
     tiles: dict[str, int] | None = None,
+    narrow: bool = False,
 ) -> None:
     cache = empty(100, kv_heads, block_size, head_dim, dtype=dtype)
     tables, lengths = empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32)
     bounds = empty(5, dtype=torch.int32)
     q = empty(4 * longest, heads, head_dim, dtype=dtype)
-    prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window, tiles)
+    place = (q, cache, cache, tables, bounds, lengths, longest, 0.1, window, tiles)
+    prefill_attention_triton(*place, *(in_8(q) if narrow else ()))
 
 
 def invariant_attend(
@@ -196,6 +206,9 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
 def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every product of a few rows in 8 bits."""
     x = rows_in_8(rows, 4096)
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
+    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
+    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *place, 0, tiles)
     small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     int8_linear_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     int8_linear_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
@@ -281,6 +294,12 @@ CASES: dict[str, Callable[[], Any]] = {
     "prefill 12x64 fp32": lambda: prefill(FULL, 12, 12, 64, 64, 512, 0),
     "prefill 32x128 fp32": lambda: prefill(FULL, 32, 32, 128, 64, 512, 0),
     "prefill window 32x80 bf16": lambda: prefill(BRAIN, 32, 32, 80, 64, 512, 256),
+    "decode 32x128 fp16 of 64 to 8 bits": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 1, 64, True),
+    "decode 32x128 bf16 alone to 8 bits": lambda: decode(BRAIN, 32, 32, 128, 64, 4096, 0, 1, 1, True),
+    "decode 32/8x128 fp16 of 64 to 8 bits": lambda: decode(HALF, 32, 8, 128, 64, 4096, 0, 1, 64, True),
+    "decode 32/8x128 bf16 alone to 8 bits": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0, 1, 1, True),
+    "prefill 32x128 fp16 to 8 bits": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, None, True),
+    "prefill 32/8x80 bf16 to 8 bits": lambda: prefill(BRAIN, 32, 8, 80, 64, 512, 256, None, True),
     "small_linear 1 fp16": lambda: linear(HALF, 1, 4096, 11008),
     "small_linear 8 bf16": lambda: linear(BRAIN, 8, 151936, 4096),
     "small_linear 16 fp32": lambda: linear(FULL, 16, 768, 3072),
@@ -368,5 +387,6 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "decode 28/4x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 28, 4, 128, 64, 4096, 0, 4, 64),
     "decode 32/8x128 bf16 of 64 fetching early": lambda: decode(BRAIN, 32, 8, 128, 64, 4096, 0, 4, 64),
     "decode 32x128 fp16 fetching early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4),
+    "decode 32x128 fp16 of 8 to 8 bits early": lambda: decode(HALF, 32, 32, 128, 64, 4096, 0, 4, 8, True),
     "decode 32x256 fp32 fetching early": lambda: decode(FULL, 32, 32, 256, 64, 4096, 100, 4),
 }

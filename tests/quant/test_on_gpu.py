@@ -13,6 +13,7 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.llm.verify import verify
 from ingot.quant.schemes import make_scheme
+from tests.quant.packed_checkpoints import Packing, reference_logits, write_packed
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 pytestmark = pytest.mark.gpu
@@ -79,3 +80,20 @@ def test_products_of_any_number_of_rows(name: str, rows: int) -> None:
     for one in (scheme, scheme.batch_invariant()):
         error = (one.apply(half, tensors).double() - expected).abs().max()
         assert error < 2e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    "packing", [Packing("gptq", act_order=True), Packing("awq", symmetric=False)], ids=str
+)
+@pytest.mark.parametrize("batch", [1, 5, 70])
+def test_packed_checkpoints(packing: Packing, batch: int, tmp_path: Path) -> None:
+    """In fp32 arithmetic against the numbers' values; columns in an order of their own, and graphs."""
+    written = write_packed(tmp_path / "checkpoint", packing)
+    llm = LLM(written.folder, "cuda", compute_dtype="fp32", max_batch_size=80)
+    prompts = [random_ids(1 + n % 7, seed=n) for n in range(batch)]
+    answers = llm.generate(prompts, SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=0))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference_logits(written, [*prompt, *answer.token_ids]).log_softmax(-1)
+        for place, (token, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
+            wanted = float(expected[len(prompt) - 1 + place, token])
+            assert found.logprob == pytest.approx(wanted, abs=1e-3)

@@ -93,6 +93,18 @@ def test_it_is_built_told_of_and_proven(
     assert float((near - exact).norm() / exact.norm()) < 0.2
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_beside_layers_whose_numbers_are_chosen(
+    checkpoints: dict[str, Path], samples: Path, method: str, tmp_path: Path
+) -> None:
+    quant = QuantConfig("w4a16", 32, method=method, layers={"*.gate_up_proj": "w8a8", "layers.1.*": "w8a8"})
+    folder = build(checkpoints["llama"], tmp_path / "e", quant=quant, calib=samples, device="cpu")
+    found = verify(folder, "cpu", note=False)
+    assert found.verdict == "proven", found.failures
+    report = align(folder, checkpoints["llama"], [random_ids(19)], steps=2, device="cpu")
+    assert report.aligned, report.first_stage
+
+
 @pytest.mark.parametrize("name", ["both", "mixed"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_it_is_aligned_with_what_it_was_folded_into(

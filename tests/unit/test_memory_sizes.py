@@ -12,6 +12,7 @@ from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
+from ingot.config.step_sizes import most_tokens
 from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
@@ -118,6 +119,21 @@ def test_widened_weights_are_counted(name: str, scheme: str) -> None:
     predicted = activation_bytes(SHAPES[name], torch.float32, runtime, 8, kernels=False, quant=quant)
     most = max(m.weight.numel() for m in linears(decoder(SHAPES[name], torch.float32)).values())
     assert plain <= found <= predicted <= plain + 8 * most
+
+
+@pytest.mark.parametrize("budget", [64, 600])
+@pytest.mark.parametrize("name", ["llama", "small", "gpt2"])
+def test_inputs_in_8_bits_are_counted(name: str, budget: int) -> None:
+    """At most: the widest product and the largest phase need not meet."""
+    quant, runtime = QuantConfig("w8a8"), RuntimeConfig(token_budget=budget)
+    config = SHAPES[name]
+    plain, found = (tracked(config, torch.float32, runtime, q) for q in (None, quant))
+    predicted = activation_bytes(config, torch.float32, runtime, 8, kernels=False, quant=quant)
+    assert plain <= found <= predicted <= 4 * found
+    on_gpu = [activation_bytes(config, torch.float16, runtime, 8, quant=q) for q in (QuantConfig(), quant)]
+    widest = max(config.intermediate_size, config.q_size, config.hidden_size)
+    most = most_tokens(budget, 8) * (widest + 4 * config.num_heads)
+    assert 0 < on_gpu[1] - on_gpu[0] <= most
 
 
 def test_a_scheme_says_its_own_bytes() -> None:

@@ -1,0 +1,222 @@
+"""How GPTQ, AWQ and compressed-tensors lay out the numbers of a linear layer.
+
+Owns the names, shapes and words of the three, and what they mean. Knows no file and no configuration.
+
+    pieces = {suffix: read(f"{module}.{suffix}") for suffix in suffixes}
+    weight = unpack(packed, pieces)                   # PackedWeight
+    wide = weight.dequantized(torch.float32)          # [N, K]
+
+W [N, K] = (q - zero) · scale. Words are int32 of P = 32 / bits numbers, the first in the lowest bits:
+
+- GPTQ (AutoGPTQ 0.8, ``qlinear_cuda.py``): ``qweight`` [K / P, N] along K; ``qzeros`` [groups, N / P] along
+  N, less 1 in the format ``gptq``; ``scales`` [groups, N]; ``g_idx`` [K]: the group of each column.
+- AWQ (AutoAWQ 0.2, ``WQLinear_GEMM``): ``qweight`` [K, N / 8] and ``qzeros`` [groups, N / 8] along N, whose
+  number i of a word is that of output 8 · word + (0, 2, 4, 6, 1, 3, 5, 7)[i]; ``scales`` [groups, N].
+- compressed-tensors 0.20, pack-quantized: ``weight_packed`` [N, ⌈K / P⌉] along K, ``weight_zero_point``
+  [⌈N / P⌉, groups] along N, both with the middle added; ``weight_scale`` [N, groups], [N, 1] or [1];
+  ``weight_shape`` (N, K); ``weight_g_idx`` [K]. int-quantized: ``weight`` int8 [N, K], and of static
+  activations ``input_scale`` [1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ingot.checkpoint.packed_config import PackedFormat
+from ingot.errors import CheckpointError
+
+WORD_BITS = 32
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_SUFFIXES = {
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq": ("qweight", "qzeros", "scales"),
+    "compressed-tensors": (
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+    ),
+}
+_WHOLE = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+_OPTIONAL = frozenset({"g_idx", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"})
+
+Pieces = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight [N, K] in few bits: (numbers - zeros) · scales.
+
+    Attributes:
+        numbers: uint8 [N, K].
+        scales: [N], or [groups, N], as the checkpoint has them.
+        zeros: uint8 of the same shape; None: the middle of the numbers.
+        order: int32 [K] where groups are of columns that are not neighbours: column j of ``numbers`` is the
+            weight's column ``order[j]``; None: by column.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    bits: int
+    group: int
+    order: torch.Tensor | None = None
+
+    def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
+        """W [N, K] in its own order of columns, computed in fp32."""
+        columns = self.numbers.shape[1]
+        zeros = torch.tensor(1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        parts = []
+        for part in (zeros.float(), self.scales.float()):
+            beside = part[:, None] if part.dim() == 1 else part
+            if part.dim() == 2:
+                beside = part.repeat_interleave(self.group, 0)[:columns].T
+            parts.append(beside)
+        wide = (self.numbers.float() - parts[0]) * parts[1]
+        if self.order is not None:
+            wide = wide[:, self.order.long().argsort()]
+        return wide.to(dtype)
+
+
+def suffixes(packed: PackedFormat) -> tuple[str, ...]:
+    """Last parts of the names of a packed layer's tensors; the first is the one that tells of it."""
+    return _WHOLE if packed.whole_bytes else _SUFFIXES[packed.source]
+
+
+def missing(packed: PackedFormat, names: set[str]) -> list[str]:
+    """What a layer with pieces of these last parts lacks."""
+    needed = set(suffixes(packed)) - _OPTIONAL
+    if packed.source == "compressed-tensors" and not packed.symmetric:
+        needed.add("weight_zero_point")
+    if packed.act_order:
+        needed.add("g_idx" if packed.source == "gptq" else "weight_g_idx")
+    if packed.activations == "static":
+        needed.add("input_scale")
+    return sorted(needed - names)
+
+
+def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
+    """The numbers of one layer.
+
+    Raises:
+        CheckpointError: shapes do not fit, or values contradict the configuration.
+    """
+    if packed.source == "compressed-tensors":
+        numbers, scales, zeros, index = _compressed(packed, pieces)
+    else:
+        numbers, scales, zeros, index = _gptq(packed, pieces)
+    if packed.symmetric and zeros is not None:
+        _expect_middle(packed, zeros)
+        zeros = None
+    rows, columns = numbers.shape
+    groups = -(-columns // packed.group) if packed.group else 1
+    for name, part in (("scales", scales), ("zeros", zeros)):
+        if part is not None and part.shape != (groups, rows):
+            raise CheckpointError(
+                f"{name} do not fit the numbers", seen=list(part.shape), allowed=[groups, rows]
+            )
+    order = _order(packed, index, columns)
+    if order is not None:
+        numbers = numbers[:, order.long()]
+    if not packed.group:
+        scales, zeros = scales[0], None if zeros is None else zeros[0]
+    own_zeros = None if zeros is None else zeros.contiguous()
+    return PackedWeight(
+        numbers.contiguous(), scales.contiguous(), own_zeros, packed.bits, packed.group, order
+    )
+
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+
+
+def _gptq(packed: PackedFormat, pieces: Pieces) -> Parts:
+    """Numbers [N, K], scales and zeros [groups, N] and the groups of columns, of GPTQ and AWQ."""
+    if packed.source == "awq":
+        numbers, zeros = _awq_words(pieces["qweight"]).T, _awq_words(pieces["qzeros"])
+    else:
+        numbers, zeros = _words(pieces["qweight"].T, packed.bits), _words(pieces["qzeros"], packed.bits)
+    stored = zeros[:, : numbers.shape[0]].to(torch.int16) + packed.stored_zero
+    if int(stored.max()) > 255:
+        raise CheckpointError(
+            "a zero lies beyond the numbers", seen=int(stored.max()), allowed="0 to 255", fix="the checkpoint"
+        )
+    return numbers, pieces["scales"], stored.to(torch.uint8), pieces.get("g_idx")
+
+
+def _compressed(packed: PackedFormat, pieces: Pieces) -> Parts:
+    """The same of compressed-tensors, whose numbers and zeros are stored around 0."""
+    middle = 1 << (packed.bits - 1)
+    if packed.whole_bytes:
+        numbers = (pieces["weight"].to(torch.int16) + middle).to(torch.uint8)
+    else:
+        rows, columns = (int(size) for size in pieces["weight_shape"].tolist())
+        numbers = _words(pieces["weight_packed"], packed.bits)[:rows, :columns]
+    rows = numbers.shape[0]
+    scales = pieces["weight_scale"]
+    scales = scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales.view(rows, -1)
+    zeros = pieces.get("weight_zero_point")
+    if packed.symmetric:
+        return numbers, scales.T, None, pieces.get("weight_g_idx")
+    assert zeros is not None
+    if zeros.dtype == torch.int32:
+        zeros = _words(zeros.T, packed.bits)[:, :rows]
+    else:  # int8, as it was before zeros were packed, and as whole bytes still have it
+        zeros = (zeros.to(torch.int16) + middle).to(torch.uint8)
+        zeros = (zeros.reshape(1, 1).expand(rows, 1) if zeros.numel() == 1 else zeros.view(rows, -1)).T
+    return numbers, scales.T, zeros, pieces.get("weight_g_idx")
+
+
+def _words(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers of int32 words along the last dimension, uint8."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
+    numbers = (words[..., None] >> shifts) & ((1 << bits) - 1)
+    return numbers.flatten(-2).to(torch.uint8)
+
+
+def _awq_words(words: torch.Tensor) -> torch.Tensor:
+    """The same in AWQ's order of outputs."""
+    places = torch.tensor(_AWQ_ORDER).argsort()
+    return _words(words, 4).unflatten(-1, (-1, len(_AWQ_ORDER)))[..., places].flatten(-2)
+
+
+def _expect_middle(packed: PackedFormat, zeros: torch.Tensor) -> None:
+    middle = 1 << (packed.bits - 1)
+    odd = zeros[zeros != middle]
+    if len(odd):
+        raise CheckpointError(
+            "the configuration says symmetric and zeros are not in the middle",
+            seen=int(odd[0]),
+            allowed=middle,
+            fix="sym in the checkpoint's quantization config",
+        )
+
+
+def _order(packed: PackedFormat, index: torch.Tensor | None, columns: int) -> torch.Tensor | None:
+    """The columns by their groups, where the format has an order.
+
+    Raises:
+        CheckpointError: the groups of columns are not of the size of a group, or out of order without
+            ``desc_act``.
+    """
+    if index is None or not packed.group:
+        return None
+    expected = torch.arange(columns) // packed.group
+    order = index.long().argsort(stable=True)
+    if index.shape != (columns,) or not torch.equal(index.long()[order], expected):
+        raise CheckpointError(
+            "columns are not in groups of one size",
+            seen=f"g_idx {list(index.shape)}, {int(index.min())} to {int(index.max())}",
+            allowed=f"{columns} columns in groups of {packed.group}",
+        )
+    if packed.act_order:
+        return order.to(torch.int32)
+    if not torch.equal(index.long(), expected):
+        raise CheckpointError(
+            "g_idx is out of order, and the configuration says that columns are in order",
+            fix="desc_act (actorder) in the checkpoint's quantization config",
+        )
+    return None

@@ -1,0 +1,179 @@
+"""A decoder's step where every linear layer of its layers multiplies in 8 bits (w8a8).
+
+Owns two walks over the layers in which no kernel only quantizes: norms, SiLU and attention end in 8 bits, and
+products take them so. Steps of few decoding tokens: QKV with rotary and cache write, split sums that end in
+residual sum, norm and 8 bits. Other steps: products of many rows, with the residual sums inside. The
+mathematics are those of ``Decoder.forward`` and ``Decoder.logits``, with one rounding less a sum; the
+modules' own weights are used. Knows no request.
+
+    if walks_int8(decoder): hidden = int8_hidden(decoder, hidden, batch, caches)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ingot.kernels.int8_heads import int8_heads
+from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.norm_int8 import rms_norm_int8
+from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.small_int8 import int8_linear_parts
+from ingot.kernels.small_int8_qkv import small_int8_qkv
+from ingot.kernels.small_linear import small_linear
+from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
+from ingot.layers.attention import Attention
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.linear import Linear, all_int8
+from ingot.layers.mlp import GatedMLP
+from ingot.quant.schemes import takes_small_products
+
+
+def walks_int8(decoder: Decoder) -> bool:
+    """Whether the decoder's shape is one that the walks compute: RMSNorm, gated MLP, all in 8 bits."""
+    config = decoder.config
+    return config.norm == "rms_norm" and config.mlp == "silu_gated" and all_int8(decoder)
+
+
+def int8_logits(
+    decoder: Decoder, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+) -> torch.Tensor:
+    """Logits [L, vocab_size] of a step in which every request decodes.
+
+    Args:
+        decoder: one that ``walks_int8``.
+        hidden: [T, hidden_size] embedded tokens, T at most 64.
+        batch: with ``max_query_len`` 1.
+        caches: keys and values of every layer, written to.
+    """
+    layers, eps = _layers(decoder), decoder.config.norm_eps
+    x, _ = _first(decoder, hidden)
+    for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
+        attention, mlp = layer.self_attn, _mlp(layer)
+        attended = _attended(attention, _placed(decoder, attention, x, hidden, batch, cache), batch, cache)
+        parts = int8_linear_parts(attended, attention.o_proj.int8_weight())
+        norm, bias = layer.post_attention_layernorm.weight, _of(attention.o_proj, "bias")
+        x, hidden = sum_norm_int8(parts, hidden, norm, eps, bias, _of(mlp.gate_up_proj, "input_scale"))
+        parts = int8_linear_parts(_inner(mlp, x, hidden.dtype), mlp.down_proj.int8_weight())
+        bias = _of(mlp.down_proj, "bias")
+        if after is not None:
+            static = _of(after.self_attn.qkv_proj, "input_scale")
+            x, hidden = sum_norm_int8(parts, hidden, after.input_layernorm.weight, eps, bias, static)
+        else:
+            hidden, _ = sum_norm(parts, hidden, decoder.norm.weight, eps, bias)
+    if len(batch.logits_indices) != len(hidden):  # else each row in its place: one token a request
+        hidden = hidden[batch.logits_indices]
+    head = decoder.lm_head
+    if not takes_small_products(head.scheme):
+        return decoder.logits(hidden)
+    return small_linear(hidden, head.stored(), _of(head, "bias"), tiles=head.small_tiles.at(len(hidden)))
+
+
+def int8_hidden(
+    decoder: Decoder, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
+) -> torch.Tensor:
+    """Hidden states after the final norm, [T, hidden_size].
+
+    Args:
+        decoder: one that ``walks_int8``.
+        hidden: [T, hidden_size] embedded tokens, contiguous; written over.
+        batch: the step.
+        caches: keys and values of every layer, written to.
+    """
+    layers, eps = _layers(decoder), decoder.config.norm_eps
+    rope = None if decoder.rotary is None else decoder.rotary.table
+    x, _ = _first(decoder, hidden)
+    for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
+        attention, mlp = layer.self_attn, _mlp(layer)
+        query = attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
+        _add_product(hidden, _attended(attention, query, batch, cache), attention.o_proj)
+        static = _of(mlp.gate_up_proj, "input_scale")
+        x, _ = rms_norm_int8(hidden, layer.post_attention_layernorm.weight, eps, static=static)
+        _add_product(hidden, _inner(mlp, x, hidden.dtype), mlp.down_proj)
+        if after is not None:
+            static = _of(after.self_attn.qkv_proj, "input_scale")
+            x, _ = rms_norm_int8(hidden, after.input_layernorm.weight, eps, static=static)
+    normed, _ = rms_norm(hidden, decoder.norm.weight, eps)
+    return normed
+
+
+def _layers(decoder: Decoder) -> list[DecoderLayer]:
+    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+
+
+def _mlp(layer: DecoderLayer) -> GatedMLP:
+    assert isinstance(layer.mlp, GatedMLP)
+    return layer.mlp
+
+
+def _of(linear: Linear, name: str) -> torch.Tensor | None:
+    """A tensor that a linear layer has or has not: its bias, its static scale of activations."""
+    return linear._parameters.get(name)
+
+
+def _first(decoder: Decoder, hidden: torch.Tensor) -> tuple[Int8Rows, torch.Tensor]:
+    """The first layer's normalised input."""
+    layer = _layers(decoder)[0]
+    static = _of(layer.self_attn.qkv_proj, "input_scale")
+    return rms_norm_int8(hidden, layer.input_layernorm.weight, decoder.config.norm_eps, static=static)
+
+
+def _product(linear: Linear, x: Int8Rows, dtype: torch.dtype) -> torch.Tensor:
+    """x · Wᵀ + b."""
+    return int8_linear(x, linear.int8_weight(), dtype, _of(linear, "bias"))
+
+
+def _add_product(hidden: torch.Tensor, x: Int8Rows, linear: Linear) -> None:
+    """hidden += x · Wᵀ + b, rounded once."""
+    int8_linear(x, linear.int8_weight(), hidden.dtype, _of(linear, "bias"), hidden, hidden)
+
+
+def _placed(
+    decoder: Decoder,
+    attention: Attention,
+    x: Int8Rows,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    cache: LayerCache,
+) -> torch.Tensor:
+    """Queries [T, num_heads, head_dim]; keys and values go into the cache, by the product itself where it has
+    the numbers' dtype and heads have no norms.
+    """
+    config = decoder.config
+    rope = None if decoder.rotary is None else decoder.rotary.table
+    if config.qk_norm or cache.keys.dtype != hidden.dtype:
+        return attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
+    return small_int8_qkv(
+        x,
+        attention.qkv_proj.int8_weight(),
+        _of(attention.qkv_proj, "bias"),
+        rope,
+        batch.rope_rows,
+        batch.positions,
+        batch.slot_mapping,
+        cache.keys,
+        cache.values,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        logn_length=config.logn_length,
+    )
+
+
+def _attended(attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Int8Rows:
+    """Queries [T, num_heads, head_dim] → the output product's rows."""
+    out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
+    scales = _of(attention.o_proj, "input_scale")
+    if scales is None:
+        scales = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
+    attention.attend(query, batch, cache, out, scales)
+    return int8_heads(out, scales)
+
+
+def _inner(mlp: GatedMLP, x: Int8Rows, dtype: torch.dtype) -> Int8Rows:
+    """silu(gate) * up: the down product's rows."""
+    return silu_mul_int8(_product(mlp.gate_up_proj, x, dtype), _of(mlp.down_proj, "input_scale"))

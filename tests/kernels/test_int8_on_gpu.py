@@ -1,0 +1,154 @@
+"""What only a GPU can show of kernels in 8 bits: the shapes of a 7B, kernels that start early, replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.int8_heads import int8_heads
+from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
+from ingot.kernels.int8_tiles import small_int8_candidates, small_int8_tiles
+from ingot.kernels.norm_int8 import rms_norm_int8
+from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.prefill_attention import prefill_attention
+from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.small_int8 import int8_linear_parts
+from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
+from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.numerics import assert_near, normal
+from tests.kernels.paged_case import paged_case
+
+pytestmark = pytest.mark.gpu
+
+HALF_DTYPES = [torch.float16, torch.bfloat16]
+
+
+def constant(outputs: int, width: int, seed: int = 1) -> Int8Weight:
+    """A weight that is there before any kernel starts: overlapping kernels read it before they wait."""
+    weight = int8_weight(outputs, width, "cuda", seed)
+    torch.cuda.synchronize()
+    return weight
+
+
+def assert_numbers(found: Int8Rows, expected: Int8Rows) -> None:
+    """The same numbers: both kernels round the same values of 16 bits. Scales to a last bit: PyTorch divides
+    by multiplying.
+    """
+    assert torch.equal(found.values, expected.values)
+    torch.testing.assert_close(found.scales, expected.scales, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("rows", [1, 64, 2048])
+@pytest.mark.parametrize("static", [False, True])
+def test_7b_ends(dtype: torch.dtype, rows: int, static: bool) -> None:
+    x, residual = (normal(rows, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
+    weight = normal(4096, dtype=dtype, device="cuda", seed=2)
+    scale = torch.tensor([3.0 / 127], device="cuda") if static else None
+    found, s = rms_norm_int8(x, weight, 1e-6, residual, scale)
+    y, expected_s = rms_norm(x, weight, 1e-6, residual)
+    assert torch.equal(s, expected_s)
+    assert_numbers(found, quantize_rows(y, static=scale))
+    gate_up = normal(rows, 22016, dtype=dtype, device="cuda")
+    assert_numbers(silu_mul_int8(gate_up, scale), quantize_rows(silu_mul(gate_up), static=scale))
+    if rows <= 64:
+        parts = int8_linear_parts(int8_rows(rows, 11008, "cuda"), constant(4096, 11008))
+        y, total = sum_norm(parts, residual, weight, 1e-6)
+        found, stream = sum_norm_int8(parts, residual, weight, 1e-6, None, scale)
+        assert torch.equal(stream, total)
+        assert_numbers(found, quantize_rows(y, static=scale))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 32, 33, 64])
+@pytest.mark.parametrize(("outputs", "width"), [(4096, 11008), (12288, 4096), (22016, 4096), (4093, 4000)])
+def test_sums_of_parts_by_every_candidate(rows: int, outputs: int, width: int) -> None:
+    x, weight = int8_rows(rows, width, "cuda"), constant(outputs, width)
+    expected = int8_sums(x.values, weight.values).long()
+    for split in (False, True):
+        for tiles in small_int8_candidates(small_int8_tiles(rows, outputs, width, x.values.device, 0, split)):
+            parts = int8_linear_parts(x, weight, tiles)
+            assert isinstance(parts, Int8Sums)
+            assert torch.equal(parts.parts.sum(0), expected), tiles
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 300, 2048])
+def test_groups_of_a_head(rows: int) -> None:
+    x, weight = int8_rows(rows, 4096, "cuda", 128), constant(4096, 4096)
+    wide = (x.values.double().unflatten(1, (-1, 128)) * x.scales.double()[..., None]).flatten(1)
+    expected = wide @ (weight.values.double() * weight.scales.double()[:, None]).T
+    if rows <= 64:
+        parts = int8_linear_parts(x, weight)
+        assert isinstance(parts, torch.Tensor)
+        torch.testing.assert_close(parts.double().sum(0), expected, rtol=1e-4, atol=1e-4)
+    assert_near(int8_linear(x, weight, torch.float16), expected)
+
+
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 32), (32, 8), (28, 4)])
+@pytest.mark.parametrize("batch", [1, 2, 7, 64])
+def test_7b_attention(dtype: torch.dtype, heads: int, kv_heads: int, batch: int) -> None:
+    lengths = [max(1000 - 61 * index % 1000, 1) for index in range(batch)]
+    case = paged_case(lengths, kv_heads=kv_heads, head_dim=128, block_size=64, dtype=dtype, device="cuda")
+    q = normal(batch, heads, 128, dtype=dtype, device="cuda")
+    place = (q, case.key_cache, case.value_cache, case.block_tables)
+    bounds = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+    calls: list[Callable[..., torch.Tensor]] = [
+        lambda **out: paged_attention(*place, case.seq_lens, 0.1, 1000, **out),
+        lambda **out: prefill_attention(*place, bounds, case.seq_lens, 1, 0.1, **out),
+    ]
+    for call in calls:
+        out = torch.full(q.shape, 99, dtype=torch.int8, device="cuda")
+        scales = torch.full(q.shape[:2], float("nan"), device="cuda")
+        call(out=out, out_scales=scales)
+        assert_numbers(int8_heads(out, scales), quantize_rows(call().flatten(1), 128))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64])
+def test_overlapping_chain(rows: int) -> None:
+    """Each kernel reads what the one before wrote, replayed: the same bits as one by one."""
+    g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
+    stream = normal(rows, 4096, dtype=torch.float16, device="cuda")
+    up, down = constant(2 * 1024, 4096), constant(4096, 1024, 2)
+
+    def chain(overlap: int) -> torch.Tensor:
+        tiles = {"OVERLAP": overlap}
+        x, hidden = rms_norm_int8(stream, g, 1e-6, tiles=tiles)
+        for _ in range(20):
+            gate_up = int8_linear(x, up, torch.float16, tiles=tiles)
+            parts = int8_linear_parts(silu_mul_int8(gate_up, tiles=tiles), down, tiles)
+            x, hidden = sum_norm_int8(parts, hidden, g, 1e-6, tiles=tiles)
+        return hidden
+
+    expected = chain(1)
+    assert torch.equal(chain(2), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(2)
+    for _ in range(20):
+        captured.zero_()
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+@pytest.mark.parametrize("rows", [300, 2048])
+def test_many_rows_in_a_graph(rows: int) -> None:
+    """Descriptors are made when the graph is; the data may change."""
+    x, weight = int8_rows(rows, 4096, "cuda"), constant(4096, 4096)
+    call: Callable[[], Any] = lambda: int8_linear(x, weight, torch.float16)  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    graph.replay()
+    before = captured.clone()
+    assert torch.equal(before, call())
+    x.values.copy_(x.values.flip(0))
+    x.scales.copy_(x.scales.flip(0))
+    graph.replay()
+    assert torch.equal(captured, before.flip(0))

@@ -1,0 +1,125 @@
+"""The walks over layers in 8 bits compute what the modules compute.
+
+Both sum the same numbers, but norms and attention sum floats in other orders: now and then a number of 8 bits
+goes to its other neighbour, which moves a logarithm of these tiny models by up to 0.01.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
+from ingot.layers.int8_walk import walks_int8
+from ingot.layers.linear import linears
+from ingot.quant.int8_both import Int8Both
+from ingot.runtime import forward
+from tests.tiny_models import save_model, tiny_config
+
+VARIANTS = {
+    "llama": {},
+    "llama-mha-bias": {"num_key_value_heads": 4, "attention_bias": True},
+    "llama-tied": {"tie_word_embeddings": True},
+    "mistral": {"sliding_window": 16},
+    "qwen2": {},
+    "qwen3": {},
+}
+PROMPTS = [[5, 6, 7], list(range(30)), [90]]
+PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=4)
+
+
+def count_walks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Tokens of each step, by the walk that computed it."""
+    seen: dict[str, list[int]] = {"int8_logits": [], "int8_hidden": []}
+    for name, steps in seen.items():
+        original = getattr(forward, name)
+
+        def counted(model, hidden, *rest, original=original, steps=steps):  # type: ignore[no-untyped-def]
+            steps.append(hidden.shape[0])
+            return original(model, hidden, *rest)
+
+        monkeypatch.setattr(forward, name, counted)
+    return seen
+
+
+def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm.executor.runner.forward.fused = False
+    plain = llm.generate(PROMPTS, PARAMS)
+    seen = count_walks(monkeypatch)
+    llm.executor.runner.forward.fused = True
+    walked = llm.generate(PROMPTS, PARAMS)
+    assert seen["int8_logits"].count(3) >= 14
+    assert sum(seen["int8_hidden"]) >= 34
+    for one, other in zip(plain, walked, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            near = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
+            assert torch.allclose(*near, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_walks_are_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), tmp_path, seed=3)
+    compare(LLM(tmp_path, device="cpu", quant="w8a8"), monkeypatch)
+
+
+def test_static_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w8a8")
+    for index, linear in enumerate(linears(llm.engine.model).values()):
+        if isinstance(linear.scheme, Int8Both):
+            linear.scheme = Int8Both(static=True)
+            scale = torch.tensor([(1 + index % 3) / 127.0])  # some cut
+            linear.register_parameter("input_scale", torch.nn.Parameter(scale, requires_grad=False))
+    compare(llm, monkeypatch)
+
+
+def test_other_schemes_and_shapes_run_as_before(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path / "llama", seed=3)
+    assert not walks_int8(LLM(tmp_path / "llama", device="cpu", quant="w8a16").engine.model)
+    assert not walks_int8(LLM(tmp_path / "llama", device="cpu").engine.model)
+    save_model(tiny_config("gpt2"), tmp_path / "gpt2", seed=3)
+    assert not walks_int8(LLM(tmp_path / "gpt2", device="cpu", quant="w8a8").engine.model)
+
+
+def test_a_tap_sees_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w8a8")
+    seen = count_walks(monkeypatch)
+    llm.executor.runner.forward.fused = True
+    with llm.tap("layers.*") as tapped:
+        llm.generate([1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))
+    assert tapped["layers.0"].shape[0] >= 7
+    assert seen == {"int8_logits": [], "int8_hidden": []}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("prompts", [[[1], [1, 400], [1, 300, 301]], [[1, *range(3, 90)]] * 2])
+def test_walks_are_plain_on_a_gpu(
+    golden: Path, dtype: str, graphs: bool, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    for fused in (True, False):
+        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
+        llm = LLM(
+            golden / "llama_aidreams260K" / "hf",
+            device="cuda",
+            compute_dtype=dtype,
+            quant="w8a8",
+            runtime=runtime,
+        )
+        assert llm.executor.runner.forward.fused == fused
+        assert llm.executor.runner.forward.int8
+        runs.append(llm.generate(prompts, SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=0)))
+    tolerance = {"fp16": 0.05, "bf16": 0.25}[dtype]
+    for one, other in zip(*runs, strict=True):
+        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+        agreed = same.index(False) if False in same else len(same)
+        assert agreed >= 3
+        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
+            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
