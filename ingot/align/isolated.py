@@ -155,7 +155,7 @@ class Isolated:
         config = self.model.config
         shape = (-(-hidden.shape[0] // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
         rope = None if self.model.rotary is None else self.model.rotary.table
-        return LayerCache(hidden.new_zeros(shape), hidden.new_zeros(shape)), rope
+        return LayerCache.zeros(*shape, hidden.dtype, hidden.device), rope
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
         """Tokens [start, end) of one request."""

@@ -195,7 +195,7 @@ class Trace(Reference):
 
     def _load(self, precision: Precision) -> LLM:
         cache = room_for(self.max_seq_len)
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache)
+        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache, kv_dtype="model")
         return LLM(
             self.engine, str(self.device), compute_dtype=dtype_name(precision.compute), runtime=runtime
         )

@@ -157,7 +157,9 @@ def align(
         noise = noisy(target.weights, target.compute)
         runs = source.record(folder, [case.ids for case in cases], steps, noise)
         progress("running the engine")
-        runtime = RuntimeConfig(cache_tokens=room_for(target.build.max_seq_len), prefix_reuse=False)
+        runtime = RuntimeConfig(
+            cache_tokens=room_for(target.build.max_seq_len), prefix_reuse=False, kv_dtype="model"
+        )
         llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
         rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, progress)
         stops = _stops(llm, target, source, runs)

@@ -58,7 +58,7 @@ class HuggingFaceSide:
         self.max_seq_len = min(config.max_positions, spec.max_seq_len or DEFAULT_MAX_SEQ_LEN)
         tables = [m for m in self._model.modules() if isinstance(m, torch.nn.Embedding)]
         read = weight_bytes(self._model, [*tables], self._model.get_output_embeddings())
-        self.work = Work.of(config, read, self.dtype.itemsize)
+        self.work = Work.of(config, read, self.dtype)
 
     def resize(self, batch: int) -> None:
         """Padded batches of ``batch`` rows from now on."""

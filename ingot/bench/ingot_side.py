@@ -49,7 +49,7 @@ class IngotSide:
         self.max_seq_len, self.max_batch_size = executor.max_seq_len, executor.max_batch_size
         self.vocab_size = model.config.vocab_size
         caches = executor.runner.caches
-        self.work = Work.of(model.config, read_bytes(model), caches[0].keys.element_size())
+        self.work = Work.of(model.config, read_bytes(model), caches[0].keys.dtype)
 
     def resize(self, batch: int) -> None:
         """A new KV cache for ``batch`` of the longest requests, over the same weights.
@@ -78,7 +78,7 @@ class IngotSide:
         caches = self._llm.executor.runner.caches
         return Memory(
             weights=sum(p.nbytes for p in self._llm.engine.model.parameters()),
-            cache=sum(c.keys.nbytes + c.values.nbytes for c in caches),
+            cache=sum(c.nbytes for c in caches),
             peak=peak_bytes(self.device),
         )
 
@@ -117,9 +117,7 @@ class IngotSide:
             "max_seq_len": self.max_seq_len,
             "runtime": self._llm.runtime.to_json(),
             "weights_gb": round(sum(p.nbytes for p in engine.model.parameters()) / 1e9, 3),
-            "kv_cache_gb": round(
-                sum(c.keys.nbytes + c.values.nbytes for c in executor.runner.caches) / 1e9, 3
-            ),
+            "kv_cache_gb": round(sum(c.nbytes for c in executor.runner.caches) / 1e9, 3),
             "preemptions": executor.num_preemptions,
         }
         if engine.device.type == "cuda":
@@ -130,7 +128,11 @@ class IngotSide:
 def _open(spec: SideSpec) -> LLM:
     asked = {name: getattr(spec, name) for name in ("memory_fraction", "cache_tokens", "token_budget")}
     values = {name: value for name, value in asked.items() if value is not None}
-    runtime = RuntimeConfig(batch_invariant=spec.batch_invariant, **values)
+    runtime = RuntimeConfig(
+        batch_invariant=spec.batch_invariant,
+        kv_dtype=spec.kv_dtype,  # type: ignore[arg-type]
+        **values,
+    )
     if spec.random_weights is not None:
         return LLM.from_config(
             spec.random_weights,

@@ -94,7 +94,10 @@ def _at(told: Spread, name: str) -> str:
 
 def _who(side: Record) -> str:
     """A side's name, and the mode that it runs in."""
-    return f"{side['name']}, batch invariant" if side["spec"].get("batch_invariant") else str(side["name"])
+    spec = side["spec"]
+    modes = ["batch invariant"] if spec.get("batch_invariant") else []
+    modes += ["int8 KV cache"] if spec.get("kv_dtype") == "int8" else []
+    return ", ".join([str(side["name"]), *modes])
 
 
 def _latency(record: Record, side: Record) -> Table:

@@ -44,6 +44,7 @@ class SideSpec(JsonConfig):
         memory_fraction, cache_tokens: for Ingot; None: the library's default.
         token_budget: tokens of one step; None: the library's default.
         batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
+        kv_dtype: of the KV cache, as in ``RuntimeConfig``; not for ``hf``.
         name: what the record calls it; None: its kind.
     """
 
@@ -60,6 +61,7 @@ class SideSpec(JsonConfig):
     cache_tokens: int | None = None
     token_budget: int | None = None
     batch_invariant: bool = False
+    kv_dtype: str = "auto"
     name: str | None = None
 
     @property

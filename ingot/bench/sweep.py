@@ -38,6 +38,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
+from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
@@ -58,6 +59,7 @@ class Sweep:
             read.
         dtypes: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
         quants: linear schemes, or YAML files of them.
+        kv_dtypes: of the KV cache, as in ``RuntimeConfig``.
         batches: sizes; empty: 1, 2, 4 and so on until one does not fit.
         against: ``hf`` or ``hf:CHECKPOINT``: Hugging Face's class in the first dtype is a line, too.
         quality_of: what the quality is measured on, for the record.
@@ -69,6 +71,7 @@ class Sweep:
     spec: SideSpec
     dtypes: tuple[str, ...] = ("auto",)
     quants: tuple[str, ...] = ("none",)
+    kv_dtypes: tuple[str, ...] = ("auto",)
     batches: tuple[int, ...] = ()
     shape: Latency = field(default_factory=lambda: Latency(batches=(1,), repeats=3))
     against: str | None = None
@@ -78,6 +81,8 @@ class Sweep:
     def __post_init__(self) -> None:
         for quant in self.quants:
             read_quant(quant)
+        for kv_dtype in self.kv_dtypes:
+            RuntimeConfig(kv_dtype=kv_dtype)  # type: ignore[arg-type]
         for dtype in self.dtypes:
             if dtype != "auto":
                 parse_dtype(dtype)
@@ -97,9 +102,10 @@ class Sweep:
             )
 
     def lines(self) -> list[Line]:
-        """A line for each dtype and scheme, Hugging Face's last."""
+        """A line for each dtype, scheme and kind of cache, Hugging Face's last."""
         dtypes = list(dict.fromkeys(self._named(dtype) for dtype in self.dtypes))
-        found = [self._line(dtype, quant) for quant in dict.fromkeys(self.quants) for dtype in dtypes]
+        narrow = [(quant, kv) for quant in dict.fromkeys(self.quants) for kv in dict.fromkeys(self.kv_dtypes)]
+        found = [self._line(dtype, quant, kv) for quant, kv in narrow for dtype in dtypes]
         if self.against is not None:
             found.append(self._huggingface(self.against, dtypes[0]))
         return found
@@ -126,9 +132,13 @@ class Sweep:
             return "fp32"
         return dtype_name(read_shape(self.spec).dtype)
 
-    def _line(self, dtype: str, quant: str) -> Line:
-        name = dtype if quant == "none" else f"{dtype} {quant}"
-        return Line(name, self.spec.replace(dtype=dtype, quant=quant), quant)
+    def _line(self, dtype: str, quant: str, kv_dtype: str) -> Line:
+        words = [
+            dtype,
+            *([] if quant == "none" else [quant]),
+            *(["int8 cache"] if kv_dtype == "int8" else []),
+        ]
+        return Line(" ".join(words), self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype), quant)
 
     def _huggingface(self, against: str, dtype: str) -> Line:
         path = against.partition(":")[2]

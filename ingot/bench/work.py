@@ -3,7 +3,7 @@
 Owns the arithmetic of bytes and operations, and with them MBU (bandwidth utilisation) and MFU (use of the
 multipliers). Knows no measurement.
 
-    work = Work.of(config, weight_bytes=14.2e9, kv_itemsize=2)
+    work = Work.of(config, weight_bytes=14.2e9, kv_dtype=torch.float16)
     work.decode_bytes(batch=8, context=576) / seconds / ceiling_bytes_per_second      # MBU
 """
 
@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.engine.memory_sizes import kv_bytes_per_token
 from ingot.layers.decoder import Decoder
 
 
@@ -39,14 +41,14 @@ class Work:
     window: int = 0
 
     @classmethod
-    def of(cls, config: DecoderConfig, weight_bytes: int, kv_itemsize: int) -> Self:
-        """The work of a model whose steps read ``weight_bytes`` of weights."""
+    def of(cls, config: DecoderConfig, weight_bytes: int, kv_dtype: torch.dtype) -> Self:
+        """The work of a model whose steps read ``weight_bytes`` of weights, its cache in ``kv_dtype``."""
         hidden, inner = config.hidden_size, config.intermediate_size
         attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
         mlp = (3 if config.mlp == "silu_gated" else 2) * hidden * inner
         return cls(
             weight_bytes=weight_bytes,
-            kv_bytes=2 * config.num_layers * config.kv_size * kv_itemsize,
+            kv_bytes=kv_bytes_per_token(config, kv_dtype),
             linear_flops=2 * config.num_layers * (attention + mlp),
             head_flops=2 * hidden * config.vocab_size,
             pair_flops=4 * config.num_layers * config.q_size,

@@ -168,7 +168,7 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
     if kind != "hf":
         return spec.replace(path=against, random_weights=None, quant="none")
     size = hf_batch or spec.max_batch_size
-    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False, quant="none")
+    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False, quant="none", kv_dtype="auto")
     return spec.replace(path=path, random_weights=None) if path else spec
 
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for
-from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, MemoryFraction, TokenBudget
+from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, KvDtype, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
@@ -106,6 +106,7 @@ class SideFlags(ModelFlags):
     memory_fraction: MemoryFraction = None
     cache_tokens: CacheTokens = None
     token_budget: TokenBudget = None
+    kv_dtype: KvDtype = None
     threads: Threads = None
     batch_invariant: BatchInvariant = False
 

@@ -47,6 +47,16 @@ def build(
             show_default=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
         ),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What the KV cache holds unless a run says otherwise: int8 (docs/quantization.md), or "
+            "model, the engine's dtype.",
+            metavar="model|int8",
+            show_default="model",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
     layers: Annotated[
         str | None,
         typer.Option(help="Keep only these decoder layers.", metavar="START:END", show_default="all"),
@@ -180,6 +190,7 @@ def build(
                     max_batch_size=max_batch_size,
                     max_seq_len=max_seq_len,
                     layers=layers,
+                    kv_dtype=kv_dtype,
                     quant=chosen,
                     calib=calib,
                     calib_samples=calib_samples,

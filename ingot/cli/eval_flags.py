@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for, given
-from ingot.cli.limits import PANEL, MemoryFraction, TokenBudget, runtime_values
+from ingot.cli.limits import PANEL, KvDtype, MemoryFraction, TokenBudget, runtime_values
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ class EvalFlags:
     ] = None
     memory_fraction: MemoryFraction = None
     token_budget: TokenBudget = None
+    kv_dtype: KvDtype = None
     device: Device = None
     threads: Threads = None
 

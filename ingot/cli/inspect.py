@@ -77,7 +77,8 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
         samples = f"{calibration.samples} samples, {calibration.tokens:,} tokens"
         yield "calibrated on", f"{samples}, of a file with sha256 {calibration.sha256[:16]}…"
     yield "size on disk", size_text(found.bytes_on_disk)
-    yield "KV cache", f"{size_text(found.kv_bytes_per_token)} a token in {build.dtype}"
+    cache = build.dtype if build.kv_dtype == "model" else build.kv_dtype
+    yield "KV cache", f"{size_text(found.kv_bytes_per_token)} a token in {cache}"
     yield "limits", f"{build.max_batch_size} requests a step, {build.max_seq_len} tokens a request"
     yield "tokenizer", f"{found.tokenizer}, {found.vocabulary} ids" if found.tokenizer else "none"
     yield "vocabulary", f"{model.vocab_size} rows"

@@ -69,6 +69,16 @@ BatchInvariant = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Numbers of the KV cache: int8 (half the bytes of 16 bits, costs quality), model (the dtype of "
+        "arithmetic), or auto: as built.",
+        metavar="auto|model|int8",
+        show_default="auto",
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Limits:
     token_budget: TokenBudget = None
     max_batch_size: MaxBatchSize = None
     max_seq_len: MaxSeqLen = None
+    kv_dtype: KvDtype = None
     batch_invariant: BatchInvariant = False
 
     def arguments(self) -> dict[str, Any]:
@@ -103,7 +114,7 @@ class Limits:
 
 def runtime_values(flags: Any) -> dict[str, Any]:
     """The fields of ``RuntimeConfig`` among the flags, without those that were not given."""
-    names = ("memory_fraction", "cache_tokens", "token_budget", "batch_invariant")
+    names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
     values = {name: getattr(flags, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
 

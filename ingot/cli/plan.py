@@ -75,6 +75,14 @@ def plan(
         float | None,
         typer.Option(help="Share of the GPU's memory to use.", min=0.01, max=1.0, show_default="0.9"),
     ] = None,
+    kv_dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Numbers of the KV cache: int8, or model: the dtype of arithmetic.",
+            metavar="auto|model|int8",
+            show_default="auto: the engine's, or model",
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -89,7 +97,12 @@ def plan(
     from ingot.engine.ledger_source import read_setting
 
     runtime = RuntimeConfig(
-        **given(cache_tokens=cache_tokens, token_budget=token_budget, memory_fraction=memory_fraction)
+        **given(
+            cache_tokens=cache_tokens,
+            token_budget=token_budget,
+            memory_fraction=memory_fraction,
+            kv_dtype=kv_dtype,
+        )
     )
     kind, capacity = _capacity(gpu)
     setting = read_setting(

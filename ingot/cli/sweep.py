@@ -50,6 +50,9 @@ def sweep(
     quant: Annotated[
         str, typer.Option(help="none, w8a16, w4a16, w8a8 or FILE.yaml, with commas between.")
     ] = "none",
+    kv_dtype: Annotated[
+        str, typer.Option(help="Numbers of the KV cache: model, int8, with commas between.")
+    ] = "model",
     dtype: Annotated[
         str,
         typer.Option(help="fp16, bf16, fp32, with commas between; auto: the model's own, fp32 on a CPU."),
@@ -105,6 +108,7 @@ def sweep(
         SideSpec(path=checkpoint, random_weights=random_weights, **given(device=device)),
         dtypes=_words(dtype, "--dtype"),
         quants=_words(quant, "--quant"),
+        kv_dtypes=_words(kv_dtype, "--kv-dtype"),
         batches=_batches(batch),
         shape=Latency((1,), prompt_tokens, new_tokens, repeats),
         against=against,

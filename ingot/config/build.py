@@ -22,17 +22,21 @@ class BuildConfig(JsonConfig):
     """Limits and number format of an engine.
 
     ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end),
-    for looking inside a part of a model.
+    for looking inside a part of a model. ``kv_dtype`` is what the KV cache holds unless a run says otherwise:
+    ``model``, numbers of ``dtype``, or ``int8``.
     """
 
     dtype: Literal["fp16", "bf16", "fp32"]
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     max_seq_len: int = DEFAULT_MAX_SEQ_LEN
     layers: tuple[int, ...] | None = None
+    kv_dtype: Literal["model", "int8"] = "model"
 
     def __post_init__(self) -> None:
         if self.dtype not in ("fp16", "bf16", "fp32"):
             raise ConfigError("unknown dtype", seen=self.dtype, allowed="fp16, bf16, fp32", fix="--dtype")
+        if self.kv_dtype not in ("model", "int8"):
+            raise ConfigError("unknown kv_dtype", seen=self.kv_dtype, allowed="model, int8", fix="--kv-dtype")
         for name, flag in (("max_batch_size", "--max-batch-size"), ("max_seq_len", "--max-seq-len")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -9,9 +9,12 @@ what is run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Self
 
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
+
+KV_DTYPES = ("auto", "model", "int8")
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class RuntimeConfig(JsonConfig):
             work is hidden; a request that ends computes one token more than it gives.
         batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
             chunks, after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
+        kv_dtype: numbers of the KV cache: ``model``, the dtype of arithmetic; ``int8``, with a scale for each
+            token's head of keys and of values (docs/quantization.md has what it costs); ``auto``, as the
+            engine was built.
     """
 
     memory_fraction: float = 0.9
@@ -46,6 +52,7 @@ class RuntimeConfig(JsonConfig):
     fused_decode: bool = True
     run_ahead: bool = True
     batch_invariant: bool = False
+    kv_dtype: Literal["auto", "model", "int8"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:
@@ -56,3 +63,11 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
+        if self.kv_dtype not in KV_DTYPES:
+            raise ConfigError(
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), fix="--kv-dtype"
+            )
+
+    def of_engine(self, kv_dtype: Literal["model", "int8"]) -> Self:
+        """What an engine runs with that was built for a cache in ``kv_dtype``: no ``auto`` is left."""
+        return self if self.kv_dtype != "auto" else self.replace(kv_dtype=kv_dtype)

@@ -61,6 +61,7 @@ def build(
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE,
     max_seq_len: int | None = None,
     layers: str | tuple[int, int] | None = None,
+    kv_dtype: str = "model",
     quant: str | QuantConfig = "none",
     calib: str | Path | None = None,
     calib_samples: int | None = None,
@@ -90,6 +91,8 @@ def build(
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
+        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (numbers of the engine's
+            dtype) or ``int8``.
         quant: ``none``, ``w8a16``, ``w4a16``, ``w8a8``, a YAML file of ``QuantConfig``'s fields, or a config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
@@ -117,6 +120,7 @@ def build(
     chosen = read_quant(quant)
     with open_checkpoint(resolve_checkpoint(checkpoint, revision=revision)) as source:
         config = build_config(source, dtype, max_batch_size, max_seq_len, layers)
+        config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
         data = _calibration(chosen, calib, calib_samples, text, config)

@@ -24,7 +24,7 @@ from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.integrity import check_files
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.memory_sizes import kv_bytes_per_token
+from ingot.engine.memory_sizes import cache_dtype, kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof import Made, Metric, read_note, read_proof, standing, this_host
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
@@ -62,7 +62,7 @@ class Description(JsonConfig):
     Attributes:
         num_parameters: weights of the model, a tied head counted once, whatever their packing.
         bytes_on_disk: all files of the folder together.
-        kv_bytes_per_token: bytes of KV cache that one token takes in the build's dtype.
+        kv_bytes_per_token: bytes of KV cache that one token takes in the build's ``kv_dtype``.
         tokenizer: kind of tokenizer, None where there is none.
         chat_format: name of the chat format, None where there is none.
         plan_unused: why this machine's first GPU, or its CPU where there is none, does not use the plan; None
@@ -177,15 +177,16 @@ def _describe(
     text: TextParts,
     tensors: dict[str, TensorFact],
 ) -> Description:
+    dtype = parse_dtype(manifest.build.dtype)
     return Description(
         path=str(folder),
         kind=kind,
         manifest=manifest,
         plan=plan,
-        plan_unused=_why_unused(plan, parse_dtype(manifest.build.dtype)),
+        plan_unused=_why_unused(plan, dtype),
         num_parameters=_count(model),
         bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
-        kv_bytes_per_token=kv_bytes_per_token(manifest.model, parse_dtype(manifest.build.dtype)),
+        kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
         vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
         chat_format=text.chat.name if text.chat else None,

@@ -21,7 +21,7 @@ def where_of(flags: str) -> str:
     pairs = _pairs(flags)
     if any(flag == "--gpu" for flag, _ in pairs):
         return "the machine"
-    named = [(flag, f"{flag[2:].replace('-', '_')}={value}") for flag, value in pairs]
+    named = [(flag, f"{flag[2:].replace('-', '_')}={_value(value)}") for flag, value in pairs]
     limits = [text for flag, text in named if flag in _LIMITS]
     runtime = ", ".join(text for flag, text in named if flag not in (*_LIMITS, *_BUILD_ALONE))
     if limits and runtime:
@@ -32,6 +32,11 @@ def where_of(flags: str) -> str:
     elif runtime:
         parts.append(f"RuntimeConfig({runtime})")
     return ", ".join(parts)
+
+
+def _value(text: str) -> str:
+    """A flag's value in Python: numbers as they are, words in quotes."""
+    return text if text.replace(".", "", 1).isdigit() else repr(text)
 
 
 def told_fixes(fixes: Sequence[Mapping[str, Any]], takes: Collection[str] | None = None) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from ingot.config.base import JsonConfig
 from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.device import parse_dtype
@@ -169,7 +171,13 @@ class _Search:
         yield from self._raised_cache(setting)
 
     def formats(self, setting: Setting) -> Iterator[Fix]:
-        """The first other number format of the weights that is enough: it costs the least quality."""
+        """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
+        the least quality.
+        """
+        if setting.kv_dtype != torch.int8:
+            narrow = setting.replace(runtime=setting.runtime.replace(kv_dtype="int8"))
+            if _reached(self.bill(narrow), self.goal):
+                yield self.fix(narrow, "--kv-dtype int8", "quality", _KV_QUALITY)
         for form in _smaller_formats(setting):
             if _reached(self.bill(form), self.goal):
                 yield self.fix(form, _format_flags(setting, form), "quality", _QUALITY)
@@ -240,6 +248,7 @@ class _Search:
 
 
 _CHUNKS = "prompts are computed in smaller chunks"
+_KV_QUALITY = "keys and values in 8 bits: measure with `ingot eval`"
 _QUALITY = "fewer bits a weight: measure with `ingot eval`"
 
 

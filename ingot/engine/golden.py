@@ -122,8 +122,10 @@ def _make(
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
         cases = [_Under(i, p, model.rope_offset(len(p.ids))) for i, p in enumerate(prompts)]
         try:
-            _continue(Lane(model, weights, EXACT), cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, dtype)
+            int8_cache = build.kv_dtype == "int8"
+            lane = Lane(model, weights, EXACT, int8_cache=int8_cache)
+            _continue(lane, cases, count, progress or _silent)
+            floors = _floors(model, weights, cases, dtype, int8_cache)
             _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite numbers")
@@ -260,12 +262,14 @@ def _position(row: torch.Tensor) -> Position:
     return Position(tuple(ids_), tuple(map(rounded, values_)), rounded(float(row.double().logsumexp(0))))
 
 
-def _floors(model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.dtype) -> dict[str, Floor]:
+def _floors(
+    model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.dtype, int8_cache: bool
+) -> dict[str, Floor]:
     """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
 
-    Where activations are rounded to 8 bits, a last bit of fp32 can be a whole step of a number, and then all
-    that follows is off by more than fp32's noise. Whether that happens is chance. So no floor is below what
-    it costs that it happens once in every row (reference.py: ``flips``).
+    Where activations, or keys and values, are rounded to 8 bits, a last bit of fp32 can be a whole step of a
+    number, and then all that follows is off by more than fp32's noise. Whether that happens is chance. So no
+    floor is below what it costs that it happens once in every row (reference.py: ``flips``).
     """
     names = FLOOR_CASES[:1] if weights.num_bytes > _LARGE and not weights.resident else FLOOR_CASES
     chosen = [c for c in cases if c.prompt.name in names] or cases
@@ -274,10 +278,13 @@ def _floors(model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.
     ways: dict[str, Arithmetic] = {"fp64": FINER, "fp32": EXACT}
     if dtype != torch.float32:
         ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
-    if any_int8(model):
+    if int8_cache or any_int8(model):
         ways[_FLIPS] = FLIPPED
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
-    found = _outputs(model, weights, ways, spans, chosen)
+    lanes = {
+        name: Lane(model, weights, way, single=True, int8_cache=int8_cache) for name, way in ways.items()
+    }
+    found = _outputs(weights, lanes, spans, chosen)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
     floors |= {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
@@ -321,11 +328,8 @@ class _Distances:
         return Floor(modules, rounded(max(rows, eps)), rounded(logprobs))
 
 
-def _outputs(
-    model: Decoder, weights: Weights, ways: dict[str, Arithmetic], spans: list[Span], cases: list[_Under]
-) -> _Distances:
+def _outputs(weights: Weights, lanes: dict[str, Lane], spans: list[Span], cases: list[_Under]) -> _Distances:
     """All lanes layer by layer, so that a matrix is read once."""
-    lanes = {name: Lane(model, weights, way, single=True) for name, way in ways.items()}
     counts = [len(span.ids) for span in spans]
     modules: dict[str, dict[str, float]] = defaultdict(dict)
     hidden = {name: lane.embed(spans) for name, lane in lanes.items()}
@@ -337,7 +341,7 @@ def _outputs(
                 pairs = zip(output.split(counts), seen[better][module].split(counts), strict=True)
                 modules[name][module] = max(distance(a, b) for a, b in pairs)
 
-    for index in range(model.config.num_layers):
+    for index in range(lanes["fp32"].config.num_layers):
         seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in lanes}
         for name, lane in lanes.items():
             hidden[name] = lane.layer(index, hidden[name], spans, seen[name].__setitem__)

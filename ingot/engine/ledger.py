@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from ingot.config.base import JsonConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
@@ -25,6 +27,7 @@ from ingot.engine.memory_sizes import (
     HostBytes,
     activation_bytes,
     all_step_buffers_bytes,
+    cache_dtype,
     graph_bytes,
     host_bytes,
     kv_bytes_per_token,
@@ -62,7 +65,12 @@ class Setting(JsonConfig):
     @property
     def block_bytes(self) -> int:
         """Bytes of one cache block in all layers."""
-        return kv_bytes_per_token(self.model, parse_dtype(self.dtype)) * self.runtime.block_size
+        return kv_bytes_per_token(self.model, self.kv_dtype) * self.runtime.block_size
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What the KV cache holds."""
+        return cache_dtype(parse_dtype(self.dtype), self.runtime.kv_dtype)
 
     @property
     def blocks_per_request(self) -> int:
@@ -242,6 +250,7 @@ def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
     yield Item("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
     blocks = setting.wanted_blocks
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each"
+    tokens += ", int8" if setting.kv_dtype == torch.int8 else ""
     yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
     yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")

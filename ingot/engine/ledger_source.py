@@ -61,7 +61,7 @@ def read_setting(
         stored_dtype=build.dtype,
         device=device,
         quant=manifest.quant if quant is None else read_quant(quant),
-        runtime=runtime or RuntimeConfig(),
+        runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
 
 

@@ -79,7 +79,7 @@ def setting_of(
         stored_dtype=build.dtype,
         device="cuda" if device.type == "cuda" else "cpu",
         quant=manifest.quant,
-        runtime=runtime or RuntimeConfig(),
+        runtime=(runtime or RuntimeConfig()).of_engine(build.kv_dtype),
     )
 
 

@@ -29,6 +29,7 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
+from ingot.kernels.cache_scales import SCALE_BYTES
 from ingot.layers.linear import Linear, linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
@@ -69,9 +70,18 @@ def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     return max(config.vocab_size, qkv, inner) * config.hidden_size * dtype.itemsize
 
 
+def cache_dtype(dtype: torch.dtype, kv_dtype: str) -> torch.dtype:
+    """What the KV cache holds where arithmetic is in ``dtype``; ``auto``, with no engine known, is that."""
+    return torch.int8 if kv_dtype == "int8" else dtype
+
+
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value."""
-    return 2 * config.num_layers * config.kv_size * dtype.itemsize
+    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value, and of int8
+    4 bytes a head for its scale.
+    """
+    scale = SCALE_BYTES if dtype == torch.int8 else 0
+    head = config.head_dim * dtype.itemsize + scale
+    return 2 * config.num_layers * config.num_kv_heads * head
 
 
 def rotary_bytes(config: DecoderConfig, max_seq_len: int) -> int:
@@ -112,7 +122,9 @@ def activation_bytes(
     layer: float = max(_layer_elements(config))
     if not kernels:
         layer = max(
-            layer, *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens)
+            layer,
+            *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens),
+            *([_widened_cache_elements(config)] if runtime.kv_dtype == "int8" else []),
         )
     most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
     return most + _narrow_bytes(config, quant or QuantConfig(), dtype, tokens, kernels)
@@ -167,6 +179,11 @@ def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
     rotated = config.rope.dim + max(2 * q, q + 2 * k) if config.rope is not None else 0
     yield in_attention + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
     yield in_attention + 2 * q + max(3 * k * padding, 2 * k * padding + q)
+
+
+def _widened_cache_elements(config: DecoderConfig) -> int:
+    """``_layer_elements`` where a twin makes keys and values of a cache in 8 bits wide."""
+    return _stream(config)[0] + 2 * config.q_size + 4 * config.kv_size
 
 
 def _stream(config: DecoderConfig) -> tuple[int, int, int]:

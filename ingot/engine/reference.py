@@ -116,7 +116,8 @@ class Weights:
 
 class Lane:
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
-    are not kept. ``feed`` stands before every product's input, None: nothing does.
+    are not kept. ``feed`` stands before every product's input, None: nothing does. ``int8_cache``: keys and
+    values are rounded as a cache in 8 bits rounds them.
     """
 
     def __init__(
@@ -127,9 +128,11 @@ class Lane:
         *,
         single: bool = False,
         feed: Feed | None = None,
+        int8_cache: bool = False,
     ) -> None:
         self._single = single
         self._feed = feed
+        self._int8_cache = int8_cache
         self.model = model
         self.config = model.config
         self.weights = weights
@@ -258,6 +261,8 @@ class Lane:
             factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
             q = q * factor.clamp(min=1)[:, None, None]
         q, k = self.arithmetic.round(q), self.arithmetic.round(k)
+        if self._int8_cache:
+            k, v = (rounded_rows(part, flips=self.arithmetic.flips) for part in (k, v))
         before = self._cache.get((index, span.sequence))
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])

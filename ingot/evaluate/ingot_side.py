@@ -74,6 +74,7 @@ class IngotSide:
             "dtype": dtype_name(engine.dtype),
             "device": str(engine.device),
             "quantization": engine.manifest.quant.label,
+            "kv_dtype": self._llm.runtime.kv_dtype,
             "max_seq_len": self.max_seq_len,
             "load_s": round(self._load_s, 3),
         }
@@ -88,7 +89,8 @@ class IngotSide:
 
 def _open(spec: SideSpec) -> LLM:
     asked = {"memory_fraction": spec.memory_fraction, "token_budget": spec.token_budget}
-    runtime = RuntimeConfig().replace(**{name: value for name, value in asked.items() if value is not None})
+    asked = {name: value for name, value in asked.items() if value is not None}
+    runtime = RuntimeConfig().replace(kv_dtype=spec.kv_dtype, **asked)
     if spec.small_cache:
         runtime = runtime.replace(cache_tokens=longest(spec) + runtime.block_size)
     quant = None if spec.quant == "none" else spec.quant

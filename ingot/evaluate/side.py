@@ -39,6 +39,7 @@ class SideSpec(JsonConfig):
         quant: scheme that a checkpoint is loaded in, or a YAML file; not for an engine or ``hf``.
         max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
         memory_fraction, token_budget: for Ingot; None: the library's default.
+        kv_dtype: of the KV cache, as in ``RuntimeConfig``.
         batch: rows of one padded batch, for ``hf``.
         small_cache: take no more memory for the KV cache than one request needs, for two sides at once.
         name: what tables call it.
@@ -52,6 +53,7 @@ class SideSpec(JsonConfig):
     max_seq_len: int | None = None
     memory_fraction: float | None = None
     token_budget: int | None = None
+    kv_dtype: str = "auto"
     batch: int = 8
     small_cache: bool = False
     name: str = INGOT
@@ -110,13 +112,19 @@ def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec
             kind=HUGGINGFACE,
             dtype=dtype,
             quant="none",
+            kv_dtype="auto",
             batch=batch,
             name="huggingface",
         )
     own = is_engine(Path(against))
     name = "against" if spec.name == INGOT else INGOT
     return spec.replace(
-        path=against, dtype=dtype, quant="none", max_seq_len=None if own else spec.max_seq_len, name=name
+        path=against,
+        dtype=dtype,
+        quant="none",
+        kv_dtype="auto",
+        max_seq_len=None if own else spec.max_seq_len,
+        name=name,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from ingot.errors import DeviceError, IngotError
+from ingot.kernels.cache_scales import CacheScales
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -94,10 +95,22 @@ def expect_cache(
     num_kv_heads: int | None,
     head_dim: int,
     like: torch.Tensor,
+    scales: CacheScales | None = None,
 ) -> None:
-    """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout."""
-    expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like)
-    expect("value_cache", value_cache, tuple(key_cache.shape), like=like)
+    """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout: in
+    the dtype of ``like``, or contiguous and in 8 bits with scales.
+    """
+    dtype = like.dtype if scales is None else torch.int8
+    expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like, dtype=dtype)
+    expect("value_cache", value_cache, tuple(key_cache.shape), like=like, dtype=dtype)
+    if scales is not None:
+        whole = {"key_cache": key_cache, "key scales": scales.keys, "value scales": scales.values}
+        for name in ("key scales", "value scales"):
+            shape = tuple(key_cache.shape[:3])
+            expect(name, whole[name], shape, like=like, dtype=torch.float32)
+        for name, tensor in whole.items():
+            if not tensor.is_contiguous():
+                raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
     if key_cache.stride() != value_cache.stride():
         raise KernelArgumentError(
             "key_cache and value_cache differ in layout",

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_numbers import knows_asm, widened
+from ingot.kernels.cache_scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.checks import (
     expect,
     expect_cache,
@@ -28,7 +30,7 @@ from ingot.kernels.checks import (
 )
 from ingot.kernels.invariant_spans import LEAST_SCORE, finish, invariant_meet_kernel, meet, sum_rows
 from ingot.kernels.paged_attention import LOG2_E
-from ingot.kernels.paged_tile import gather_tokens, tile_rows
+from ingot.kernels.paged_tile import tile_rows
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 
@@ -48,6 +50,8 @@ def _attend(
     q: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     lower: tl.tensor,
     upper: tl.tensor,
@@ -65,8 +69,13 @@ def _attend(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> tl.tensor:
-    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest."""
+    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest.
+
+    With scales keys and values are in 8 bits; what each means is rounded to the dtype of q by itself, since a
+    scale that a tile shares would depend on which tokens are there.
+    """
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
         if not SPLIT:  # noqa: SIM102 - one condition is known when compiling, the other is not
@@ -80,9 +89,12 @@ def _attend(
         offsets = rows[:, None] + cols[None, :]
         mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+            k = tl.load(key_ptr + offsets, mask=mask, other=0)
         else:
             k = tl.load(key_ptr + offsets)
+        if key_scale_ptr is not None:
+            scales = tl.load(key_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
+            k = (widened(k, tl.float32, ASM) * scales[:, None]).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
@@ -94,9 +106,12 @@ def _attend(
         fade = tl.exp2(top - new_top)
         total = total * fade + sum_rows(p)
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+            v = tl.load(value_ptr + offsets, mask=mask, other=0)
         else:
             v = tl.load(value_ptr + offsets)
+        if value_scale_ptr is not None:
+            scales = tl.load(value_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
+            v = (widened(v, tl.float32, ASM) * scales[:, None]).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = new_top
     return acc_all, total_all, top_all, acc, total, top
@@ -107,6 +122,8 @@ def invariant_attention_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -129,6 +146,7 @@ def invariant_attention_kernel(
     SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> None:
     """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads.
 
@@ -178,17 +196,20 @@ def invariant_attention_kernel(
     acc_all, total_all, top_all = acc, total, top
     key_ptr += kv_head * head_stride
     value_ptr += kv_head * head_stride
+    if key_scale_ptr is not None:
+        key_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+        value_scale_ptr += kv_head * (head_stride // HEAD_DIM)
     table_ptr = tables_ptr + request * table_stride
     if not HAS_WINDOW:
         acc_all, total_all, top_all, acc, total, top = _attend(
-            acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, table_ptr, lower, full,
-            positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-            BLOCK_N, SPAN, False, False, SPLIT,
+            acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr,
+            value_scale_ptr, table_ptr, lower, full, positions, seq_len, block_stride, token_stride,
+            scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, False, False, SPLIT, ASM,
         )  # fmt: skip
     acc_all, total_all, top_all, acc, total, top = _attend(
-        acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, table_ptr, full, upper,
-        positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-        BLOCK_N, SPAN, True, HAS_WINDOW, SPLIT,
+        acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+        table_ptr, full, upper, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM,
+        BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, True, HAS_WINDOW, SPLIT, ASM,
     )  # fmt: skip
     if SPLIT:
         target = (request * HEADS + heads) * tl.num_programs(0) + span
@@ -209,11 +230,11 @@ def key_tile(head_dim: int, itemsize: int) -> int:
     return 64 if head_dim <= 128 else 32
 
 
-def query_tile(max_query_len: int, head_dim: int, itemsize: int) -> int:
-    """Query rows of a tile, one of ``ROW_TILES``: a matter of speed."""
+def query_tile(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False) -> int:
+    """Query rows of a tile, one of ``ROW_TILES``: a matter of speed. ``narrow``: a cache in 8 bits."""
     if itemsize > 2 or max_query_len <= 16:
         return 16
-    return 64 if max_query_len <= 64 or head_dim > 128 else 128
+    return 64 if max_query_len <= 64 or head_dim > 128 or narrow else 128
 
 
 def invariant_attention_triton(
@@ -227,6 +248,7 @@ def invariant_attention_triton(
     max_seq_len: int,
     scale: float,
     window: int = 0,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernels; arguments as in :func:`invariant_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
@@ -234,7 +256,9 @@ def invariant_attention_triton(
     split = max_query_len == 1
     group = num_heads // num_kv_heads
     rows = (
-        max(next_power_of_two(group), 16) if split else query_tile(max_query_len, head_dim, q.element_size())
+        max(next_power_of_two(group), 16)
+        if split
+        else query_tile(max_query_len, head_dim, q.element_size(), scales is not None)
     )
     warps, stages = ROW_TILES[min(rows, 128)]
     if split and batch * num_kv_heads <= FEW_PROGRAMS:
@@ -259,6 +283,7 @@ def invariant_attention_triton(
         q,
         key_cache,
         value_cache,
+        *scale_pointers(scales),
         block_tables,
         query_start,
         seq_lens,
@@ -273,6 +298,7 @@ def invariant_attention_triton(
         GROUP=group,
         BLOCK_SIZE=key_cache.shape[2],
         SPLIT=split,
+        ASM=knows_asm(q),
         BLOCK_M=rows,
         BLOCK_N=key_tile(head_dim, q.element_size()),
         num_stages=stages if q.element_size() == 2 else 1,
@@ -297,6 +323,7 @@ def invariant_attention_reference(
     max_seq_len: int,
     scale: float,
     window: int = 0,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`invariant_attention`. Every token is computed by itself."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -306,10 +333,12 @@ def invariant_attention_reference(
         for token in range(begin, stop) if length else ():
             end = length - stop + token + 1
             first = max(end - window, 0) if window else 0
-            keys = gather_tokens(key_cache, block_tables[row], first, end)[None]
-            values = gather_tokens(value_cache, block_tables[row], first, end)[None]
+            where = (block_tables[row], first, end, q.dtype)
+            keys, values = gather_pair(key_cache, value_cache, scales, *where)
             grouped = q[token].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
-            attended = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, scale=scale)
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                grouped, keys[None], values[None], scale=scale
+            )
             out[token] = attended.flatten(0, 2)
     return out
 
@@ -325,6 +354,7 @@ def invariant_attention(
     max_seq_len: int,
     scale: float,
     window: int = 0,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
 
@@ -333,7 +363,8 @@ def invariant_attention(
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q; already holds the new tokens.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
+            already holds the new tokens.
         value_cache: as key_cache, and with the same strides.
         block_tables: [B, max_blocks] int32; entries past a request's length are not read.
         query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
@@ -342,6 +373,7 @@ def invariant_attention(
         max_seq_len: an upper bound on seq_lens; sizes the launch.
         scale: multiplies the scores, usually head_dim ** -0.5.
         window: keys that a query sees, itself included; 0: all.
+        scales: of caches in 8 bits, which are contiguous then; their numbers are widened to the dtype of q.
 
     Returns:
         [T, num_heads, head_dim], dtype of q.
@@ -351,7 +383,7 @@ def invariant_attention(
     """
     expect_float("q", q)
     expect_heads("q", q, like=q)
-    expect_cache(key_cache, value_cache, None, q.shape[2], like=q)
+    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
     expect_group(q.shape[1], key_cache.shape[1])
     batch = seq_lens.shape[0] if seq_lens.dim() else 0
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
@@ -362,5 +394,5 @@ def invariant_attention(
     expect_range("max_seq_len", max_seq_len, 0)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, max_seq_len)
     if runs_on_gpu(q):
-        return invariant_attention_triton(*arguments, scale, window)
-    return invariant_attention_reference(*arguments, scale, window)
+        return invariant_attention_triton(*arguments, scale, window, scales)
+    return invariant_attention_reference(*arguments, scale, window, scales)

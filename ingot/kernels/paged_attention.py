@@ -16,6 +16,8 @@ from collections.abc import Mapping
 import torch
 import triton
 
+from ingot.kernels.cache_numbers import knows_asm
+from ingot.kernels.cache_scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.checks import (
     expect,
     expect_cache,
@@ -30,8 +32,8 @@ from ingot.kernels.checks import (
 from ingot.kernels.int8_heads import expect_out, is_static, put_heads
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.paged_single import paged_attention_single_kernel
-from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton, stream_tiles
-from ingot.kernels.paged_tile import gather_tokens
+from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton
+from ingot.kernels.stream_tiles import stream_tiles
 
 TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
 MOST_SPLITS = 64
@@ -101,14 +103,15 @@ def paged_attention_triton(
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
-    num_kv_heads = key_cache.shape[1]
+    num_kv_heads, itemsize = key_cache.shape[1], key_cache.element_size()
     if num_heads != num_kv_heads:
         arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
-        return paged_stream_triton(*arguments, tiles, out, arrivals, out_scales=out_scales)
-    choice = merge_tiles(default_tiles(num_heads, 1, head_dim, q.element_size(), q.device, batch), tiles)
+        return paged_stream_triton(*arguments, tiles, out, arrivals, out_scales=out_scales, scales=scales)
+    choice = merge_tiles(default_tiles(num_heads, 1, head_dim, itemsize, q.device, batch), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
@@ -123,9 +126,10 @@ def paged_attention_triton(
         if arrivals is None:
             arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
     block_d = max(next_power_of_two(head_dim), 16)
-    chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * q.element_size())
+    chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * itemsize)
     paged_attention_single_kernel[(num_splits, num_heads, batch)](
-        *(q, key_cache, value_cache, block_tables, seq_lens, out, out_scales, partial, lse),
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out, out_scales),
+        *(partial, lse),
         arrivals if num_splits > 1 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         scale * LOG2_E,
@@ -139,6 +143,7 @@ def paged_attention_triton(
         BLOCK_N=choice["BLOCK_N"],
         CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
         STATIC=is_static(out_scales),
+        ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
         **launch_options(choice, q.device),
     )
@@ -156,11 +161,12 @@ def paged_attention_reference(
     window: int = 0,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if out is not None and out_scales is not None:
-        put_heads(paged_attention_reference(*arguments), out, out_scales)
+        put_heads(paged_attention_reference(*arguments, scales=scales), out, out_scales)
         return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads = key_cache.shape[1]
@@ -168,10 +174,12 @@ def paged_attention_reference(
         if length == 0:
             continue
         start = max(length - window, 0) if window else 0
-        keys = gather_tokens(key_cache, block_tables[row], start, length)[None]
-        values = gather_tokens(value_cache, block_tables[row], start, length)[None]
+        where = (block_tables[row], start, length, q.dtype)
+        keys, values = gather_pair(key_cache, value_cache, scales, *where)
         grouped = q[row].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
-        attended = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, scale=scale)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            grouped, keys[None], values[None], scale=scale
+        )
         out[row] = attended.flatten(0, 2)
     return out
 
@@ -189,12 +197,13 @@ def paged_attention(
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
     Args:
         q: [B, num_heads, head_dim] fp16, bf16 or fp32; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``.
         value_cache: as key_cache, and with the same strides.
         block_tables: [B, max_blocks] int32; entries past a request's length are not read.
         seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
@@ -211,6 +220,7 @@ def paged_attention(
             all calls on a stream. Without it each call that splits makes its own, one more launch.
         out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
             static scale of all (int8_heads.py); None: the output is in the dtype of q.
+        scales: of caches in 8 bits, which are contiguous then.
 
     Returns:
         [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -221,7 +231,7 @@ def paged_attention(
     expect_float("q", q)
     expect_heads("q", q, like=q)
     batch, num_heads, head_dim = q.shape
-    expect_cache(key_cache, value_cache, None, head_dim, like=q)
+    expect_cache(key_cache, value_cache, None, head_dim, like=q, scales=scales)
     expect_group(num_heads, key_cache.shape[1])
     expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
@@ -233,5 +243,5 @@ def paged_attention(
         expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales)
-    return paged_attention_reference(*arguments, out, out_scales)
+        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales)
+    return paged_attention_reference(*arguments, out, out_scales, scales)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_numbers import widened
 from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, merged_splits
@@ -38,28 +39,51 @@ def _load(
 
 
 @triton.jit
+def _scales(
+    key_scale_ptr: tl.tensor, value_scale_ptr: tl.tensor, rows: tl.tensor, wanted: tl.tensor
+) -> tl.tensor:
+    """Scales of a tile's tokens [BLOCK_N], of keys and of values; without a cache in 8 bits of no account."""
+    if key_scale_ptr is not None:
+        k_scale = tl.load(key_scale_ptr + rows, mask=wanted)
+        v_scale = tl.load(value_scale_ptr + rows, mask=wanted)
+    else:
+        k_scale, v_scale = rows, rows
+    return k_scale, v_scale
+
+
+@triton.jit
 def _attend(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
+    k_scale: tl.tensor,
+    v_scale: tl.tensor,
     seen: tl.tensor,
     top: tl.tensor,
     total: tl.tensor,
     acc: tl.tensor,
     RUN: tl.constexpr,
+    NARROW: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> tl.tensor:
-    """One tile into the online softmax of each chain: (top, total, acc)."""
+    """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits."""
     chains: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]
     k = tl.reshape(k, (RUN, chains, width))  # a chain's tokens meet in one thread's registers
     v = tl.reshape(v, (RUN, chains, width))
-    scores = tl.sum(q[None, :, :] * k.to(tl.float32), axis=2)  # [RUN, chains]
+    wide_k = widened(k, tl.float32, ASM) if NARROW else k.to(tl.float32)
+    scores = tl.sum(q[None, :, :] * wide_k, axis=2)  # [RUN, chains]
+    if NARROW:
+        scores = scores * tl.reshape(k_scale, (RUN, chains))
     scores = tl.where(tl.reshape(seen, (RUN, chains)), scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=0))
     p = tl.exp2(scores - new_top[None, :])
     fade = tl.exp2(top - new_top)
     total = total * fade + tl.sum(p, axis=0)
-    acc = acc * fade[:, None] + tl.sum(p[:, :, None] * v.to(tl.float32), axis=0)
+    if NARROW:
+        p = p * tl.reshape(v_scale, (RUN, chains))
+    wide_v = widened(v, tl.float32, ASM) if NARROW else v.to(tl.float32)
+    acc = acc * fade[:, None] + tl.sum(p[:, :, None] * wide_v, axis=0)
     return new_top, total, acc
 
 
@@ -68,6 +92,8 @@ def paged_attention_single_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -91,13 +117,15 @@ def paged_attention_single_kernel(
     BLOCK_N: tl.constexpr,
     CHAINS: tl.constexpr,
     STATIC: tl.constexpr,
+    ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One split of one head, and the merge of all the head's splits if this is the last to arrive.
 
     A tile's BLOCK_N tokens form CHAINS chains, each with an online softmax of its own; they meet once, after
     the loop, so that no warp waits for another while it streams keys and values. With OVERLAP 4 the first
-    tile is on its way before the wait, unless it holds the newest token.
+    tile is on its way before the wait, unless it holds the newest token. With scales keys and values are in
+    8 bits, and rows count tokens, each of which has one.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:
@@ -115,23 +143,37 @@ def paged_attention_single_kernel(
     in_head = cols < HEAD_DIM
     key_ptr += head * head_stride
     value_ptr += head * head_stride
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    if NARROW:
+        key_scale_ptr += head * (head_stride // HEAD_DIM)
+        value_scale_ptr += head * (head_stride // HEAD_DIM)
+        block_stride = block_stride // HEAD_DIM
+        token_stride = token_stride // HEAD_DIM
+    WIDTH: tl.constexpr = HEAD_DIM if NARROW else 1  # elements of a row's unit
     table_ptr = tables_ptr + request * table_stride
     rows = held_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     wanted = start < end
     old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys come only with the wait
     if OVERLAP >= 4:
-        k = _load(key_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows, cols, old, HEAD_DIM, BLOCK_D)
+        k = _load(key_ptr, rows * WIDTH, cols, old, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows * WIDTH, cols, old, HEAD_DIM, BLOCK_D)
+        k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, old)
         wait_for_previous(OVERLAP)
     if split >= live:
         return
     if OVERLAP >= 4:
         late = (wanted & (start + BLOCK_N >= seq_len)) & in_head[None, :]
-        k = tl.load(key_ptr + rows[:, None] + cols[None, :], mask=late, other=k)
-        v = tl.load(value_ptr + rows[:, None] + cols[None, :], mask=late, other=v)
+        places = (rows * WIDTH)[:, None] + cols[None, :]
+        k = tl.load(key_ptr + places, mask=late, other=k)
+        v = tl.load(value_ptr + places, mask=late, other=v)
+        if NARROW:
+            new = wanted & (start + BLOCK_N >= seq_len)
+            k_scale = tl.load(key_scale_ptr + rows, mask=new, other=k_scale)
+            v_scale = tl.load(value_scale_ptr + rows, mask=new, other=v_scale)
     else:
-        k = _load(key_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows, cols, wanted, HEAD_DIM, BLOCK_D)
+        k = _load(key_ptr, rows * WIDTH, cols, wanted, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows * WIDTH, cols, wanted, HEAD_DIM, BLOCK_D)
+        k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, wanted)
     rows = held_rows(table_ptr, start + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     places = q_ptr + request * q_stride + head * HEAD_DIM + tl.arange(0, CHAINS)[:, None] * 0 + cols[None, :]
     q = tl.load(places, mask=in_head[None, :], other=0.0).to(tl.float32) * scale_log2  # a row a chain
@@ -139,13 +181,14 @@ def paged_attention_single_kernel(
     total = tl.zeros([CHAINS], dtype=tl.float32)
     acc = tl.zeros([CHAINS, BLOCK_D], dtype=tl.float32)
     seen = (start + order < end) & (start + order >= first)
-    top, total, acc = _attend(q, k, v, seen, top, total, acc, run)
+    top, total, acc = _attend(q, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW, ASM)
     for tile in tl.range(start + BLOCK_N, end, BLOCK_N, num_stages=1):
-        k = _load(key_ptr, rows, cols, tile < end, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows, cols, tile < end, HEAD_DIM, BLOCK_D)
+        k = _load(key_ptr, rows * WIDTH, cols, tile < end, HEAD_DIM, BLOCK_D)
+        v = _load(value_ptr, rows * WIDTH, cols, tile < end, HEAD_DIM, BLOCK_D)
+        k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, tile < end)
         rows = held_rows(table_ptr, tile + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
         seen = (tile + order < end) & (tile + order >= first)
-        top, total, acc = _attend(q, k, v, seen, top, total, acc, run)
+        top, total, acc = _attend(q, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW, ASM)
     highest = tl.max(top, axis=0)
     weights = tl.exp2(top - highest)
     total_all = tl.sum(total * weights, axis=0)

@@ -2,8 +2,8 @@
 
 Owns a kernel in which a request's keys form spans, by its own length alone, and a program walks a run of them
 in one pipelined loop of matrix products. Each span has a softmax of its own, so the run may follow the batch
-and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its tiles
-and its launch; knows no checks of arguments.
+and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its
+launch; knows no checks of arguments.
 
     out = paged_stream_triton(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
 """
@@ -17,17 +17,16 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache_scales import CacheScales, scale_pointers
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
 from ingot.kernels.int8_heads import is_static, store_heads
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
 from ingot.kernels.paged_tile import split_bounds, tile_rows
+from ingot.kernels.stream_tiles import pair_programs, stream_tiles
 
 LOG2_E = math.log2(math.e)
-FEW_PAIRS = 32  # requests times key-value heads: a multiprocessor has at most one program, latency counts
-MANY_PAIRS = 256  # with more there are several programs a multiprocessor without a split
-PROGRAMS, FEW_PROGRAMS = 256, 128  # of a launch with long requests; fewer of the few, which have four warps
-TILE_BYTES = 1 << 14  # of keys
 MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program
 MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
 
@@ -128,6 +127,8 @@ def paged_stream_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
@@ -156,6 +157,7 @@ def paged_stream_kernel(
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
     STATIC: tl.constexpr,
+    ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Some spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
@@ -166,6 +168,9 @@ def paged_stream_kernel(
     rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
     past a request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table
     entry before the wait: allowed if no kernel has written them since the last launch without overlap.
+
+    With scales keys and values are in 8 bits: scores are multiplied by their key's scale, weights by their
+    value's as a share of ``unit``, the largest so far, so that they lie below 1 and 16 bits hold them.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:
@@ -196,6 +201,11 @@ def paged_stream_kernel(
     acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
     key_ptr += kv_head * head_stride
     value_ptr += kv_head * head_stride
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    if NARROW:
+        key_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+        value_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+    unit = LEAST_SCALE + 0.0 * scale_log2
     offsets = (order * token_stride)[:, None] + cols[None, :]
     stop = start + length
     for tile in range(start, end, BLOCK_N):
@@ -211,20 +221,37 @@ def paged_stream_kernel(
             place = 0
             rows = tile_rows(table_ptr, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
             tiles = rows[:, None] + cols[None, :]
-        k = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
+        if NARROW:
+            numbers = tl.load(key_ptr + place + tiles, mask=mask, other=0)
+            k = widened(numbers, q_ptr.dtype.element_ty, ASM)
+            k_scale = tile_scales(key_scale_ptr, place, table_ptr, tile, end, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N) * scale_log2  # fmt: skip
+            v_scale = tile_scales(value_scale_ptr, place, table_ptr, tile, end, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        else:
+            k = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
         seen = tile + order < end
         if HAS_WINDOW:
             seen = seen & (tile + order >= first)
         if AXIS == 1:
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         else:
-            scores = tl.dot(k, q, input_precision="ieee") * scale_log2
+            scores = tl.dot(k, q, input_precision="ieee")
+        scores *= tl.expand_dims(k_scale, 1 - AXIS) if NARROW else scale_log2
         scores = tl.where(tl.expand_dims(seen, 1 - AXIS), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=AXIS))
         p = tl.exp2(scores - tl.expand_dims(new_top, AXIS))
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=AXIS)
-        v = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
+        if NARROW:
+            numbers = tl.load(value_ptr + place + tiles, mask=mask, other=0)
+            v = widened(numbers, q_ptr.dtype.element_ty, ASM)
+            new_unit = tl.maximum(unit, tl.max(v_scale, axis=0))
+            p = p * tl.expand_dims(v_scale / new_unit, 1 - AXIS)
+            fade = fade * (unit / new_unit)
+            unit = new_unit
+        else:
+            v = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
         faded = acc * tl.expand_dims(fade, AXIS)
         if AXIS == 1:
             acc = tl.dot(p.to(v.dtype), v, faded, input_precision="ieee")
@@ -232,6 +259,9 @@ def paged_stream_kernel(
             acc = tl.dot(tl.trans(v), p.to(v.dtype), faded, input_precision="ieee")
         top = new_top
         if tile + BLOCK_N >= tl.minimum(stop, end):
+            if NARROW:
+                acc = acc * unit
+                unit = LEAST_SCALE + 0.0 * scale_log2
             _store_span(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, head_row, span, num_splits,
                         live == 1, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC)  # fmt: skip
             span += 1
@@ -250,37 +280,6 @@ def paged_stream_kernel(
                        num_splits, live, expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S, STATIC)  # fmt: skip
 
 
-def stream_tiles(pairs: int, head_dim: int, itemsize: int, device: torch.device) -> dict[str, int]:
-    """Tiles for an H200 by the number of pairs: requests (their power of two) times key-value heads.
-
-    A tile of 16 KiB, three of keys and values in flight. Few pairs: short spans, more warps a tile, and the
-    merge is a launch of its own. Many: smaller tiles, so that more programs fit a multiprocessor. In fp32,
-    whose products the matrix unit does not take, eight warps hold what two would spill.
-    """
-    row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    block = max(min(TILE_BYTES // row_bytes, 64), 16)
-    tiles = {
-        "BLOCK_N": block,
-        "MAX_SPLITS": 64,
-        "MIN_SPLIT": 256,
-        "AXIS": 1,
-        "MERGE": 2,
-        "OVERLAP": 4 if overlaps(device) else 1,
-        "num_warps": 2,
-        "num_stages": 3,
-    }
-    if pairs <= FEW_PAIRS:
-        tiles |= {"MIN_SPLIT": 128, "AXIS": 2, "MERGE": 1, "num_warps": 4}
-    elif pairs > MANY_PAIRS:
-        tiles |= {"MIN_SPLIT": 128, "BLOCK_N": max(block // 2, 16)}
-    return tiles if itemsize < 4 else {**tiles, "num_warps": 8}
-
-
-def pair_programs(pairs: int) -> int:
-    """How many programs share the spans of one of so many pairs; changes no bits."""
-    return max((FEW_PROGRAMS if pairs <= FEW_PAIRS else PROGRAMS) // max(pairs, 1), 1)
-
-
 def paged_stream_triton(
     q: torch.Tensor,
     key_cache: torch.Tensor,
@@ -295,6 +294,7 @@ def paged_stream_triton(
     arrivals: torch.Tensor | None = None,
     programs: int | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
 
@@ -306,7 +306,8 @@ def paged_stream_triton(
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
     pairs = next_power_of_two(batch) * num_kv_heads
-    choice = _stream_choice(stream_tiles(pairs, head_dim, q.element_size(), q.device), tiles)
+    sizes = (key_cache.element_size(), q.device, q.element_size())
+    choice = _stream_choice(stream_tiles(pairs, head_dim, *sizes), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
@@ -332,7 +333,8 @@ def paged_stream_triton(
         if arrivals is None and choice["MERGE"] == 2:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
     paged_stream_kernel[(num_kv_heads, batch, sharing)](
-        *(q, key_cache, value_cache, block_tables, seq_lens, out, out_scales, partial, lse),
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out, out_scales),
+        *(partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         *(scale * LOG2_E, window, num_splits, programs),
@@ -341,6 +343,7 @@ def paged_stream_triton(
         BLOCK_SIZE=key_cache.shape[2],
         AXIS=1 if choice["AXIS"] == 1 else 0,
         MERGE=choice["MERGE"],
+        ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
         num_stages=choice["num_stages"],
         **shared,

@@ -7,7 +7,6 @@ Owns the index arithmetic that decode and prefill attention share. Knows no atte
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -102,21 +101,3 @@ def split_bounds(
     base = first // BLOCK_N * BLOCK_N
     share = tl.cdiv(seq_len - base, MAX_SPLITS)
     return first, base, tl.maximum(tl.cdiv(share, BLOCK_N) * BLOCK_N, MIN_TOKENS)
-
-
-def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, head_dim]; for the CPU twins.
-
-    Args:
-        cache: [num_blocks, num_kv_heads, block_size, head_dim].
-        table: [max_blocks] int32, blocks of the request in order.
-        start: first token.
-        end: one past the last token.
-    """
-    block_size = cache.shape[2]
-    first_block = start // block_size
-    blocks = cache[
-        table[first_block : -(-end // block_size)].long()
-    ]  # [n, num_kv_heads, block_size, head_dim]
-    tokens = blocks.transpose(0, 1).flatten(1, 2)  # [num_kv_heads, n * block_size, head_dim]
-    return tokens[:, start - first_block * block_size : end - first_block * block_size]

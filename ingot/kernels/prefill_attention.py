@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache_scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
@@ -29,21 +31,12 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.int8_heads import expect_out, is_static, put_heads, store_heads
-from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
-from ingot.kernels.paged_tile import gather_tokens, tile_place
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.paged_tile import tile_place
+from ingot.kernels.prefill_tiles import default_tiles
 
 LOG2_E = math.log2(math.e)
 LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
-
-# H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs
-# share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
-# keys and 128 registers a thread, which wins where there are programs enough. fp32 has no tensor-core path:
-# small tiles.
-_UNLIMITED = {"REGISTERS": 256, "OVERLAP": 1, "num_warps": 4}
-TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
-LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
-LONG_CHUNK = 1024
-TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
 
 
 @triton.jit
@@ -51,9 +44,12 @@ def _attend(
     acc: tl.tensor,
     total: tl.tensor,
     top: tl.tensor,
+    unit: tl.tensor,
     q: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     table_ptr: tl.tensor,
     lower: tl.tensor,
     upper: tl.tensor,
@@ -69,8 +65,14 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    ASM: tl.constexpr,
 ) -> tl.tensor:
-    """Take the key tiles from ``lower`` to ``upper`` into the running softmax."""
+    """Take the key tiles from ``lower`` to ``upper`` into the running softmax.
+
+    With scales keys and values are in 8 bits; ``acc`` counts in ``unit``, the largest scale of values so far,
+    so that weights times scales lie below 1 and 16 bits hold them.
+    """
+    NARROW: tl.constexpr = key_scale_ptr is not None
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
         tokens = tile + tl.arange(0, BLOCK_N)
@@ -79,10 +81,18 @@ def _attend(
         )
         mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(key_ptr + start + offsets, mask=mask, other=0.0)
+            k = tl.load(key_ptr + start + offsets, mask=mask, other=0)
         else:
             k = tl.load(key_ptr + start + offsets)
+        if NARROW:
+            k = widened(k, q.dtype, ASM)
+            k_scale = tile_scales(key_scale_ptr, start, table_ptr, tile, seq_len, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+            v_scale = tile_scales(value_scale_ptr, start, table_ptr, tile, seq_len, block_stride,
+                                  token_stride, HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if NARROW:
+            scores *= k_scale[None, :]
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
             if HAS_WINDOW:
@@ -94,12 +104,18 @@ def _attend(
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=1)
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(value_ptr + start + offsets, mask=mask, other=0.0)
+            v = tl.load(value_ptr + start + offsets, mask=mask, other=0)
         else:
             v = tl.load(value_ptr + start + offsets)
+        if NARROW:
+            v = widened(v, q.dtype, ASM)
+            new_unit = tl.maximum(unit, tl.max(v_scale, axis=0))
+            p = p * (v_scale / new_unit)[None, :]
+            fade = fade * (unit / new_unit)
+            unit = new_unit
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = new_top
-    return acc, total, top
+    return acc, total, top, unit
 
 
 @triton.jit
@@ -107,6 +123,8 @@ def prefill_attention_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
@@ -127,6 +145,7 @@ def prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STATIC: tl.constexpr,
+    ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_M queries of one head of one request a program.
@@ -165,45 +184,27 @@ def prefill_attention_kernel(
     top = tl.full([BLOCK_M], LEAST_SCORE, dtype=tl.float32)
     key_ptr += head // GROUP * head_stride
     value_ptr += head // GROUP * head_stride
+    if key_scale_ptr is not None:
+        key_scale_ptr += head // GROUP * (head_stride // HEAD_DIM)
+        value_scale_ptr += head // GROUP * (head_stride // HEAD_DIM)
+    unit = LEAST_SCALE + 0.0 * scale_log2
     table_ptr = tables_ptr + request * table_stride
     if not HAS_WINDOW:
-        acc, total, top = _attend(
-            acc, total, top, q, key_ptr, value_ptr, table_ptr, lower, full, positions, seq_len, block_stride,
-            token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, False, False,
+        acc, total, top, unit = _attend(
+            acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, lower,
+            full, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D,
+            BLOCK_SIZE, BLOCK_N, False, False, ASM,
         )  # fmt: skip
-    acc, total, top = _attend(
-        acc, total, top, q, key_ptr, value_ptr, table_ptr, full, upper, positions, seq_len, block_stride,
-        token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, True, HAS_WINDOW,
+    acc, total, top, unit = _attend(
+        acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, full, upper,
+        positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
+        BLOCK_N, True, HAS_WINDOW, ASM,
     )  # fmt: skip
+    if key_scale_ptr is not None:
+        acc = acc * unit
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     store_heads(out, out_ptr, out_scale_ptr, q_ptr, token * tl.num_programs(0) + head, queries < num_queries,
                 HEAD_DIM, 1, STATIC)  # fmt: skip
-
-
-def default_tiles(max_query_len: int, head_dim: int, itemsize: int) -> dict[str, int]:
-    """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads."""
-    if itemsize > 2:
-        return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
-    block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
-    tiles = {**TILES_HALF, "BLOCK_M": block_m}
-    if head_dim > 128:
-        return {**tiles, "BLOCK_N": 32}
-    return {**tiles, **LONG_TILES} if max_query_len >= LONG_CHUNK else tiles
-
-
-def candidate_tiles(
-    max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
-) -> list[dict[str, int]]:
-    """Tile choices worth measuring, the default first."""
-    default = default_tiles(max_query_len, head_dim, itemsize)
-    others: list[dict[str, int]] = []
-    if itemsize == 2 and head_dim <= 128 and default["BLOCK_M"] == 64:
-        wide = {"BLOCK_M": 128, "BLOCK_N": 64, "REGISTERS": 128, "num_warps": 8, "num_stages": 2}
-        others = [dict(TILES_HALF), {**TILES_HALF, "num_stages": 3}, {**TILES_HALF, **LONG_TILES}, wide]
-    elif itemsize == 2:
-        others = [{"num_stages": 3}]
-    candidates = [{**default, **other} for other in [*others, *other_overlap(device)]]
-    return [default, *(tiles for tiles in candidates if tiles != default)]
 
 
 def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
@@ -225,26 +226,18 @@ def prefill_attention_triton(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
-    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size()), tiles)
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size(), scales is not None), tiles)
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
-            q,
-            key_cache,
-            value_cache,
-            block_tables,
-            query_start,
-            seq_lens,
-            out,
-            out_scales,
-            q.stride(0),
-            block_tables.stride(0),
-            *key_cache.stride()[:3],
+            *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens, out),
+            *(out_scales, q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
             scale * LOG2_E,
             window,
             GROUP=num_heads // key_cache.shape[1],
@@ -255,6 +248,7 @@ def prefill_attention_triton(
             BLOCK_M=choice["BLOCK_M"],
             BLOCK_N=choice["BLOCK_N"],
             STATIC=is_static(out_scales),
+            ASM=knows_asm(q),
             OVERLAP=choice["OVERLAP"],
             **_options(choice, q.device),
         )
@@ -273,11 +267,12 @@ def prefill_attention_reference(
     window: int = 0,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
     if out is not None and out_scales is not None:
         arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
-        attended = prefill_attention_reference(*arguments, scale, window)
+        attended = prefill_attention_reference(*arguments, scale, window, scales=scales)
         own = slice(int(query_start[0]), int(query_start[-1]))
         put_heads(attended[own], out[own], out_scales if is_static(out_scales) else out_scales[own])
         return out
@@ -290,8 +285,8 @@ def prefill_attention_reference(
             out[begin:stop] = 0
             continue
         first = max(context - window + 1, 0) if window else 0
-        keys = gather_tokens(key_cache, block_tables[row], first, length)
-        values = gather_tokens(value_cache, block_tables[row], first, length)
+        where = (block_tables[row], first, length, q.dtype)
+        keys, values = gather_pair(key_cache, value_cache, scales, *where)
         grouped = q[begin:stop].unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, n, D]
         plain = stop - begin == 1 or (context == 0 and window == 0)
         wide = (keys.shape[0], group, *keys.shape[1:])
@@ -328,6 +323,7 @@ def prefill_attention(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     out_scales: torch.Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -336,7 +332,8 @@ def prefill_attention(
 
     Args:
         q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q; already holds the new tokens.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
+            already holds the new tokens.
         value_cache: as key_cache, and with the same strides.
         block_tables: [B, max_blocks] int32; entries past a request's length are not read.
         query_start: [B + 1] int32: request b's queries are the rows ``query_start[b] : query_start[b + 1]``
@@ -350,6 +347,8 @@ def prefill_attention(
         out: [T, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
         out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
             static scale of all (int8_heads.py); None: the output is in the dtype of q.
+        out: [T, num_heads, head_dim] contiguous, or None: receives the result.
+        scales: of caches in 8 bits, which are contiguous then.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -359,7 +358,7 @@ def prefill_attention(
     """
     expect_float("q", q)
     expect_heads("q", q, like=q)
-    expect_cache(key_cache, value_cache, None, q.shape[2], like=q)
+    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
     expect_group(q.shape[1], key_cache.shape[1])
     batch = seq_lens.shape[0] if seq_lens.dim() else 0
     expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
@@ -372,5 +371,5 @@ def prefill_attention(
     expect_out(out, out_scales, q)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles, out, out_scales)
-    return prefill_attention_reference(*arguments, out, out_scales)
+        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales)
+    return prefill_attention_reference(*arguments, out, out_scales, scales)

@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_scales import CacheScales, scale_pointers, write_tokens
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
@@ -30,56 +31,11 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_round import scale_of
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
+from ingot.kernels.placed_heads import largest, normed, store_heads
 
 MAX_HEAD_DIM = 256
-
-
-@triton.jit
-def _normed(
-    x: tl.tensor,
-    rstd: tl.tensor,
-    q_norm_ptr: tl.tensor,
-    k_norm_ptr: tl.tensor,
-    cols: tl.tensor,
-    inside: tl.tensor,
-    is_q: tl.tensor,
-    is_v: tl.tensor,
-) -> tl.tensor:
-    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
-    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
-    q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
-    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
-    return tl.where(is_v[:, None], x, y)
-
-
-@triton.jit
-def _store_heads(
-    x: tl.tensor,
-    heads: tl.tensor,
-    cols: tl.tensor,
-    inside: tl.tensor,
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    head_stride: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_SLOT: tl.tensor,
-) -> None:
-    """Store each head's channels by its role: query output, key cache or value cache."""
-    x = x.to(q_ptr.dtype.element_ty)
-    is_q = heads < HEADS
-    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
-    is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
-    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
-    keys = ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
-    tl.store(key_ptr + keys, x, mask=is_k[:, None] & inside[None, :])
-    values = ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
-    tl.store(value_ptr + values, x, mask=is_v[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -92,6 +48,8 @@ def rope_kv_write_kernel(
     q_ptr: tl.tensor,
     key_ptr: tl.tensor,
     value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
     q_norm_ptr: tl.tensor,
     k_norm_ptr: tl.tensor,
     qkv_stride: tl.tensor,
@@ -112,7 +70,10 @@ def rope_kv_write_kernel(
     LOGN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """Some heads of one token a program. A head is two rotary halves and a tail that passes through."""
+    """Some heads of one token a program. A head is two rotary halves and a tail that passes through.
+
+    With scales keys and values are stored in 8 bits; they are rounded to the dtype first.
+    """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
@@ -150,8 +111,8 @@ def rope_kv_write_kernel(
 
     if HALF > 0:
         if q_norm_ptr is not None:
-            first = _normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v)
-            second = _normed(second, rstd, q_norm_ptr, k_norm_ptr, HALF + half_cols, in_half, is_q, is_v)
+            first = normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v)
+            second = normed(second, rstd, q_norm_ptr, k_norm_ptr, HALF + half_cols, in_half, is_q, is_v)
         row = tl.load(rows_ptr + token) * table_stride
         cos = tl.load(table_ptr + row + half_cols, mask=in_half, other=1.0)[None, :]
         sin = tl.load(table_ptr + row + HALF + half_cols, mask=in_half, other=0.0)[None, :]
@@ -159,16 +120,34 @@ def rope_kv_write_kernel(
         turned_second = (second * cos + first * sin) * factor[:, None]
         turned_first = tl.where(is_v[:, None], first, turned_first)
         turned_second = tl.where(is_v[:, None], second, turned_second)
-        _store_heads(turned_first, heads, half_cols, in_half, q_row, key_ptr + offset, value_ptr + offset,
-                     head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
-        _store_heads(turned_second, heads, HALF + half_cols, in_half, q_row, key_ptr + offset,
-                     value_ptr + offset, head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
     if 2 * HALF < HEAD_DIM:
         if q_norm_ptr is not None:
-            tail = _normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v)
+            tail = normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v)
         tail = tail * factor[:, None]
-        _store_heads(tail, heads, tail_cols, in_tail, q_row, key_ptr + offset, value_ptr + offset,
-                     head_stride, HEADS, KV_HEADS, HEAD_DIM, has_slot)  # fmt: skip
+
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    inverse = squares
+    if NARROW:
+        most = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
+        if HALF > 0:
+            most = tl.maximum(largest(turned_first, q_ptr), largest(turned_second, q_ptr))
+        if 2 * HALF < HEAD_DIM:
+            most = tl.maximum(most, largest(tail, q_ptr))
+        scale, inverse = scale_of(most)
+        is_kv = (heads >= HEADS) & real & has_slot
+        # Scales have the caches' shape without channels, which stand side by side.
+        row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
+        tl.store(key_scale_ptr + row, scale, mask=is_kv & (heads < HEADS + KV_HEADS))
+        tl.store(value_scale_ptr + row, scale, mask=is_kv & is_v)
+    if HALF > 0:
+        store_heads(turned_first, heads, half_cols, in_half, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
+        store_heads(turned_second, heads, HALF + half_cols, in_half, q_row, key_ptr + offset,
+                     value_ptr + offset, head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot,
+                     NARROW)  # fmt: skip
+    if 2 * HALF < HEAD_DIM:
+        store_heads(tail, heads, tail_cols, in_tail, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
 
 
 def default_tiles() -> dict[str, int]:
@@ -201,6 +180,7 @@ def rope_kv_write_triton(
     norm_eps: float = 0.0,
     logn_length: int = 0,
     tiles: Mapping[str, int] | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
     choice = merge_tiles(default_tiles(), tiles)
@@ -218,6 +198,7 @@ def rope_kv_write_triton(
             q,
             key_cache,
             value_cache,
+            *scale_pointers(scales),
             q_norm_weight,
             k_norm_weight,
             qkv.stride(0),
@@ -269,6 +250,7 @@ def rope_kv_write_reference(
     k_norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
     logn_length: int = 0,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
     heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
@@ -282,8 +264,9 @@ def rope_kv_write_reference(
         q = q.float() * factor.clamp(min=1.0)[:, None, None]
     written = slot_mapping >= 0
     blocks, offsets = slot_mapping[written] // key_cache.shape[2], slot_mapping[written] % key_cache.shape[2]
-    key_cache[blocks, :, offsets] = k[written].to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = v[written]
+    key_scales, value_scales = scale_pointers(scales)
+    write_tokens(key_cache, key_scales, blocks, offsets, k[written].to(qkv.dtype))
+    write_tokens(value_cache, value_scales, blocks, offsets, v[written])
     return q.to(qkv.dtype).contiguous()
 
 
@@ -303,6 +286,7 @@ def rope_kv_write(
     norm_eps: float = 0.0,
     logn_length: int = 0,
     tiles: Mapping[str, int] | None = None,
+    scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Normalise, rotate and scale queries and keys; write keys and values into the paged cache.
 
@@ -319,7 +303,8 @@ def rope_kv_write(
         rope_rows: [T] int64, row of cos_sin for each token.
         positions: [T] int64, 0-based position in the request; read for logn only.
         slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, changed in place.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or int8 with ``scales``;
+            changed in place.
         value_cache: as key_cache, and with the same strides.
         num_heads: query heads.
         num_kv_heads: key-value heads.
@@ -329,6 +314,8 @@ def rope_kv_write(
         norm_eps: added to the mean square.
         logn_length: the trained length in tokens; 0: no logn scaling.
         tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        scales: of caches in 8 bits, which are contiguous then; keys and values are rounded to the dtype of
+            qkv, then quantized (cache_scales.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
@@ -342,7 +329,7 @@ def rope_kv_write(
     expect("qkv", qkv, (None, (num_heads + 2 * num_kv_heads) * head_dim), like=qkv)
     for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
         expect(name, indices, (qkv.shape[0],), like=qkv, dtype=torch.int64)
-    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=qkv)
+    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=qkv, scales=scales)
     expect_options(qkv, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
     arguments = (
         qkv,
@@ -357,8 +344,8 @@ def rope_kv_write(
     )
     options = (head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
     if runs_on_gpu(qkv):
-        return rope_kv_write_triton(*arguments, *options, tiles)
-    return rope_kv_write_reference(*arguments, *options)
+        return rope_kv_write_triton(*arguments, *options, tiles, scales)
+    return rope_kv_write_reference(*arguments, *options, scales)
 
 
 def expect_options(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
+from ingot.config.plan import TileTable
 from ingot.kernels.int8_heads import is_static
 from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
@@ -96,6 +97,7 @@ class Attention(nn.Module):
             norm_eps=config.norm_eps,
             logn_length=config.logn_length,
             tiles=self.place_tiles.at(qkv.shape[0], tiles),
+            scales=cache.scales,
         )
 
     def attend(
@@ -127,10 +129,11 @@ class Attention(nn.Module):
                 config.attention_scale,
                 batch.max_seq_len,
                 window=config.sliding_window,
-                tiles=self.decode_tiles.at(single),
+                tiles=self.tiles_of(self.decode_tiles, single, cache),
                 out=out[:single],
                 arrivals=batch.arrivals,
                 out_scales=out_scales if static or out_scales is None else out_scales[:single],
+                scales=cache.scales,
             )
         if single < batch.seq_lens.shape[0]:
             prefill_attention(
@@ -143,11 +146,17 @@ class Attention(nn.Module):
                 batch.max_query_len,
                 config.attention_scale,
                 window=config.sliding_window,
-                tiles=self.prefill_tiles.at(batch.max_query_len),
+                tiles=self.tiles_of(self.prefill_tiles, batch.max_query_len, cache),
                 out=out,
                 out_scales=out_scales,
+                scales=cache.scales,
             )
         return out
+
+    @staticmethod
+    def tiles_of(table: TileTable, rows: int, cache: LayerCache) -> Mapping[str, int] | None:
+        """The plan's tiles, which were measured on a cache in the model's dtype; None for one in 8 bits."""
+        return table.at(rows) if cache.scales is None else None
 
     def _attend_invariantly(
         self, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
@@ -164,4 +173,5 @@ class Attention(nn.Module):
             batch.max_seq_len,
             self.config.attention_scale,
             window=self.config.sliding_window,
+            scales=cache.scales,
         )

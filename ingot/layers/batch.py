@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.kernels.cache_scales import CacheScales
+
 
 @dataclass
 class ForwardBatch:
@@ -60,10 +62,40 @@ class ForwardBatch:
 
 @dataclass
 class LayerCache:
-    """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim], in
+    the model's dtype, or int8 with ``scales``.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
+    scales: CacheScales | None = None
+
+    @classmethod
+    def zeros(
+        cls,
+        num_blocks: int,
+        num_kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> LayerCache:
+        """A new cache in ``dtype``; torch.int8 gets scales."""
+        shape = (num_blocks, num_kv_heads, block_size, head_dim)
+        keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+        narrow = dtype == torch.int8
+        scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device) if narrow else None
+        return cls(keys, values, scales)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that holds tokens; the first dimension of each is the block."""
+        return (self.keys, self.values, *(() if self.scales is None else self.scales.tensors))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def block_size(self) -> int:

@@ -1,11 +1,11 @@
 """A decoder's step for a few tokens, with the small kernels folded into the products.
 
 Owns the order of launches, and which products are which kernels' up to how many tokens. One token: QKV with
-norm, rotary and cache write; attention and its merge; output product with the residual sum; gate and up with
-norm and SiLU; down product with the residual sum. More tokens: the same without norms and sums in the
-products, which ``sum_norm`` computes after output and down product, and so for one token where a weight
-has fewer bits; products that are left to the matrix
-library have the separate kernels around them, which start early where they can. The mathematics are those of
+norm, rotary and cache write (two kernels where the cache is in 8 bits); attention and its merge; output
+product with the residual sum; gate and up with norm and SiLU; down product with the residual sum. More
+tokens: the same without norms and sums in the products, which ``sum_norm`` computes after output and down
+product, and so for one token where a weight has fewer bits; products that are left to the matrix library have
+the separate kernels around them, which start early where they can. The mathematics are those of
 ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
     small = small_products(hidden.shape[0])
@@ -161,6 +161,9 @@ def _attend(
 ) -> torch.Tensor:
     """Attention of norm(hidden), before the output product: [T, num_heads * head_dim]."""
     config, attention = decoder.config, layer.self_attn
+    if cache.scales is not None:  # a program of the one kernel holds less than a head, which a scale needs
+        qkv = _product(attention.qkv_proj, hidden, None, norm, config.norm_eps)
+        return _attended(attention, _placed(decoder, attention, qkv, batch, cache), batch, cache)
     weight, bias = _weights(attention.qkv_proj)
     query = small_qkv(
         hidden,
@@ -188,9 +191,16 @@ def _attend_library(
 ) -> torch.Tensor:
     """``_attend`` of what is normalised, with the matrix library's product."""
     attention = layer.self_attn
-    rope = None if decoder.rotary is None else decoder.rotary.table
-    query = attention.place(attention.qkv_proj(hidden), batch, cache, rope, _early(hidden))
+    query = _placed(decoder, attention, attention.qkv_proj(hidden), batch, cache)
     return _attended(attention, query, batch, cache)
+
+
+def _placed(
+    decoder: Decoder, attention: Attention, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+) -> torch.Tensor:
+    """Queries of a finished QKV product; its keys and values go into the cache."""
+    rope = None if decoder.rotary is None else decoder.rotary.table
+    return attention.place(qkv, batch, cache, rope, _early(qkv))
 
 
 def _attended(
@@ -207,8 +217,9 @@ def _attended(
         config.attention_scale,
         batch.max_seq_len,
         window=config.sliding_window,
-        tiles=attention.decode_tiles.at(query.shape[0]),
+        tiles=attention.tiles_of(attention.decode_tiles, query.shape[0], cache),
         arrivals=batch.arrivals,
+        scales=cache.scales,
     )
     return attended.flatten(1)
 

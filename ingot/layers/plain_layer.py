@@ -33,6 +33,7 @@ def plain_layer(
     dtype: torch.dtype,
     *,
     flips: bool = False,
+    int8_cache: bool = False,
 ) -> torch.Tensor:
     """A layer's hidden states for all tokens of a request, in ``dtype`` on the CPU.
 
@@ -41,10 +42,11 @@ def plain_layer(
         positions: [T] int64: 0 to T - 1.
         rope: [T, rotary dim], each token's cosines and sines; None for learned positions.
         flips: where inputs are rounded to 8 bits, each token's closest call goes the other way.
+        int8_cache: round keys and values as a cache in 8 bits does.
     """
     x = hidden.to("cpu", dtype)
     normed = _norm(layer.input_layernorm, x)
-    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope, flips)
+    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope, flips, int8_cache)
     return x + _mlp(layer.mlp, config, _norm(layer.post_attention_layernorm, x), flips)
 
 
@@ -73,6 +75,7 @@ def _attention(
     positions: torch.Tensor,
     rope: torch.Tensor | None,
     flips: bool,
+    int8_cache: bool,
 ) -> torch.Tensor:
     qkv = _product(attention.qkv_proj, x, flips)
     qkv = qkv.unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
@@ -85,6 +88,8 @@ def _attention(
     if config.logn_length:
         scale = torch.log(positions.double() + 1) / math.log(config.logn_length)
         query = query * scale.clamp(min=1.0).to(query)[:, None, None]
+    if int8_cache:
+        key, value = (rounded_rows(part, flips=flips) for part in (key, value))
     hidden_from = _mask(positions, config.sliding_window)
     group = config.num_heads // config.num_kv_heads
     heads = [

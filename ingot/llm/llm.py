@@ -153,9 +153,9 @@ class LLM:
         return cls.of_engine(engine, runtime)
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
-        self.engine = engine
-        self.runtime = runtime
         limits = engine.manifest.build
+        self.engine = engine
+        self.runtime = runtime = runtime.of_engine(limits.kv_dtype)
         self.executor = make_executor(
             engine.model,
             engine.device,

@@ -119,7 +119,8 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
         with on_device(device):
             layer, rope = _layer(bundle, device, dtype)
             sizes = {"block_size": facts.block_size, "max_seq_len": facts.build.max_seq_len}
-            output = run_layer(layer, bundle.inputs, rope, device=device, **sizes)
+            int8 = facts.kv_dtype == "int8"
+            output = run_layer(layer, bundle.inputs, rope, device=device, int8_cache=int8, **sizes)
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
         raise OutOfMemoryError("the layer does not fit the device", seen=seen, fix="--device cpu") from None
@@ -197,6 +198,7 @@ def _bundle(
         dtype=dtype_name(engine.dtype),
         block_size=llm.runtime.block_size,
         batch_invariant=llm.runtime.batch_invariant,
+        kv_dtype=llm.runtime.kv_dtype,
         expected_from=source,
         noise=noise,
         token_noise=token_noise,
@@ -227,11 +229,12 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
     given = (module, config, inputs.hidden, inputs.positions, rope)
+    int8_cache = llm.runtime.kv_dtype == "int8"
     with torch.inference_mode():
-        wide = plain_layer(*given, _WIDER[dtype])
-        others = [plain_layer(*given, dtype)]
-        if any_int8(module):
-            others.append(plain_layer(*given, _WIDER[dtype], flips=True))
+        wide = plain_layer(*given, _WIDER[dtype], int8_cache=int8_cache)
+        others = [plain_layer(*given, dtype, int8_cache=int8_cache)]
+        if int8_cache or any_int8(module):
+            others.append(plain_layer(*given, _WIDER[dtype], flips=True, int8_cache=int8_cache))
         errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
         return wide, max(e for e, _ in errors), max(e for _, e in errors)
 

@@ -47,7 +47,8 @@ class BundleFacts(JsonConfig):
         counts: tokens of each call of the layer.
         model, build, quant, plan: the engine's.
         dtype: of the arithmetic that gave ``output``; the weights are in the engine's own.
-        block_size, batch_invariant: of the runtime.
+        block_size, batch_invariant, kv_dtype: of the runtime; ``auto``: of an Ingot that knew but the cache
+            ``model``.
         expected_from: what ``expected`` was computed by.
         noise, token_noise: relative L2 between the layer in plain PyTorch in ``dtype`` and in the next wider
             dtype: of all tokens together, and of the token where it is largest.
@@ -83,6 +84,7 @@ class BundleFacts(JsonConfig):
     ingot_version: str
     command: str
     private: str = PRIVATE
+    kv_dtype: str = "auto"
 
     @property
     def as_expected(self) -> bool:

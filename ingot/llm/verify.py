@@ -24,7 +24,7 @@ from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, this_host, write_note
-from ingot.errors import EngineError, NoSuchPathError
+from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
 from ingot.llm.replay import FACTOR, Failure, Replay, replay
 
@@ -87,12 +87,14 @@ def verify(
 
     Raises:
         EngineError: the folder is no engine, or its manifest cannot be read.
+        ConfigError: ``runtime`` asks for another KV cache than the engine was built for.
         DeviceError: the device is not there, or too small.
     """
     folder, start = Path(engine), time.perf_counter()
     say = progress or _silent
     place = resolve_device(device)
     manifest = Manifest.read(folder)
+    runs = _proven_cache(runtime or RuntimeConfig(), manifest)
     proof, failures = _proof(folder)
     say("hashes")
     failures += _damage(folder, manifest)
@@ -100,7 +102,7 @@ def verify(
     if not failures and proof is not None:
         try:
             tokens = _room(proof.claims, manifest.build.max_seq_len)
-            runs = (runtime or RuntimeConfig()).replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+            runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
             loaded = load_engine(folder, place, max_seq_len=tokens, runtime=runs)
         except NoSuchPathError:
             raise
@@ -130,6 +132,19 @@ def verify(
         seconds=time.perf_counter() - start,
     )
     return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
+
+
+def _proven_cache(runtime: RuntimeConfig, manifest: Manifest) -> RuntimeConfig:
+    """The runtime with the KV cache that the engine was built for, which the golden cases are of."""
+    own = manifest.build.kv_dtype
+    if runtime.kv_dtype not in ("auto", own):
+        raise ConfigError(
+            "the engine's golden cases are of another KV cache",
+            seen=f"kv_dtype {runtime.kv_dtype}",
+            allowed=f"auto, {own}",
+            fix="no kv_dtype, or a build with --kv-dtype",
+        )
+    return runtime.of_engine(own)
 
 
 def _silent(what: str) -> None:

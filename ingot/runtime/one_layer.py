@@ -95,6 +95,7 @@ def run_layer(
     block_size: int,
     max_seq_len: int,
     device: torch.device,
+    int8_cache: bool = False,
 ) -> torch.Tensor:
     """Repeat the calls; returns the layer's hidden states [T, hidden_size] in its dtype, on the CPU.
 
@@ -102,12 +103,13 @@ def run_layer(
         layer: on ``device``, in the dtype to compute in.
         rope: the rotary table on ``device``; None for learned positions.
         max_seq_len: the engine's, which decode attention sizes its work by.
+        int8_cache: keep keys and values in 8 bits.
     """
     weight = layer.input_layernorm.weight
     attention = layer.self_attn.config
     num_blocks = -(-sum(inputs.counts) // block_size)
     shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
-    cache = LayerCache(*(torch.zeros(shape, device=device, dtype=weight.dtype) for _ in range(2)))
+    cache = LayerCache.zeros(*shape, torch.int8 if int8_cache else weight.dtype, device)
     ends = list(itertools.accumulate(inputs.counts))
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):

@@ -30,17 +30,10 @@ from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 def make_caches(
     model: Decoder, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[LayerCache]:
-    """Zeroed keys and values of every layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim]
-    each.
-    """
+    """Zeroed keys and values of every layer, in ``dtype``: the model's, or torch.int8."""
     config = model.config
     shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
-    return [
-        LayerCache(
-            torch.zeros(shape, device=device, dtype=dtype), torch.zeros(shape, device=device, dtype=dtype)
-        )
-        for _ in range(config.num_layers)
-    ]
+    return [LayerCache.zeros(*shape, dtype, device) for _ in range(config.num_layers)]
 
 
 class Runner:
@@ -63,7 +56,7 @@ class Runner:
     ) -> None:
         self.model = model
         self.caches = caches
-        able = caches[0].keys.dtype.itemsize == 2 and device.type == "cuda"
+        able = model.norm.weight.dtype.itemsize == 2 and device.type == "cuda"
         self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
@@ -154,5 +147,5 @@ class Runner:
             return
         source, target = (torch.tensor(side, device=self.device) for side in zip(*copies, strict=True))
         for cache in self.caches:
-            cache.keys[target] = cache.keys[source]
-            cache.values[target] = cache.values[source]
+            for tensor in cache.tensors:
+                tensor[target] = tensor[source]

@@ -16,6 +16,7 @@ from ingot.config.step_sizes import most_logits, most_tokens
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.ledger import Capacity, Setting, blocks_in, ledger
 from ingot.engine.memory_error import explained, measured, out_of_memory
+from ingot.engine.memory_sizes import cache_dtype
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.invariance import make_batch_invariant
@@ -46,7 +47,7 @@ def make_executor(
     own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
-        caches = make_caches(model, num_blocks, config.block_size, device, dtype)
+        caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
     runner = Runner(
         model,
         caches,
@@ -137,7 +138,7 @@ def largest_step(
     starts = [*range(0, tokens, length), tokens]
     lens = [b - a for a, b in itertools.pairwise(starts)]
     width = -(-length // config.block_size)
-    caches = make_caches(model, width, config.block_size, device, dtype)
+    caches = make_caches(model, width, config.block_size, device, cache_dtype(dtype, config.kv_dtype))
     positions = torch.cat([torch.arange(n) for n in lens]).to(device)
     batch = ForwardBatch(
         input_ids=torch.zeros(tokens, dtype=torch.int64, device=device),

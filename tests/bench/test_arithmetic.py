@@ -168,7 +168,7 @@ def test_the_work_of_the_7b_is_that_of_its_shape() -> None:
     architecture = find_architecture(["LlamaForCausalLM"])
     model = empty_model(architecture, config, BuildConfig("fp16"), QuantConfig(), KernelPlan())
     assert read_bytes(model) == 2 * (7_720_931_328 - 151936 * 4096)  # 14.2 GB: all but the embedding
-    work = Work.of(config, read_bytes(model), 2)
+    work = Work.of(config, read_bytes(model), torch.float16)
     assert work.kv_bytes == 2 * 32 * 4096 * 2  # 512 KiB a token
     assert work.decode_bytes(8, 576) == read_bytes(model) + 8 * 576 * 524_288
     assert work.linear_flops == 2 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)
@@ -193,7 +193,7 @@ def test_a_window_limits_what_is_seen() -> None:
     assert causal_pairs(5) == 15
     assert causal_pairs(5, window=2) == 1 + 2 + 2 + 2 + 2
     assert causal_pairs(2, window=4) == 3
-    work = Work.of(seven_b().replace(sliding_window=64), 0, 2)
+    work = Work.of(seven_b().replace(sliding_window=64), 0, torch.float16)
     assert work.decode_bytes(1, 1000) == work.decode_bytes(1, 64)
 
 

@@ -26,7 +26,11 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tests.kernels.compile_cases import CASES, OVERLAPPING
+from tests.kernels import compile_cases
+from tests.kernels.compile_cache_cases import INT8_CASES, INT8_OVERLAPPING
+
+CASES = compile_cases.CASES | INT8_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -36,6 +40,7 @@ POINTERS = {
     torch.int64: "*i64",
     torch.float64: "*fp64",
     torch.int16: "*i16",
+    torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.int8: "*i8",
 }

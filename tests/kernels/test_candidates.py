@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.config.plan import OPS
-from ingot.kernels import gated_mlp, layer_norm, prefill_attention, rms_norm, rope_kv_write
+from ingot.kernels import gated_mlp, layer_norm, prefill_tiles, rms_norm, rope_kv_write
 from ingot.kernels.checks import merge_tiles
 
 CPU = torch.device("cpu")
@@ -17,10 +17,10 @@ CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "layer_norm": (layer_norm, (768,)),
     "silu_mul": (gated_mlp, ()),
     "rope_kv_write": (rope_kv_write, ()),
-    "prefill_attention": (prefill_attention, (2048, 128, 2)),
-    "prefill_attention short": (prefill_attention, (16, 64, 2)),
-    "prefill_attention wide": (prefill_attention, (512, 256, 2)),
-    "prefill_attention fp32": (prefill_attention, (512, 64, 4)),
+    "prefill_attention": (prefill_tiles, (2048, 128, 2)),
+    "prefill_attention short": (prefill_tiles, (16, 64, 2)),
+    "prefill_attention wide": (prefill_tiles, (512, 256, 2)),
+    "prefill_attention fp32": (prefill_tiles, (512, 64, 4)),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from ingot.config.step_sizes import batch_buckets
 from ingot.errors import IngotError
 from ingot.kernels import paged_attention as module
-from ingot.kernels import paged_stream
+from ingot.kernels import paged_stream, stream_tiles
 from ingot.kernels.paged_attention import (
     candidate_tiles,
     default_tiles,
@@ -169,8 +169,9 @@ def test_keys_are_asked_for_before_the_wait(monkeypatch: pytest.MonkeyPatch, hea
     cpu = torch.device("cpu")
     assert default_tiles(2, heads // 2, 16, 2, cpu)["OVERLAP"] == 1, "no GPU, no overlap"
     for where, kernel in ((module, "paged_attention_single_kernel"), (paged_stream, "paged_stream_kernel")):
-        monkeypatch.setattr(where, "overlaps", lambda device: True)
         monkeypatch.setattr(where, kernel, Catcher())
+    for where in (module, stream_tiles):
+        monkeypatch.setattr(where, "overlaps", lambda device: True)
     for batch in (1, 2, 3, 64):
         case = paged_case([9] * batch, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
         q = torch.zeros(batch, heads, 16, dtype=torch.float16)

@@ -123,3 +123,10 @@ def test_walks_are_plain_on_a_gpu(
         assert agreed >= 3
         for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
+
+
+def test_over_a_cache_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w8a8", runtime=RuntimeConfig(kv_dtype="int8"))
+    assert llm.executor.runner.forward.caches[0].keys.dtype == torch.int8
+    compare(llm, monkeypatch)

@@ -147,6 +147,7 @@ class TestFixes:
             "--max-seq-len",
             "--token-budget",
             "--quant",
+            "--kv-dtype",
         }
 
     def test_all_of_the_gpu_and_one_limit(self) -> None:
@@ -247,6 +248,8 @@ def after(setting: Setting, fix: Fix) -> Setting:
             setting = setting.replace(dtype=value)
         elif name == "quant":
             setting = setting.replace(quant=QuantConfig(value))
+        elif name == "kv_dtype":
+            setting = setting.replace(runtime=setting.runtime.replace(kv_dtype=value))
         else:
             assert name == "gpu"
     return setting

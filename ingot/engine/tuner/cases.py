@@ -24,6 +24,7 @@ from ingot.kernels import (
     layer_norm,
     paged_attention,
     prefill_attention,
+    prefill_tiles,
     rms_norm,
     rope_kv_write,
     small_gate_up,
@@ -231,9 +232,7 @@ def _prefill_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Ca
         )
         return (out,)
 
-    candidates = prefill_attention.candidate_tiles(
-        rows, config.head_dim, inputs.dtype.itemsize, inputs.device
-    )
+    candidates = prefill_tiles.candidate_tiles(rows, config.head_dim, inputs.dtype.itemsize, inputs.device)
     return Case(candidates, len(caches), launch)
 
 

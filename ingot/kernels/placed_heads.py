@@ -1,0 +1,72 @@
+"""Heads of one token on their way from the QKV product to attention: normalised, measured, stored by role.
+
+Owns three steps of rope_kv_write.py's kernel, each for a piece of some heads' channels. Knows no rotation.
+
+    store_heads(x, heads, cols, inside, q_row, keys, values, head_stride, inverse, ...)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ingot.kernels.int8_round import numbers_of
+
+
+@triton.jit
+def normed(
+    x: tl.tensor,
+    rstd: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    is_q: tl.tensor,
+    is_v: tl.tensor,
+) -> tl.tensor:
+    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
+    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
+    q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return tl.where(is_v[:, None], x, y)
+
+
+@triton.jit
+def largest(x: tl.tensor, like_ptr: tl.tensor) -> tl.tensor:
+    """The largest magnitude of each head's channels [H, C] as they are stored in 16 bits; fp32."""
+    return tl.max(tl.abs(x.to(like_ptr.dtype.element_ty).to(tl.float32)), axis=1)
+
+
+@triton.jit
+def store_heads(
+    x: tl.tensor,
+    heads: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    head_stride: tl.tensor,
+    inverse: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_SLOT: tl.tensor,
+    NARROW: tl.constexpr,
+) -> None:
+    """Store each head's channels by its role: query output, key cache or value cache.
+
+    NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
+    """
+    x = x.to(q_ptr.dtype.element_ty)
+    kept = numbers_of(x.to(tl.float32), inverse[:, None]) if NARROW else x
+    is_q = heads < HEADS
+    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
+    is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
+    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
+    keys = ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
+    tl.store(key_ptr + keys, kept, mask=is_k[:, None] & inside[None, :])
+    values = ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
+    tl.store(value_ptr + values, kept, mask=is_v[:, None] & inside[None, :])

@@ -1,0 +1,51 @@
+"""The tiles of prefill attention on an H200, by what it computes.
+
+Owns the choices that were measured and those worth measuring. Knows no kernel.
+
+    default_tiles(max_query_len=512, head_dim=128, itemsize=2)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.kernels.checks import next_power_of_two
+from ingot.kernels.overlap import other_overlap
+
+# H200, head_dim 128, fp16: 64 queries keep the accumulator of one warp group in registers. Several programs
+# share a multiprocessor, so that one exponentiates while another multiplies: 2 with 64 keys a tile; 4 with 32
+# keys and 128 registers a thread, which wins where there are programs enough. fp32 has no tensor-core path:
+# small tiles.
+_UNLIMITED = {"REGISTERS": 256, "OVERLAP": 1, "num_warps": 4}
+TILES_HALF = {"BLOCK_M": 64, "BLOCK_N": 64, **_UNLIMITED, "num_stages": 2}
+LONG_TILES = {"BLOCK_N": 32, "REGISTERS": 128, "num_stages": 3}
+LONG_CHUNK = 1024
+TILES_FLOAT = {"BLOCK_M": 32, "BLOCK_N": 32, **_UNLIMITED, "num_stages": 1}
+
+
+def default_tiles(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False) -> dict[str, int]:
+    """Tile choices for an H200: fewer query rows for short chunks, narrower key tiles for wide heads, and no
+    limit of registers where keys of a cache in 8 bits (``narrow``) are made wide in them.
+    """
+    if itemsize > 2:
+        return dict(TILES_FLOAT) if head_dim <= 64 else {**TILES_FLOAT, "BLOCK_M": 16, "BLOCK_N": 16}
+    block_m = min(max(next_power_of_two(max_query_len), 16), TILES_HALF["BLOCK_M"])
+    tiles = {**TILES_HALF, "BLOCK_M": block_m}
+    if head_dim > 128:
+        return {**tiles, "BLOCK_N": 32, **({"num_warps": 8, "num_stages": 1} if narrow else {})}
+    return {**tiles, **LONG_TILES} if max_query_len >= LONG_CHUNK and not narrow else tiles
+
+
+def candidate_tiles(
+    max_query_len: int, head_dim: int, itemsize: int, device: torch.device | None = None
+) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles(max_query_len, head_dim, itemsize)
+    others: list[dict[str, int]] = []
+    if itemsize == 2 and head_dim <= 128 and default["BLOCK_M"] == 64:
+        wide = {"BLOCK_M": 128, "BLOCK_N": 64, "REGISTERS": 128, "num_warps": 8, "num_stages": 2}
+        others = [dict(TILES_HALF), {**TILES_HALF, "num_stages": 3}, {**TILES_HALF, **LONG_TILES}, wide]
+    elif itemsize == 2:
+        others = [{"num_stages": 3}]
+    candidates = [{**default, **other} for other in [*others, *other_overlap(device)]]
+    return [default, *(tiles for tiles in candidates if tiles != default)]
