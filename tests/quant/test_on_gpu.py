@@ -24,7 +24,9 @@ CONFIGS = {
     "mixed": QuantConfig("w4a16", 32, head="w8a16", layers={"layers.0.mlp.*": "w8a16", "*.o_proj": "none"}),
 }
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-TOLERANCE = {"fp16": 0.02, "bf16": 0.15}
+# Logits are of up to 11 and of the engine's dtype: five last bits in fp16, two and a half in bf16; and the mean.
+TOLERANCE = {"fp16": 0.04, "bf16": 0.15}
+MEAN = {"fp16": 0.006, "bf16": 0.04}
 
 
 def checkpoint(kind: str, folder: Path) -> Path:
@@ -51,12 +53,16 @@ def test_fused_is_by_module(
         forward = llm.executor.runner.forward
         assert bool(forward.ways or forward.plain) >= fused
         runs.append(llm.generate(prompts, SamplingParams(max_new_tokens=6, ignore_eos=True, logprobs=0)))
+    apart = []
     for one, other in zip(*runs, strict=True):
         same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        agreed = same.index(False) if False in same else len(same)
-        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
+        # Where they part, both think their own token the likeliest, and so as likely as the other's: a near tie.
+        shared = same.index(False) + 1 if False in same else len(same)
+        for a, b in zip(one.logprobs[:shared], other.logprobs[:shared], strict=True):
             assert a.logprob == pytest.approx(b.logprob, abs=TOLERANCE[dtype])
-        assert agreed >= 1
+            apart.append(abs(a.logprob - b.logprob))
+    assert sum(apart) / len(apart) < MEAN[dtype]
+    assert len(apart) >= len(prompts)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
