@@ -15,6 +15,7 @@ from ingot.align.stages import kind_of
 from ingot.align.verdict import SERVED, FirstBad, Row
 
 BEFORE = 3  # stages shown before the first bad one
+NOTABLY = 1.01  # so much further out another step of it is shown beside the first
 _ENDS = ("logits", SERVED)  # what a divergence does to them is always shown
 
 
@@ -68,7 +69,7 @@ def _around(stages: Sequence[Row], first: Row) -> Iterator[Line]:
     yield from (Line(row) for row in stages[start:at])
     yield Line(first)
     worst = stages[at]
-    if worst is not first:
+    if share_of_limit(worst) > NOTABLY * share_of_limit(first):
         yield Line(worst, "its worst step")
     later = stages[at + 1 :]
     yield from _fold([row for row in later if row.stage not in _ENDS], "later")

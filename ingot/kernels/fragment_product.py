@@ -13,7 +13,6 @@ from __future__ import annotations
 
 # mypy: disable-error-code="assignment, misc"
 # (Tuples grow in jitted loops.)
-
 import triton
 import triton.language as tl
 
