@@ -34,7 +34,7 @@ SPLIT: Mapping[int, Choices] = {
 }
 # More rows. BLOCK_M, BLOCK_N, BLOCK_K, warps, stages, PIECES, and the rate expected, in % of the first's.
 LARGE: Choices = [
-    (128, 256, 128, 8, 3, 2, 100),
+    (128, 256, 128, 8, 4, 2, 100),
     (128, 128, 128, 8, 4, 1, 80),
     (64, 128, 128, 4, 5, 1, 65),
     (64, 64, 256, 4, 4, 1, 50),
@@ -117,7 +117,7 @@ def large_int8_tiles(
 
 def large_int8_candidates(default: Mapping[str, int], group: int = 0) -> list[dict[str, int]]:
     """What tuning tries: the default first."""
-    table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 4, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
+    table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 3, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
     found = [dict(default)]
     for choice in table:
         tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)
