@@ -82,7 +82,8 @@ def checkpoint_sha256(checkpoint: Checkpoint) -> str:
 
 def cache_path(engine: Path) -> Path:
     """Where an engine's ranges lie: beside its folder, not in it."""
-    return engine.with_name(engine.name + _SUFFIX)
+    whole = engine.absolute()
+    return whole.with_name(whole.name + _SUFFIX)
 
 
 def write_ranges(path: Path, key: CalibrationKey, ranges: Mapping[str, ChannelRange]) -> None:

@@ -125,7 +125,9 @@ def test_bad_files_are_refused(tmp_path: Path, text: TextParts) -> None:
         read_calibration_data(tmp_path / "e.txt", text.tokenizer, None, samples=0)
 
 
-def test_ranges_come_back_under_their_key_alone(tmp_path: Path, folder: Path) -> None:
+def test_ranges_come_back_under_their_key_alone(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = ChannelRange(8)
     own.add(inputs(20, 8))
     with open_checkpoint(folder) as source:
@@ -133,6 +135,8 @@ def test_ranges_come_back_under_their_key_alone(tmp_path: Path, folder: Path) ->
         assert key == calibration_key(source, "ab" * 32, [(1, 2), (3,)], 512, "fp16")
     path = cache_path(tmp_path / "engine")
     assert path.parent == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert cache_path(Path(".")) == tmp_path.with_name(f"{tmp_path.name}.calibration.safetensors")
     assert read_ranges(path, key) is None
     write_ranges(path, key, {"layers.0.mlp.down_proj": own})
     found = read_ranges(path, key)
