@@ -142,8 +142,8 @@ def packed_tile(
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
     ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
 
-    The scales of a chunk are in registers a step ahead. PREFETCH as in ``matrix_tile``: 1 pipelines the
-    weights alone, from before the wait on, 0 the rows of x too.
+    The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH as in ``matrix_tile``: 1
+    pipelines the weights alone, from before the wait on, 0 the rows of x too.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     FOUR: tl.constexpr = BITS == 4
@@ -165,14 +165,16 @@ def packed_tile(
     z0, z1, z2, z3 = middle, middle, middle, middle
     if GROUP > 0:
         s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE, WHOLE)
-        if ZEROS:
-            z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE,
-                                       WHOLE)  # fmt: skip
     elif ZEROS:
         z0 = tl.load(zero_ptr + rows)
         z1, z2, z3 = z0, z0, z0
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
+        # Not a step ahead like the scales: numbers that pass through the loop would keep the words from being
+        # unpacked in the layout of the product, and they would go through shared memory once more.
+        if ZEROS and GROUP > 0:
+            z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE,
+                                       WHOLE)  # fmt: skip
         if live is not None:
             w = tl.load(places + (first + step) * (16 * PART), mask=live[:, None], other=0,
                         eviction_policy="evict_first")  # fmt: skip
@@ -213,9 +215,6 @@ def packed_tile(
             ahead = column + BLOCK_K
             s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, ahead, K, GROUP, PART, FOUR, SINGLE,
                                        WHOLE)  # fmt: skip
-            if ZEROS:
-                z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, ahead, K, GROUP, PART, FOUR, SINGLE,
-                                           WHOLE)  # fmt: skip
     if GROUP == 0:
         acc *= tl.load(scale_ptr + rows).to(tl.float32)[:, None]
     return acc

@@ -121,6 +121,15 @@ def products(ptx: str) -> dict[str, int]:
     return dict(sorted(Counter(found).items()))
 
 
+def moves(ptx: str) -> dict[str, int]:
+    """How often values move: asynchronous copies by their bytes, shuffles, stores to shared memory."""
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x[0-9a-f]+)", ptx)
+    counts = Counter(f"copies of {int(size, 16)} bytes" for size in copies)
+    counts["shuffles"] = len(re.findall(r"\bshfl\.sync", ptx))
+    counts["shared stores"] = len(re.findall(r"\bst\.shared", ptx))
+    return dict(sorted(counts.items()))
+
+
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
     """What every launch of every case compiles to; of a kernel OLDER at most for GPUs before sm_90."""
     done: Counter[tuple[str, int]] = Counter()
@@ -139,6 +148,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "shared": binary.metadata.shared,
                     "arithmetic": arithmetic(binary.asm["ptx"]),
                     "products": products(binary.asm["ptx"]),
+                    "moves": moves(binary.asm["ptx"]),
                     **resources(binary.asm["cubin"]),
                 }
 

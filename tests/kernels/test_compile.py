@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1500)  # hundreds of kernels
+
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 KERNELS = {
     "keep_tokens_kernel",
@@ -58,7 +60,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -99,3 +101,25 @@ def test_the_early_fetch_changes_no_arithmetic(rows: list[dict[str, Any]]) -> No
     assert len(found) == 3
     assert sum(found[0].values()) > 100
     assert found[0] == found[1] == found[2]
+
+
+def test_words_of_few_bits_are_copied_ahead_and_unpacked_where_they_are_multiplied(
+    rows: list[dict[str, Any]],
+) -> None:
+    """From 9 rows on: four words a copy, and no way back through shared memory, with zeros too."""
+    names = ("8 bits 64 fp16", "4 bits 64 fp16 by 128 with zeros overlapping")
+    found = [row for row in rows if row["case"] in names and row["sm"] == 90 and "matrix" in row["kernel"]]
+    assert len(found) == 8
+    for row in found:
+        assert row["moves"].get("copies of 8 bytes", 0) >= 4, row
+        assert row["moves"]["shared stores"] <= 20, row
+
+
+def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any]]) -> None:
+    """Up to 8 rows: no copies, and no exchange between threads but that of the last sums."""
+    names = ("8 bits 8 fp16 overlapping", "4 bits 8 fp16 by 128 overlapping", "4 bits 8 bf16 by 64 with zeros")
+    found = [row for row in rows if row["case"] in names and row["sm"] == 90 and "matrix" in row["kernel"]]
+    assert len(found) == 12
+    for row in found:
+        assert set(row["moves"]) == {"shuffles", "shared stores"}, row
+        assert sum(row["moves"].values()) <= 40, row
