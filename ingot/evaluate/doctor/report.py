@@ -163,7 +163,8 @@ def _share(found: Diagnosis, layers: Sequence[Layer]) -> str:
 
 def _counted(mix: Measured) -> str:
     counts = Counter(mix.schemes.values())
-    return ", ".join(f"{count} layers in {scheme}" for scheme, count in counts.most_common())
+    words = {count: "layer" if count == 1 else "layers" for count in counts.values()}
+    return ", ".join(f"{count} {words[count]} in {scheme}" for scheme, count in counts.most_common())
 
 
 def _least(found: Diagnosis) -> str:
