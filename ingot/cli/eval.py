@@ -170,13 +170,13 @@ def _show(record: dict[str, Any]) -> None:
         stdout().print(line, markup=False)
     for table in tables(record):
         stdout().print()
-        _print_table(table)
+        print_table(table)
     told = verdict(record)
     if told is not None:
         stdout().print(f"\n{told}", markup=False)
 
 
-def _print_table(table: Table) -> None:
+def print_table(table: Table) -> None:
     """With lines on a terminal, as aligned text elsewhere."""
     from ingot.evaluate.report import plain
 

@@ -23,6 +23,7 @@ from ingot.cli.build import build
 from ingot.cli.chat import chat
 from ingot.cli.console import print_error, stderr
 from ingot.cli.diff import diff
+from ingot.cli.doctor import doctor
 from ingot.cli.eval import evaluate
 from ingot.cli.explain import explain
 from ingot.cli.inspect import inspect
@@ -76,9 +77,9 @@ def _flags(verb: Any) -> set[str]:
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
     """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
-    "different", ``eval`` for "beyond the limit".
+    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds".
     """
-    if verb in ("diff", "align", "eval") or isinstance(error, NoSuchPathError):
+    if verb in ("diff", "align", "eval", "doctor") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -113,7 +114,7 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, plan, explain, inspect, diff, verify, align, repro, sweep):
+for verb in (build, tune, run, chat, plan, explain, inspect, diff, verify, align, repro, sweep, doctor):
     app.command()(verb)
 app.add_typer(bench)
 app.add_typer(evaluate)

@@ -1,13 +1,15 @@
 """What ``--quant`` names: a scheme, or a YAML file with a scheme for every layer.
 
-Owns the reading of that file. Knows no scheme.
+Owns the reading and writing of that file. Knows no scheme.
 
     quant = read_quant("mixed.yaml")
+    Path("mixed.yaml").write_text(quant_text(quant, ["what it is for"]), encoding="utf-8")
     quant = read_quant("w4a16", group=64, head="w8a16")
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,17 @@ def read_quant(
             "unknown quantization scheme", seen=named, allowed=[*SCHEMES, "FILE.yaml"], fix="--quant"
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
+
+
+def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
+    """The file of a config: fields that are not the defaults of its schemes, behind lines of comments."""
+    usual = QuantConfig(quant.scheme, layers=quant.layers).to_json()
+    fields = {name: value for name, value in quant.to_json().items() if value != usual[name]}
+    schemes = {quant.scheme, *quant.layers.values()}
+    told = {"group": quant.group, "symmetric": quant.symmetric} if "w4a16" in schemes else {}
+    fields = {"scheme": quant.scheme} | told | fields | ({"layers": quant.layers} if quant.layers else {})
+    lines = [f"# {line}\n" for comment in comments for line in comment.splitlines()]
+    return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def _fields(path: Path) -> dict[str, Any]:

@@ -52,6 +52,12 @@ class Compared:
         return Compared(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
 
+def kl_rows(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q) of each row of log-probabilities [n, V], in nats: [n]."""
+    p = log_p.exp()
+    return torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
+
+
 def compare_logits(
     ours: torch.Tensor, theirs: torch.Tensor, targets: torch.Tensor, device: torch.device | None = None
 ) -> Compared:
@@ -68,8 +74,7 @@ def compare_logits(
     for our_rows, their_rows, wanted in cuts:
         log_q = our_rows[:, :width].to(device, torch.float64).log_softmax(dim=1)
         log_p = their_rows[:, :width].to(device, torch.float64).log_softmax(dim=1)
-        p = log_p.exp()
-        kl = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=1)
+        kl = kl_rows(log_p, log_q)
         column = wanted.to(log_q.device)[:, None]
         losses = [-log.gather(1, column)[:, 0] for log in (log_q, log_p)]
         our_top, their_top = log_q.argmax(dim=1), log_p.argmax(dim=1)

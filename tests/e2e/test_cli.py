@@ -43,14 +43,14 @@ def test_version_and_help() -> None:
     shown = ingot("--help")
     assert shown.exit_code == 0
     verbs = ("build", "tune", "run", "chat", "plan", "explain", "inspect", "diff", "verify", "align")
-    verbs += ("repro", "sweep", "eval", "bench")
+    verbs += ("repro", "sweep", "eval", "bench", "doctor")
     assert all(verb in shown.stdout for verb in verbs)
 
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
         "import sys; from ingot.cli.main import app\n"
-        "verbs = (['run'], ['align'], ['plan'], ['bench', 'latency'])\n"
+        "verbs = (['run'], ['align'], ['plan'], ['doctor'], ['bench', 'latency'])\n"
         "for words in (['--help'], ['--version'], *([*verb, '--help'] for verb in verbs)):\n"
         "    try: app(words)\n"
         "    except SystemExit as end: assert end.code == 0\n"

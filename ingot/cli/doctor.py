@@ -1,0 +1,213 @@
+"""``ingot doctor``: which layers need their bits, and a file of schemes that keeps a budget.
+
+Owns the verb's flags, where tables, JSON and the file go, and the exit code. Knows no measurement.
+
+    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant w4a16 --budget kl=0.0005
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ingot.cli.console import finite, print_json, stderr, stdout
+from ingot.cli.flags import Device, Threads, given
+from ingot.cli.signals import ends_once
+from ingot.cli.steps import bar_shown
+from ingot.config.quant_file import quant_text, read_quant
+from ingot.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ingot.evaluate.doctor import Diagnosis
+
+LIMIT = 64
+_NONE_HOLDS = 1
+_METRIC = "kl"
+
+
+def doctor(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
+        ),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Texts like those it will run: .jsonl (a record a line), .json (a list), .txt (a text).",
+            show_default=False,
+        ),
+    ],
+    quant: Annotated[
+        str, typer.Option(help="The scheme to begin with: w4a16, w8a16 or w8a8.", show_default=False)
+    ],
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="The most that the next token's mean KL may be, in nats.", metavar="kl=X", show_default=False
+        ),
+    ],
+    least: Annotated[
+        str | None,
+        typer.Option(
+            help="What the mix takes least of: bytes or time. One for w4a16 and w8a16; w8a8 has time alone.",
+            metavar="bytes|time",
+            show_default="bytes; w8a8: time",
+        ),
+    ] = None,
+    up_to: Annotated[
+        str | None,
+        typer.Option(
+            help="No layer goes beyond this scheme: w8a16, or none, the engine's dtype.", show_default="none"
+        ),
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.", show_default="128"
+        ),
+    ] = None,
+    symmetric: Annotated[
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric", help="Whether w4a16 goes without zeros.", show_default="asymmetric"
+        ),
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(help="The file for `ingot build --quant`; one that is there is replaced."),
+    ] = Path("doctor.yaml"),
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", help="Write every figure as JSON; '-': to stdout.", metavar="FILE"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
+    limit: Annotated[int, typer.Option(help="Take the first so many items of --data.", min=1)] = LIMIT,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only records whose field has this value; may be repeated.",
+            metavar="FIELD=VALUE",
+            show_default=False,
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+    ] = False,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens computed together.", show_default="the context, at most 1024", min=2),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(help="Take the first so many tokens of each text.", min=2, show_default="2048"),
+    ] = None,
+    device: Device = None,
+    threads: Threads = None,
+) -> None:
+    """Measure what fewer bits cost layer by layer; write the mix of schemes that keeps a budget.
+
+    Exit code 0: the file holds a mix that was measured within the budget; 1: there is none, nothing is
+    written; 2: misused.
+    """
+    allowed = _budget(budget)
+    _check_target(out, "--out", (".yaml", ".yml"))
+    if json_file not in (None, "-"):
+        _check_target(Path(str(json_file)), "--json")
+    chosen = read_quant(quant, group=group_size, symmetric=symmetric)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    from ingot.evaluate.data import read_data
+    from ingot.evaluate.doctor import Wanted, check_wanted
+    from ingot.evaluate.doctor import doctor as run
+    from ingot.evaluate.doctor.session import MAX_TOKENS
+    from ingot.evaluate.perplexity import Reading
+
+    reading = Reading(window, None, max_tokens or MAX_TOKENS)
+    options = given(least=least, up_to=up_to, device=device)
+    wanted = Wanted(checkpoint, chosen, allowed, reading=reading, **options)
+    check_wanted(wanted)
+    items = read_data(data, limit=limit, skip_bad=skip_bad, where=_fields(where))
+    with ends_once(), bar_shown() as progress:
+        found = run(wanted, items, progress)
+    _finish(found, out, json_file, every)
+
+
+def _finish(found: Diagnosis, out: Path, json_file: str | None, every: bool) -> None:
+    """Show, write, and leave with 1 where there is nothing to build."""
+    from ingot.cli.eval import print_table
+    from ingot.evaluate.doctor.report import comments, record, tables, verdict
+
+    command = shlex.join(["ingot", *sys.argv[1:]])
+    told = record(found, command)
+    if json_file == "-":
+        print_json(told)
+    else:
+        for table in tables(found, every=every):
+            print_table(table)
+            stdout().print()
+        stdout().print(verdict(found), markup=False)
+    if json_file not in (None, "-"):
+        _write(Path(str(json_file)), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
+    if found.quant is None:
+        raise typer.Exit(_NONE_HOLDS)
+    _write(out, quant_text(found.quant, comments(found, command)))
+    stderr().print(
+        f"written: {out}; ingot build {found.wanted.checkpoint} -o ENGINE --quant {out}", markup=False
+    )
+
+
+def _budget(text: str) -> float:
+    """X of ``kl=X``."""
+    name, _, value = text.partition("=")
+    try:
+        allowed = float(value)
+    except ValueError:
+        allowed = -1.0
+    if name.strip() != _METRIC or not 0 < allowed < float("inf"):
+        raise ConfigError(
+            "the budget is no divergence", seen=text, allowed="kl=X, X nats above 0", fix="--budget kl=0.01"
+        )
+    return allowed
+
+
+def _fields(where: list[str] | None) -> list[tuple[str, str]]:
+    pairs = [one.partition("=") for one in where or ()]
+    bad = ["".join(pair) for pair in pairs if not all(pair)]
+    if bad:
+        raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
+    return [(field, value) for field, _, value in pairs]
+
+
+def _check_target(path: Path, flag: str, ends: tuple[str, ...] = ()) -> None:
+    """Refuse, before anything is computed, a place that cannot be written."""
+    if ends and path.suffix not in ends:
+        raise ConfigError(
+            "`ingot build --quant` knows its files by their end", seen=path, allowed=ends, fix=flag
+        )
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(
+            "the file cannot be written", seen=path, allowed="a file in a folder that is there", fix=flag
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or none: what was there stays until all is written."""
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise

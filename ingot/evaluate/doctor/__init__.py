@@ -1,0 +1,10 @@
+"""Which layers need their bits: sensitivities, and the mix of schemes that keeps a budget.
+
+Owns nothing itself.
+
+    found = doctor(Wanted("checkpoint", QuantConfig("w4a16"), 0.01), read_data(Path("text.txt")))
+"""
+
+from ingot.evaluate.doctor.session import Diagnosis, Wanted, check_wanted, doctor
+
+__all__ = ["Diagnosis", "Wanted", "check_wanted", "doctor"]

@@ -1,0 +1,216 @@
+"""A checkpoint's next-token distribution with some linear layers in fewer bits, against its own.
+
+Owns the passes: samples as batches, hidden states of the whole model at each layer, a run that starts at the
+layer it changes. Knows no choice and no files.
+
+    probe = Probe(dense_model(assembly), load, texts, device, torch.bfloat16)
+    probe.alone(layers, narrow)                    # {name: {"w4a16": KL in nats, mean over tokens}}
+    probe.together({"layers.0.mlp.down_proj": rung})
+
+The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
+kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
+stored numbers mean: packed and read back; in w8a8 its input is rounded as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ingot.engine.calibrate import BATCH_TOKENS, Load
+from ingot.engine.reference import EXACT, Feed, Lane, Span
+from ingot.errors import CheckpointError
+from ingot.evaluate.divergence import kl_rows
+from ingot.evaluate.doctor.patterns import layer_index
+from ingot.evaluate.doctor.rungs import LayerRungs, Rung
+from ingot.evaluate.record import Progress, no_progress
+from ingot.layers.decoder import Decoder
+from ingot.quant.int8_both import Int8Both
+from ingot.quant.plain_rows import rounded_rows
+
+_ROWS = 256  # of logits at a time
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens that are computed together, and the places after which the next token's distribution counts."""
+
+    ids: tuple[int, ...]
+    counted: range
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Texts one after another, and their counted rows [n] int64."""
+
+    spans: list[Span]
+    rows: torch.Tensor
+
+
+class Probe:
+    """Runs of one checkpoint on one set of texts.
+
+    Args:
+        model: dense modules, which may be empty (on ``meta``).
+        load: gives their tensors by name.
+        dtype: of the engine's weights.
+
+    Raises:
+        CheckpointError: what the whole model gives is not finite.
+    """
+
+    def __init__(
+        self, model: Decoder, load: Load, texts: Sequence[Text], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if model.rotary is not None:
+            model.rotary.to(device)
+        self._dtype = dtype
+        self._weights = _Weights(load, device)
+        self._feeds: dict[str, Feed] = {}
+        self._lane = Lane(model, self._weights, EXACT, single=True, feed=self._feed)
+        self._layers = len(model.layers)
+        self._batches = _batches(model, texts, device)
+        self.num_tokens = sum(len(batch.rows) for batch in self._batches)
+        self._exact = [self._normed(hidden, batch) for hidden, batch in self._final({})]
+        if not all(bool(torch.isfinite(one).all()) for one in self._exact):
+            raise CheckpointError("the checkpoint's own outputs are not finite", fix="the checkpoint")
+
+    def alone(
+        self, layers: Sequence[LayerRungs], narrow: Sequence[str], progress: Progress = no_progress
+    ) -> dict[str, dict[str, float]]:
+        """KL(whole || changed) in nats, mean over the counted tokens, with one layer at a time in each of the
+        schemes ``narrow``; ``progress`` counts passes through decoder layers.
+        """
+        found: dict[str, dict[str, float]] = {}
+        total = sum(self._layers - layer_index(layer.name) for layer in layers) * len(narrow)
+        done = 0
+        states = [self._lane.embed(batch.spans) for batch in self._batches]
+        for index in range(self._layers):
+            for layer in (one for one in layers if layer_index(one.name) == index):
+                errors = found.setdefault(layer.name, {})
+                for scheme in narrow:
+                    progress(f"{layer.name} in {scheme}", done, total)
+                    with self._changed({layer.name: layer.rungs[scheme]}):
+                        parts = [self._after(index, hidden, n) for n, hidden in enumerate(states)]
+                    errors[scheme] = self._mean(parts, layer.name)
+                    done += self._layers - index
+            for number, batch in enumerate(self._batches):
+                states[number] = self._lane.layer(index, states[number], batch.spans, _unseen)
+        progress("measured", total, total)
+        return found
+
+    def together(self, rungs: Mapping[str, Rung]) -> float:
+        """The same of all these layers at once, one pass."""
+        final = self._final(rungs)
+        return self._mean([self._divergence(h, n) for n, (h, _) in enumerate(final)], "the mix")
+
+    def _final(self, rungs: Mapping[str, Rung]) -> list[tuple[torch.Tensor, _Batch]]:
+        """Hidden states of each batch after the last layer."""
+        states = [self._lane.embed(batch.spans) for batch in self._batches]
+        for index in range(self._layers):
+            own = {name: rung for name, rung in rungs.items() if layer_index(name) == index}
+            with self._changed(own):
+                for number, batch in enumerate(self._batches):
+                    states[number] = self._lane.layer(index, states[number], batch.spans, _unseen)
+        return list(zip(states, self._batches, strict=True))
+
+    def _after(self, index: int, hidden: torch.Tensor, number: int) -> float:
+        """The sum of a batch's divergences when it goes on from layer ``index``."""
+        for place in range(index, self._layers):
+            hidden = self._lane.layer(place, hidden, self._batches[number].spans, _unseen)
+        return self._divergence(hidden, number)
+
+    def _divergence(self, hidden: torch.Tensor, number: int) -> float:
+        """The sum over a batch's counted tokens, float64; the logits are not kept."""
+        normed, total = self._normed(hidden, self._batches[number]), 0.0
+        for theirs, ours in zip(self._exact[number].split(_ROWS), normed.split(_ROWS), strict=True):
+            log_p, log_q = (self._lane.logits(rows).double().log_softmax(-1) for rows in (theirs, ours))
+            total += float(kl_rows(log_p, log_q).sum())
+        return total
+
+    def _normed(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
+        """[n, hidden_size] of the counted rows, as the head gets them."""
+        return self._lane.final_norm(hidden[batch.rows], _unseen)
+
+    def _mean(self, sums: Sequence[float], what: str) -> float:
+        mean = math.fsum(sums) / self.num_tokens
+        if not math.isfinite(mean):
+            raise CheckpointError("outputs are not finite in fewer bits", seen=what, fix="--quant")
+        return max(mean, 0.0)  # equal distributions may differ by the last bit of a sum
+
+    def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        return self._feeds[name](name, x) if name in self._feeds else x
+
+    @contextmanager
+    def _changed(self, rungs: Mapping[str, Rung]) -> Iterator[None]:
+        """These layers in other schemes, as their stored numbers mean it."""
+        try:
+            for name, rung in rungs.items():
+                scheme, weight = rung.scheme, self._weights[f"{name}.weight"]
+                tensors = scheme.pack(weight.to(self._dtype), None)
+                meant = scheme.dequantize(tensors, weight.shape[1], torch.float32)
+                self._weights.changed[f"{name}.weight"] = meant
+                if isinstance(scheme, Int8Both):
+                    self._feeds[name] = partial(_rounded, scheme.input_group)
+            yield
+        finally:
+            self._weights.changed.clear()
+            self._feeds.clear()
+
+
+class _Weights:
+    """Tensors on the device, read when they are first asked for; a CPU keeps them in fp32, which it computes
+    in. Those ``changed`` count first.
+    """
+
+    def __init__(self, load: Load, device: torch.device) -> None:
+        self.device = device
+        self.changed: dict[str, torch.Tensor] = {}
+        self._load = load
+        self._own: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name in self.changed:
+            return self.changed[name]
+        if name not in self._own:
+            tensor = self._load(name)
+            self._own[name] = tensor.float() if self.device.type == "cpu" else tensor.to(self.device)
+        return self._own[name]
+
+    def release(self) -> None:
+        """All stays for the next run."""
+
+
+def _batches(model: Decoder, texts: Sequence[Text], device: torch.device) -> list[_Batch]:
+    """At most ``BATCH_TOKENS`` tokens each, or one text."""
+    groups: list[list[Text]] = []
+    room = 0
+    for text in texts:
+        if not groups or len(text.ids) > room:
+            groups.append([])
+            room = BATCH_TOKENS
+        groups[-1].append(text)
+        room -= len(text.ids)
+    return [_batch(model, group, device) for group in groups]
+
+
+def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batch:
+    spans, rows, before = [], [], 0
+    for number, text in enumerate(texts):
+        spans.append(Span(number, text.ids, 0, model.rope_offset(len(text.ids))))
+        rows += [before + place for place in text.counted]
+        before += len(text.ids)
+    return _Batch(spans, torch.tensor(rows, device=device))
+
+
+def _rounded(group: int, name: str, x: torch.Tensor) -> torch.Tensor:
+    return rounded_rows(x, group)
+
+
+def _unseen(name: str, output: torch.Tensor) -> None:
+    return

@@ -1,0 +1,180 @@
+"""A diagnosis told in tables, as JSON, and as the comments of the file that it writes.
+
+Owns which figures are shown, and in which order. Knows no terminal.
+
+    for table in tables(found): print(plain(table))
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ingot.config.units import size_text
+from ingot.evaluate.doctor.rungs import BOTH, DENSE
+from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
+from ingot.evaluate.report import Table, number
+
+SHOWN = 20  # layers, unless all are asked for
+FORMAT = 1
+
+
+def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
+    """The most sensitive layers first; sums by operator and by decoder layer; the mix beside one scheme for
+    all.
+    """
+    ordered = sorted(found.layers, key=lambda layer: -_first(found, layer))
+    shown = ordered if every else ordered[:SHOWN]
+    left = len(ordered) - len(shown)
+    title = f"KL of each layer alone in nats, the most first{f'; {left} more with --all' if left else ''}"
+    narrow, mix = _narrow(found), found.chosen
+    rows = []
+    for layer in shown:
+        figures = (*(number(layer.kl[scheme]) for scheme in narrow), _share(found, [layer]))
+        rows.append((layer.name, *figures, "-" if mix is None else mix.schemes[layer.name]))
+    columns = ("layer", *narrow, "share", "in the mix")
+    operators = _sums(found, "operator", lambda layer: layer.operator)
+    places = _sums(found, "decoder layer", lambda layer: f"layers.{layer.index}")
+    return [Table(title, columns, tuple(rows)), operators, places, _mixes(found)]
+
+
+def verdict(found: Diagnosis) -> str:
+    """One line: whether a mix holds, and what it is."""
+    limit = f"{found.wanted.budget:g} nats"
+    if found.chosen is None:
+        least = min(found.uniform.items(), key=lambda one: one[1].measured)
+        wider = "" if found.ladder[-1] == DENSE else "; --up-to none lets layers stay whole"
+        return f"no mix keeps {limit}: all layers in {least[0]} have {number(least[1].measured)}{wider}"
+    if found.quant is None:
+        return f"no mix keeps {limit} but that of whole layers: nothing is gained"
+    told = (
+        f"KL {number(found.chosen.measured)} measured, {number(found.chosen.predicted)} predicted, of {limit}"
+    )
+    return f"{told}: {_counted(found.chosen)}"
+
+
+def record(found: Diagnosis, command: str) -> dict[str, Any]:
+    """Everything, as JSON types; layers in the model's order."""
+    wanted = found.wanted
+    return {
+        "format": FORMAT,
+        "verb": "doctor",
+        "command": command,
+        **found.facts,
+        "quant": wanted.quant.to_json(),
+        "budget": {"kl": wanted.budget},
+        "least": _least(found),
+        "ladder": list(found.ladder),
+        "layers": [
+            {
+                "name": layer.name,
+                "operator": layer.operator,
+                "layer": layer.index,
+                "weights": layer.num_weights,
+                "bytes": layer.num_bytes,
+                "kl": layer.kl,
+                "scheme": None if found.chosen is None else found.chosen.schemes[layer.name],
+            }
+            for layer in found.layers
+        ],
+        "operators": _summed(found, lambda layer: layer.operator),
+        "decoder_layers": _summed(found, lambda layer: f"layers.{layer.index}"),
+        "uniform": {scheme: _mix_json(one) for scheme, one in found.uniform.items()},
+        "tried": [_mix_json(one) for one in found.tried],
+        "chosen": None if found.chosen is None else _mix_json(found.chosen),
+        "chosen_quant": None if found.quant is None else found.quant.to_json(),
+        "held": found.quant is not None,
+    }
+
+
+def comments(found: Diagnosis, command: str) -> list[str]:
+    """Lines that say where the file of a mix that holds is from."""
+    chosen, data, counts = found.chosen, found.facts["data"], found.facts["counts"]
+    assert chosen is not None, "only a mix that holds is written"
+    others = ", ".join(f"{size_text(one.num_bytes)} in {scheme}" for scheme, one in found.uniform.items())
+    return [
+        command,
+        f"data: {data['file']}, sha256 {data['sha256']}",
+        f"{counts['documents']} texts, {counts['counted_tokens']} tokens counted",
+        f"KL in nats, mean by token: {chosen.measured:.3e} measured, {chosen.predicted:.3e} predicted, "
+        f"{found.wanted.budget:g} allowed",
+        f"linear layers: {size_text(chosen.num_bytes)}; {others}",
+    ]
+
+
+def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
+    groups = _grouped(found.layers, key)
+    rows = [
+        (
+            name,
+            *(number(math.fsum(layer.kl[scheme] for layer in own)) for scheme in _narrow(found)),
+            _share(found, own),
+        )
+        for name, own in groups.items()
+    ]
+    return Table(f"summed up by {what}", (what, *_narrow(found), "share"), tuple(rows))
+
+
+def _summed(found: Diagnosis, key: Callable[[Layer], str]) -> dict[str, dict[str, float]]:
+    groups = _grouped(found.layers, key)
+    return {
+        name: {scheme: math.fsum(layer.kl[scheme] for layer in own) for scheme in _narrow(found)}
+        for name, own in groups.items()
+    }
+
+
+def _grouped(layers: Sequence[Layer], key: Callable[[Layer], str]) -> dict[str, list[Layer]]:
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(key(layer), []).append(layer)
+    return groups
+
+
+def _mixes(found: Diagnosis) -> Table:
+    named = [(f"all {scheme}", one) for scheme, one in found.uniform.items()]
+    named += [("the mix", found.chosen)] if found.chosen is not None else []
+    named.sort(key=lambda one: one[1].num_bytes)
+    rows = [
+        (name, size_text(one.num_bytes), number(one.predicted), number(one.measured)) for name, one in named
+    ]
+    columns = ("", "linear layers", "KL predicted", "KL measured")
+    told = {BYTES: "least bytes, which decode time goes with", TIME: "fewest weights out of 8-bit products"}
+    key = TIME if found.wanted.quant.scheme == BOTH else BYTES
+    return Table(f"the mix ({told[key]}) beside one scheme for all", columns, tuple(rows))
+
+
+def _narrow(found: Diagnosis) -> list[str]:
+    return [scheme for scheme in found.ladder if scheme != DENSE]
+
+
+def _first(found: Diagnosis, layer: Layer) -> float:
+    """The layer's KL in the scheme that was asked for."""
+    return layer.kl[found.ladder[0]]
+
+
+def _share(found: Diagnosis, layers: Sequence[Layer]) -> str:
+    """Of all layers' KL in the scheme that was asked for."""
+    whole = math.fsum(_first(found, layer) for layer in found.layers)
+    part = math.fsum(_first(found, layer) for layer in layers)
+    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+def _counted(mix: Measured) -> str:
+    counts = Counter(mix.schemes.values())
+    words = {count: "layer" if count == 1 else "layers" for count in counts.values()}
+    return ", ".join(f"{count} {words[count]} in {scheme}" for scheme, count in counts.most_common())
+
+
+def _least(found: Diagnosis) -> str:
+    return found.wanted.least or (TIME if found.wanted.quant.scheme == BOTH else BYTES)
+
+
+def _mix_json(one: Measured) -> dict[str, Any]:
+    return {
+        "bytes": one.num_bytes,
+        "kl_predicted": one.predicted,
+        "kl_measured": one.measured,
+        "schemes": dict(Counter(one.schemes.values())),
+    }

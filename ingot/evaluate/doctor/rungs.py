@@ -1,0 +1,88 @@
+"""What each linear layer may be stored in, and what that takes.
+
+Owns the ladder of schemes, from fewest bits to the engine's dtype, and the bytes of every rung. Knows no
+choice and reads no weights.
+
+    layers = rungs_of(assembly, QuantConfig("w4a16"), ladder_of("w4a16"))
+    layers[0].name, layers[0].rungs["w8a16"].num_bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import HEAD, QuantConfig
+from ingot.engine.assemble import Assembly, empty_model
+from ingot.errors import ConfigError
+from ingot.evaluate.doctor.patterns import GROUPED
+from ingot.layers.linear import Linear, linears
+from ingot.quant.schemes import LinearScheme
+
+DENSE = "none"
+BOTH = "w8a8"
+LADDERS = {
+    "w4a16": ("w4a16", "w8a16", DENSE),
+    "w8a16": ("w8a16", DENSE),
+    BOTH: (BOTH, "w8a16", DENSE),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A layer in a scheme; ``num_bytes`` are of its weight as it is stored, without the bias."""
+
+    scheme: LinearScheme
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class LayerRungs:
+    """A linear layer of the decoder and its rungs by scheme, from fewest bits."""
+
+    name: str
+    num_weights: int
+    rungs: dict[str, Rung]
+
+
+def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
+    """The schemes that a layer may have, the asked one first.
+
+    Raises:
+        ConfigError: there is no such ladder, or ``up_to`` is not on it.
+    """
+    if scheme not in LADDERS:
+        raise ConfigError(
+            "there is nothing to choose without fewer bits", seen=scheme, allowed=list(LADDERS), fix="--quant"
+        )
+    ladder = LADDERS[scheme]
+    if up_to not in ladder:
+        raise ConfigError("no such last step", seen=up_to, allowed=list(ladder), fix="--up-to")
+    return ladder[: ladder.index(up_to) + 1]
+
+
+def rungs_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerRungs]:
+    """The linear layers of the decoder's layers, in order; groups and symmetry of 4 bits as ``asked``."""
+    by_scheme = {scheme: _linears(assembly, asked, scheme) for scheme in ladder}
+    return [
+        LayerRungs(
+            name,
+            linear.in_features * linear.out_features,
+            {scheme: _rung(found[name]) for scheme, found in by_scheme.items()},
+        )
+        for name, linear in by_scheme[ladder[0]].items()
+        if name != HEAD
+    ]
+
+
+def _linears(assembly: Assembly, asked: QuantConfig, scheme: str) -> dict[str, Linear]:
+    grouped = scheme == GROUPED
+    quant = QuantConfig(scheme, asked.group if grouped else None, asked.symmetric if grouped else None)
+    config, build = assembly.model_config, assembly.build
+    return linears(empty_model(assembly.architecture, config, build, quant, KernelPlan()))
+
+
+def _rung(linear: Linear) -> Rung:
+    own = [tensor for name, tensor in linear.named_parameters(recurse=False) if name != "bias"]
+    return Rung(linear.scheme, sum(tensor.numel() * tensor.element_size() for tensor in own))
