@@ -117,7 +117,11 @@ def test_words_of_few_bits_are_copied_ahead_and_unpacked_where_they_are_multipli
 
 def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any]]) -> None:
     """Up to 8 rows: no copies, and no exchange between threads but that of the last sums."""
-    names = ("8 bits 8 fp16 overlapping", "4 bits 8 fp16 by 128 overlapping", "4 bits 8 bf16 by 64 with zeros")
+    names = (
+        "8 bits 8 fp16 overlapping",
+        "4 bits 8 fp16 by 128 overlapping",
+        "4 bits 8 bf16 by 64 with zeros",
+    )
     found = [row for row in rows if row["case"] in names and row["sm"] == 90 and "matrix" in row["kernel"]]
     assert len(found) == 12
     for row in found:
