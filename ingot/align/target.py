@@ -80,9 +80,15 @@ def check_same_model(target: Target, source: Reference) -> None:
     """Refuse a reference whose shape is not the engine's.
 
     Raises:
-        CheckpointError: it is another model.
+        CheckpointError: it is another model, or a trace of a stream that the engine rotated.
     """
     model, layers = target.model, target.build.layers
+    if isinstance(source, Trace) and target.quant.rotation:
+        raise CheckpointError(
+            "a trace has the original's stream, and this engine's is rotated",
+            seen=target.quant.summary,
+            fix="--reference CHECKPOINT",
+        )
     wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
     if isinstance(source, Trace):
         if layers is not None and layers[0] > 0:

@@ -64,7 +64,7 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Fewer bits: w8a16, w4a16, w8a8, or a YAML file with a scheme for each layer.",
+            help="Fewer bits: w8a16, w4a16, w8a8, w4a8, or a YAML file with a scheme for each layer.",
             show_default="none",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -72,7 +72,7 @@ def build(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.",
+            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row; in w4a8 64 or 128.",
             show_default="128",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -122,6 +122,15 @@ def build(
             rich_help_panel=QUANT_PANEL,
         ),
     ] = None,
+    rotate: Annotated[
+        bool | None,
+        typer.Option(
+            "--rotate/--no-rotate",
+            help="Whether w4a8 turns the stream, so that no channel is loud.",
+            show_default="rotate, with w4a8",
+            rich_help_panel=QUANT_PANEL,
+        ),
+    ] = None,
     calib: Annotated[
         Path | None,
         typer.Option(
@@ -166,6 +175,7 @@ def build(
         activations=activations,
         alpha=None if alpha is None else _number(alpha),
         weight_scales=weight_scales,
+        rotation=rotate,
     )
     with ends_once():
         from ingot.engine import builder

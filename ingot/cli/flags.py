@@ -30,7 +30,7 @@ Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", s
 Quant = Annotated[
     str | None,
     typer.Option(
-        help="Load a checkpoint in fewer bits: w8a16, w4a16, w8a8, FILE.yaml; an engine has its own.",
+        help="Load a checkpoint in fewer bits: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine has its own.",
         show_default="none",
     ),
 ]

@@ -48,7 +48,7 @@ def sweep(
         typer.Option(help="Folder of points.jsonl, sweep.json, sweep.html, sweep.png.", show_default=False),
     ] = None,
     quant: Annotated[
-        str, typer.Option(help="none, w8a16, w4a16, w8a8 or FILE.yaml, with commas between.")
+        str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, with commas between.")
     ] = "none",
     kv_dtype: Annotated[
         str, typer.Option(help="Numbers of the KV cache: model, int8, with commas between.")

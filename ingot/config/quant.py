@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
-SCHEMES = ("none", "w8a16", "w4a16", "w8a8")
+SCHEMES = ("none", "w8a16", "w4a16", "w8a8", "w4a8")
 HEADS = ("none", "w8a16")
 METHODS = ("round", "gptq", "awq", "smoothquant")
 ACTIVATIONS = ("dynamic", "static")
@@ -25,8 +25,10 @@ SEARCH = "search"
 GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
 _METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
+INNER_GROUPS = (64, 128)  # of w4a8
 _GROUPED = "w4a16"
 _BOTH = "w8a8"
+_INNER = "w4a8"
 SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
 _WEIGHT_ONLY = ("w8a16", "w4a16")
 _DEFAULT_ALPHA = 0.5
@@ -39,19 +41,24 @@ class QuantConfig(JsonConfig):
 
     Attributes:
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
-        group: neighbouring columns that share a scale in w4a16, 0: a scale a row; None: 128 for w4a16.
-        symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16, else True.
+        group: neighbouring columns that share a scale in w4a16, 0: a scale a row, or a step in w4a8, 64 or
+            128; None: 128 for both.
+        symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16 and w4a8, else True.
         method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
-            take samples to calibrate with. ``smoothquant``, of w8a8, makes loud channels of activations
-            quieter and the weights that read them louder, by samples. The head's are rounded.
+            take samples to calibrate with (w4a8 has no ``awq``). ``smoothquant``, of w8a8, makes loud
+            channels of activations quieter and the weights that read them louder, by samples. The head's are
+            rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
         activations: of w8a8: ``dynamic``, scales that each token comes with, or ``static``, one scale a
-            layer from samples; None: dynamic. ``none`` without w8a8: they stay in the engine's dtype.
+            layer from samples; of w4a8 dynamic; None: dynamic. ``none`` without them: they stay in the
+            engine's dtype.
         alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
             loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
         weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
+        rotation: with w4a8: the stream and the values of heads are turned by an orthogonal matrix, which
+            changes no output and makes no channel loud; not of models with LayerNorm. None: True for w4a8.
         source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose numbers are kept;
             empty: the build chooses them. w8a16 may then have groups and zeros too.
         act_order: of ``source``: groups are of columns that are not neighbours; layers keep their order.
@@ -69,6 +76,7 @@ class QuantConfig(JsonConfig):
     activations: str | None = None
     alpha: float | str | None = None
     weight_scales: str = "channel"
+    rotation: bool | None = None
     source: str = ""
     act_order: bool = False
 
@@ -82,30 +90,40 @@ class QuantConfig(JsonConfig):
             _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
         schemes = {self.scheme, *self.layers.values()}
         _expect_one("no such source of numbers", self.source, ("", *SOURCES), "the checkpoint")
-        self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes))
+        self._check_group(
+            _GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), _INNER in schemes
+        )
         _expect_one("no such order", self.act_order, (False, True) if self.source else (False,), "act_order")
         methods = ["round"]
-        methods += ["gptq", "awq"] if not self.source and schemes & {*_WEIGHT_ONLY} else []
+        methods += ["gptq"] if not self.source and schemes & {*_WEIGHT_ONLY, _INNER} else []
+        methods += ["awq"] if not self.source and schemes & {*_WEIGHT_ONLY} else []
         methods += ["smoothquant"] if _BOTH in schemes else []
         _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
-        self._check_activations(_BOTH in schemes)
+        self._check_activations(_BOTH in schemes, _INNER in schemes)
+        rotation = self.rotation if self.rotation is not None else _INNER in schemes
+        rotations = (True, False) if _INNER in schemes else (False,)
+        _expect_one("no such rotation", rotation, rotations, "--rotate or --no-rotate, of w4a8")
+        object.__setattr__(self, "rotation", rotation)
 
-    def _check_group(self, grouped: bool) -> None:
-        group = self.group if self.group is not None else _DEFAULT_GROUP if grouped else 0
-        symmetric = self.symmetric if self.symmetric is not None else not grouped
-        _expect_one("no such group size", group, GROUPS if grouped else (0,), "--group-size, of w4a16")
-        allowed = (True, False) if grouped else (True,)
+    def _check_group(self, grouped: bool, inner: bool) -> None:
+        """``grouped``, ``inner``: whether some layer has groups as of w4a16, of w4a8."""
+        group = self.group if self.group is not None else _DEFAULT_GROUP if grouped or inner else 0
+        symmetric = self.symmetric if self.symmetric is not None else not (grouped or inner)
+        groups = INNER_GROUPS if inner else GROUPS if grouped else (0,)
+        _expect_one("no such group size", group, groups, "--group-size, of w4a16 and w4a8")
+        allowed = (True, False) if grouped else (not inner,)
         _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "symmetric", symmetric)
 
-    def _check_activations(self, both: bool) -> None:
-        """Fields of w8a8; ``both``: whether some layer has it."""
-        activations = self.activations if self.activations is not None else "dynamic" if both else "none"
+    def _check_activations(self, both: bool, inner: bool) -> None:
+        """Fields of w8a8; ``both``: whether some layer has it, ``inner``: whether some has w4a8."""
+        rounds = both or inner
+        activations = self.activations if self.activations is not None else "dynamic" if rounds else "none"
         smooth = self.method == "smoothquant"
         alpha = self.alpha if self.alpha is not None or not smooth else _DEFAULT_ALPHA
-        of_both = ACTIVATIONS if both else ("none",)
-        if both and self.method not in ("round", "smoothquant"):
+        of_both = ACTIVATIONS if both else ACTIVATIONS[:1] if inner else ("none",)
+        if inner or (both and self.method not in ("round", "smoothquant")):
             of_both = of_both[:1]  # nothing else than these two finds a scale
         _expect_one("no such activations", activations, of_both, "--activations, of w8a8")
         scales = WEIGHT_SCALES if both else WEIGHT_SCALES[:1]
@@ -140,6 +158,9 @@ class QuantConfig(JsonConfig):
                 alpha=self.alpha if smooth else None,
                 weight_scales=self.weight_scales,
             )
+        if scheme == _INNER:
+            method = "gptq" if self.method == "gptq" else "round"
+            return QuantConfig(scheme, self.group, method=method, rotation=self.rotation)
         rounds = module == HEAD or scheme == "none" or self.method == "smoothquant"
         return QuantConfig(scheme, method="round" if rounds else self.method)
 
@@ -214,11 +235,14 @@ class QuantConfig(JsonConfig):
     def summary(self) -> str:
         """What is stored, for people."""
         parts = [self.label]
-        if _GROUPED in (self.scheme, *self.layers.values()) or self.source:
+        schemes = {self.scheme, *self.layers.values()}
+        if _GROUPED in schemes or self.source:
             parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
         parts += ["columns in groups of their own order"] if self.act_order else []
-        if _BOTH in (self.scheme, *self.layers.values()):
+        if _INNER in schemes:
+            parts += [f"a step for {self.group} columns", "rotated" if self.rotation else "not rotated"]
+        if schemes & {_BOTH, _INNER}:
             parts.append(f"{self.activations} activations")
             parts += ["a weight scale a layer"] if self.weight_scales == "tensor" else []
         if self.method == "smoothquant":

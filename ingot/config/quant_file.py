@@ -31,6 +31,7 @@ def read_quant(
     activations: str | None = None,
     alpha: float | str | None = None,
     weight_scales: str | None = None,
+    rotation: bool | None = None,
 ) -> QuantConfig:
     """The config that ``named`` means: one itself, a scheme's name, a YAML file's path, or None: no scheme.
 
@@ -40,7 +41,12 @@ def read_quant(
         ConfigError: no such scheme or file, or a value out of range.
     """
     given: dict[str, Any] = {"group": group, "symmetric": symmetric, "head": head, "method": method}
-    given |= {"activations": activations, "alpha": alpha, "weight_scales": weight_scales}
+    given |= {
+        "activations": activations,
+        "alpha": alpha,
+        "weight_scales": weight_scales,
+        "rotation": rotation,
+    }
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if isinstance(named, QuantConfig):
         return named.replace(**changes) if changes else named

@@ -25,15 +25,16 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
+from ingot.engine.rotated import check_rotation, rotated
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized
-from ingot.quant.schemes import is_dense
+from ingot.quant.schemes import is_dense, is_int8
 from ingot.quant.weight_only import WeightOnly
 
 Load = Callable[[str], torch.Tensor]
@@ -115,7 +116,20 @@ class Assembly:
         return packed_tensors(self.model, load if chosen is None else chosen.load, device, chosen)
 
     def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor by the model's name for it, as it is before packing."""
+        """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
+        where it was rotated and is packed with its input in 8 bits.
+        """
+        dtype = parse_dtype(self.build.dtype)
+        if not self.quant.rotation:
+            return self.original(target, checkpoint)
+        tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint))
+        path, _, leaf = target.rpartition(".")
+        module = self.model.get_submodule(path)
+        narrow = leaf == "weight" and isinstance(module, Linear) and is_int8(module.scheme)
+        return tensor.float() if narrow else cast_weight(target, tensor, dtype)
+
+    def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+        """One tensor of the checkpoint by the model's name for it, in the engine's dtype."""
         return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
 
 
@@ -143,7 +157,13 @@ def empty_model(
     quant: QuantConfig,
     plan: KernelPlan,
 ) -> Decoder:
-    """The modules on the meta device: shapes without memory."""
+    """The modules on the meta device: shapes without memory.
+
+    Raises:
+        ConfigError: ``quant`` rotates a model that a rotation would change.
+    """
+    if quant.rotation:
+        check_rotation(config)
     ctx = BuildContext(quant, plan, parse_dtype(build.dtype))
     with torch.device("meta"):
         return architecture.build(config, ctx, build.max_seq_len)
@@ -167,7 +187,8 @@ def packed_tensors(
         if not names:
             continue
         if isinstance(module, Linear):
-            copied = path == HEAD and model.config.tie_word_embeddings  # tied, but stored in fewer bits
+            # Tied, but stored in fewer bits; a rotated head is another matrix than the embedding.
+            copied = path == HEAD and model.config.tie_word_embeddings and not model.quant.rotation
             weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
             numbers = chosen.numbers(path) if chosen is not None else None
             bias = load(f"{prefix}bias") if module.has_bias else None
@@ -189,7 +210,7 @@ def packed_tensors(
 def _packed(
     linear: Linear, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    if isinstance(linear.scheme, Int8Both):
+    if isinstance(linear.scheme, Int8Products):
         return linear.scheme.pack(weight, bias, input_scale)
     return linear.scheme.pack(weight, bias)
 
@@ -197,7 +218,7 @@ def _packed(
 def _of_numbers(
     linear: Linear, numbers: Quantized, bias: torch.Tensor | None, input_scale: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    if isinstance(linear.scheme, Int8Both):
+    if isinstance(linear.scheme, Int8Products):
         return linear.scheme.of_quantized(numbers, bias, input_scale)
     assert isinstance(linear.scheme, WeightOnly), linear.scheme.name
     return linear.scheme.of_quantized(numbers, bias)

@@ -40,7 +40,7 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
     """Write the checkpoint; returns ``folder``. Other files than weights and config are linked.
 
     It takes the original's bytes of disk, and 4 for each value of a layer in fewer bits. A head that is tied
-    in the original and stored in fewer bits becomes a tensor of its own.
+    in the original and stored in fewer bits, or rotated, becomes a tensor of its own.
 
     Args:
         engine: an engine folder.
@@ -51,7 +51,8 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
     """
     manifest = Manifest.read(engine)
     folder.mkdir(parents=True)
-    untied = manifest.model.tie_word_embeddings and manifest.quant.head != "none"
+    own_head = manifest.quant.head != "none" or manifest.quant.rotation
+    untied = manifest.model.tie_word_embeddings and bool(own_head)
     _copy_files(checkpoint, folder, untied=untied)
     with open_checkpoint(checkpoint) as source:
         assembly = Assembly.of(source, manifest.build, manifest.quant)
@@ -79,31 +80,31 @@ def _tensors(
     narrow = {name: m for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
     mapped = {name: assembly.mapped[f"{name}.weight"] for name in narrow}
     changed = list(_changed(assembly, reader, source))
-    replaced = {part for name, one in mapped.items() if not _copied(name, one) for part in one.sources}
-    replaced |= {part for one in changed for part in one.sources}
+    replaced = {part for one in mapped.values() if not _copied(one) for part in one.sources}
+    replaced |= {part for one in changed if not _copied(one) for part in one.sources}
     if source.packed is not None:
         used = {part for one in assembly.mapped.values() for part in one.sources}
         replaced |= {name for name in source.packed.idle_biases() if name not in used}
     yield from ((name, source.read(name)) for name in source.tensors if name not in replaced)
     for one in changed:
         yield from _restored(one, reader.read(one.target).float(), source)
+        reader.release()
     for name, linear in narrow.items():
-        wide = _dequantized(name, linear, reader)
-        if _copied(name, mapped[name]):
-            yield f"{HEAD}.weight", wide
-        else:
-            yield from _restored(mapped[name], wide, source)
+        yield from _restored(mapped[name], _dequantized(name, linear, reader), source)
         reader.release()
 
 
 def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> Iterator[MappedTensor]:
-    """Tensors of the decoder's layers, stored whole, that are not the original's in the engine's dtype."""
+    """Tensors stored whole that are not the original's in the engine's dtype: of the decoder's layers, of a
+    rotated model also others.
+    """
     narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
     for name in assembly.layout():
         one = assembly.mapped.get(name)
-        if one is None or name in narrow or not name.startswith("layers."):
+        fixed = not (name.startswith("layers.") or assembly.quant.rotation)
+        if one is None or name in narrow or fixed:
             continue
-        if not torch.equal(reader.read(name), assembly.load(name, source)):
+        if not torch.equal(reader.read(name), assembly.original(name, source)):
             yield one
         reader.release()
 
@@ -111,14 +112,17 @@ def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> I
 def _restored(
     mapped: MappedTensor, tensor: torch.Tensor, source: Checkpoint
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The sources of one of the engine's tensors, by their names."""
+    """The sources of one of the engine's tensors, by their names; a head that was tied has its own."""
+    if _copied(mapped):
+        yield f"{HEAD}.weight", tensor
+        return
     shapes = [tuple(source.tensors[part].shape) for part in mapped.sources]
     yield from zip(mapped.sources, _parts(mapped, tensor, shapes), strict=True)
 
 
-def _copied(name: str, mapped: MappedTensor) -> bool:
-    """Whether the head is a copy of a tied embedding."""
-    return name == HEAD and mapped.tied_to is not None
+def _copied(mapped: MappedTensor) -> bool:
+    """Whether a tensor is the head of a model whose head is its embedding."""
+    return mapped.target == f"{HEAD}.weight" and mapped.tied_to is not None
 
 
 def _dequantized(name: str, linear: Linear, reader: WeightsReader) -> torch.Tensor:

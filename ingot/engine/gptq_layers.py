@@ -13,7 +13,10 @@ import torch
 
 from ingot.engine.calibrate import CalibratedLayer, naming
 from ingot.quant.gptq import HessianSum, gptq
+from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.rounding import Quantized, dequantize
+from ingot.quant.schemes import LinearScheme
+from ingot.quant.two_level import two_levels
 from ingot.quant.weight_only import WeightOnly
 
 
@@ -30,10 +33,11 @@ class GptqLayers:
 
     A layer sees what the layers before it give once quantized, so that it makes up for their errors. Columns
     are taken by the size of their inputs, with scales of the weight as it is, in 4 bits of ranges that the
-    inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``).
+    inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``). Of w4a8 the levels are those of the
+    weight as it is, and GPTQ takes numbers of the grid that they make.
     """
 
-    def __init__(self, schemes: Mapping[str, WeightOnly], device: torch.device) -> None:
+    def __init__(self, schemes: Mapping[str, LinearScheme], device: torch.device) -> None:
         self._schemes = schemes
         self._device = device
 
@@ -47,16 +51,35 @@ class GptqLayers:
             if isinstance(seen, HessianSum):
                 scheme, weight = self._schemes[name], layer.weight(f"{name}.weight")
                 with naming(name):
-                    found = gptq(
-                        weight,
-                        seen.mean(),
-                        scheme.bits,
-                        scheme.group,
-                        symmetric=scheme.symmetric,
-                        act_order=True,
-                        static_groups=True,
-                        clip=scheme.bits == 4,
-                        scale_dtype=weight.dtype,
-                    ).quantized
+                    found = _chosen(scheme, weight, seen.mean())
                 layer.replace(f"{name}.weight", dequantize(found))
                 yield name, found
+
+
+def _chosen(scheme: LinearScheme, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
+    """The numbers of one weight [N, K] by its inputs' mean of x·xᵀ."""
+    if isinstance(scheme, Int4InInt8):
+        levels = two_levels(weight, scheme.group, hessian.diagonal())
+        found = gptq(
+            weight,
+            hessian,
+            4,
+            scheme.group,
+            symmetric=False,
+            act_order=True,
+            scale_dtype=torch.float32,
+            grid=levels.grid(),
+        ).quantized
+        return levels.quantized(found.numbers, scheme.group)
+    assert isinstance(scheme, WeightOnly), scheme.name
+    return gptq(
+        weight,
+        hessian,
+        scheme.bits,
+        scheme.group,
+        symmetric=scheme.symmetric,
+        act_order=True,
+        static_groups=True,
+        clip=scheme.bits == 4,
+        scale_dtype=weight.dtype,
+    ).quantized

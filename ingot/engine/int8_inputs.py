@@ -25,7 +25,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
 
 
@@ -62,7 +62,7 @@ def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
             reader.read(f"{name}.input_scale").clone() if linear.scheme.static else None,
         )
         for name, linear in linears(assembly.model).items()
-        if isinstance(linear.scheme, Int8Both)
+        if isinstance(linear.scheme, Int8Products)
     )
 
 

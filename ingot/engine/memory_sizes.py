@@ -30,10 +30,12 @@ from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.kernels.cache_scales import SCALE_BYTES
+from ingot.kernels.int4_weight import num_groups
 from ingot.layers.linear import Linear, linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
-from ingot.quant.int8_both import PIECE, Int8Both
+from ingot.quant.int4_in_int8 import Int4InInt8
+from ingot.quant.int8_products import PIECE, Int8Products
 from ingot.quant.schemes import is_dense, is_int8
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
@@ -115,7 +117,8 @@ def activation_bytes(
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
     CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
-    numbers and scales count on top instead, on a CPU with a product's temporaries.
+    numbers and scales count on top instead, on a CPU with a product's temporaries; of w4a8 with the weight
+    as int8, whole on a CPU, too.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)
@@ -146,12 +149,17 @@ def _narrow_bytes(
 
 
 def _int8_bytes(linear: Linear, tokens: int, kernels: bool) -> int:
-    """Bytes of a product's input in 8 bits; the twin's pieces of weight, sums and outputs with it."""
+    """Bytes of a product's input in 8 bits, and of a weight that is written as int8 for it; the twin's pieces
+    of weight, sums and outputs with them.
+    """
     size, outputs = linear.in_features, linear.out_features
     scheme = linear.scheme
-    assert isinstance(scheme, Int8Both)
+    assert isinstance(scheme, Int8Products)
     scales = size // scheme.input_group if scheme.input_group else 1
     numbers = tokens * (size + scales * 4)
+    if isinstance(scheme, Int4InInt8):
+        expanded = outputs * num_groups(size, scheme.group) * scheme.group
+        numbers += expanded if kernels else expanded + min(expanded, PIECE) * _TWIN_PIECE_BYTES
     if kernels:
         return numbers
     rows = min(outputs, max(1, PIECE // size))

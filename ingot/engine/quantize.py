@@ -31,7 +31,9 @@ from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
+from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.rounding import Quantized
+from ingot.quant.schemes import is_int8
 from ingot.quant.weight_only import WeightOnly
 
 Tell = Callable[[str], None]
@@ -85,8 +87,9 @@ class CalibratedWeights:
         self._schemes = {
             name: linear.scheme
             for name, linear in linears(assembly.model).items()
-            if name != HEAD and isinstance(linear.scheme, WeightOnly)
+            if name != HEAD and isinstance(linear.scheme, _chosen_kinds(assembly.quant.method))
         }
+        self._int8 = {name for name, linear in linears(assembly.model).items() if is_int8(linear.scheme)}
         self._quant = assembly.quant
         self._dtype = parse_dtype(assembly.build.dtype)
         self._device = device
@@ -102,7 +105,8 @@ class CalibratedWeights:
         )
 
     def load(self, name: str) -> torch.Tensor:
-        """A tensor as it is before packing, in the engine's dtype, on the CPU.
+        """A tensor as it is before packing, on the CPU: fp32 where it is packed with its input in 8 bits,
+        else in the engine's dtype.
 
         Raises:
             BuildError: what a layer sees is not finite, its numbers cannot be chosen, or a factor that was
@@ -112,8 +116,9 @@ class CalibratedWeights:
         index = _layer_of(name)
         if index is None:
             return self._load(name)
-        layer = self._reach(index)
-        return cast_weight(name, layer.weight(name).cpu(), self._dtype)
+        tensor = self._reach(index).weight(name).cpu()
+        narrow = name.removesuffix(".weight") in self._int8
+        return tensor.float() if narrow else cast_weight(name, tensor, self._dtype)
 
     def numbers(self, name: str) -> Quantized | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.
@@ -152,12 +157,18 @@ class CalibratedWeights:
 
     def _make_method(self, assembly: Assembly) -> Method:
         if self._quant.method == "awq":
-            return AwqLayers(assembly.model_config, self._schemes, self._dtype, self._device)
+            weight_only = {n: s for n, s in self._schemes.items() if isinstance(s, WeightOnly)}
+            return AwqLayers(assembly.model_config, weight_only, self._dtype, self._device)
         assert self._quant.method == "gptq", self._quant.method
         return GptqLayers(self._schemes, self._device)
 
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")
+
+
+def _chosen_kinds(method: str) -> tuple[type, ...]:
+    """The schemes whose numbers a method chooses."""
+    return (WeightOnly, Int4InInt8) if method == "gptq" else (WeightOnly,)
 
 
 def _layer_of(name: str) -> int | None:

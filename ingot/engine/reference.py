@@ -30,7 +30,7 @@ from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
 from ingot.quant.schemes import Dense
 from ingot.quant.weight_only import WeightOnly
@@ -197,10 +197,10 @@ class Lane:
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
         scheme = linear.scheme
-        if isinstance(scheme, Int8Both):
+        if isinstance(scheme, Int8Products):
             step = self._vector(f"{name}.input_scale") if scheme.static else None
             x = rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips)
-            pieces = _int8_pieces(scheme.int8_weight(tensors, linear.in_features), x)
+            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         else:
             assert isinstance(scheme, Dense | WeightOnly), scheme.name
             stored = scheme.stored(tensors, linear.in_features)

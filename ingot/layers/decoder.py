@@ -78,8 +78,10 @@ class Decoder(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Whether the head's weight is the embedding itself; a head in fewer bits is a copy."""
-        return self.config.tie_word_embeddings and self.quant.head == "none"
+        """Whether the head's weight is the embedding itself; a head in fewer bits is a copy, and one of a
+        rotated stream a matrix of its own.
+        """
+        return self.config.tie_word_embeddings and self.quant.head == "none" and not self.quant.rotation
 
     def tie(self) -> None:
         """Make the head's weight the embedding where it is ``tied``."""

@@ -15,7 +15,7 @@ from ingot.config.quant import HEAD
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.schemes import Dense, is_dense, is_int8, takes_small_products
 from ingot.quant.weight_only import WeightOnly
 
@@ -52,8 +52,8 @@ class Linear(nn.Module):
         return self.scheme.stored(self._parameters, self.in_features)
 
     def int8_weight(self) -> Int8Weight:
-        """The weight as int8 products read it, of a layer that ``is_int8``."""
-        assert isinstance(self.scheme, Int8Both), self.scheme.name
+        """The weight as int8 products read it, of a layer that ``is_int8``; of w4a8 a temporary."""
+        assert isinstance(self.scheme, Int8Products), self.scheme.name
         return self.scheme.int8_weight(self._parameters, self.in_features)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:

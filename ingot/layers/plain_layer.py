@@ -20,7 +20,7 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
-from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
 
 
@@ -60,7 +60,7 @@ def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
 def _product(linear: Linear, x: torch.Tensor, flips: bool) -> torch.Tensor:
     """x · Wᵀ + b with what the layer's weight and input mean, in the dtype of x."""
     tensors = {name: None if p is None else p.detach().cpu() for name, p in linear._parameters.items()}
-    if isinstance(linear.scheme, Int8Both):
+    if isinstance(linear.scheme, Int8Products):
         wide = x if x.dtype == torch.float64 else x.float()
         step = tensors.get("input_scale")
         x = rounded_rows(wide, linear.scheme.input_group, step, flips=flips).to(x.dtype)

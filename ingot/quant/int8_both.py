@@ -1,18 +1,14 @@
 """Weights and activations in 8 bits: w8a8.
 
-Owns what the scheme stores and how it multiplies. The rule that rounds activations and the exact product are
-kernels/int8_rows.py's. Knows no model, and not how a static scale is found.
+Owns what the scheme stores; how it multiplies is int8_products.py's. Knows no model, and not how a static
+scale is found.
 
     scheme = Int8Both()
     y = scheme.apply(x, scheme.pack(weight, bias))
-
-Sums of products of numbers are exact, so that a row's outputs depend on that row alone, in any order and in
-any company: the scheme is its own batch-invariant form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,19 +16,15 @@ import torch
 import torch.nn.functional as F
 
 from ingot.errors import BuildError
-from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.int8_linear import int8_linear
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
-from ingot.kernels.silu_mul_int8 import quantized
+from ingot.kernels.int8_rows import Int8Weight
+from ingot.quant.int8_products import Int8Products, Tensors
 from ingot.quant.rounding import Quantized, quantize
 
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
 ALIGNMENT = 16  # bytes: rows start at multiples of it
-Tensors = Mapping[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class Int8Both:
+class Int8Both(Int8Products):
     """W = q · scale with q in -127 … 127 and a scale a row; x the same, by rows as they come or by one scale.
     Checkpoints that others quantized may have -128 in W, which changes nothing.
 
@@ -107,45 +99,9 @@ class Int8Both:
         assert scales is not None
         return Int8Weight(weight[:, :in_features], scales)
 
-    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
-        """W [N, K] by plain PyTorch."""
-        weight = self.int8_weight(tensors, in_features)
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
-
-    def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
-        """Activations [M, K] in 8 bits."""
-        if self.static:
-            return quantized(x, static=tensors["input_scale"])
-        return quantized(x, self.input_group)
-
-    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-        """x · Wᵀ + b for x [..., K]."""
-        rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
-        y = multiply(rows, self.int8_weight(tensors, x.shape[-1]), x.dtype, tensors.get("bias"))
-        return y.view(*x.shape[:-1], -1)
-
-    def batch_invariant(self) -> Int8Both:
-        """Itself."""
-        return self
-
-
-def multiply(x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
-    """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
-    if runs_on_gpu(x.values):
-        return int8_linear(x, weight, dtype, bias)
-    rows = max(1, PIECE // max(weight.values.shape[1], 1))
-    count = weight.values.shape[0]
-    pieces = [
-        int8_product(
-            x,
-            Int8Weight(weight.values[start : start + rows], weight.scales[start : start + rows]),
-            dtype,
-            None if bias is None else bias[start : start + rows],
-        )
-        for start in range(0, count, rows)
-    ]
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
+    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """The same: no kernel makes it."""
+        return self.int8_weight(tensors, in_features)
 
 
 def _checked(input_scale: torch.Tensor | None) -> torch.Tensor:

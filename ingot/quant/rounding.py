@@ -43,6 +43,7 @@ class Quantized:
         zeros: uint8 of the shape of ``scales``; None for symmetric numbers: 0 of int8, 8 of 4 bits.
         group: columns that share a scale; the last group may be shorter. 0: the whole row.
         order: int32 [K] where column j of ``numbers`` is the weight's column ``order[j]``; None: by column.
+        units: fp32 [N] where a row's scales are whole multiples of one value (two_level.py); else None.
     """
 
     numbers: torch.Tensor
@@ -51,6 +52,7 @@ class Quantized:
     bits: int
     group: int
     order: torch.Tensor | None = None
+    units: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from ingot.config.quant import QuantConfig
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.kernels.stored_weight import StoredWeight
+from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_both import Int8Both
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.weight_only import InvariantWeightOnly, WeightOnly
 
 Shape = tuple[int, ...]
@@ -128,6 +130,9 @@ def make_scheme(config: QuantConfig, input_group: int = 0) -> LinearScheme:
     if config.scheme == "w8a8":
         static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
         return Int8Both(static, per_tensor, 0 if static else input_group)
+    if config.scheme == "w4a8":
+        assert config.group is not None
+        return Int4InInt8(config.group, input_group)
     if config.scheme in ("w8a16", "w4a16"):
         assert config.group is not None
         bits = 8 if config.scheme == "w8a16" else 4
@@ -142,8 +147,8 @@ def takes_small_products(scheme: LinearScheme) -> bool:
 
 
 def is_int8(scheme: LinearScheme) -> bool:
-    """Whether a layer multiplies activations in 8 bits by weights in 8 bits (int8_both.py)."""
-    return isinstance(scheme, Int8Both)
+    """Whether a layer multiplies activations in 8 bits by numbers of 8 bits (int8_products.py)."""
+    return isinstance(scheme, Int8Products)
 
 
 def is_dense(scheme: LinearScheme) -> bool:

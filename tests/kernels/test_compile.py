@@ -20,6 +20,7 @@ KERNELS = {
     "bin_scores_kernel",
     "find_cut_kernel",
     "dequantize_kernel",
+    "expand_int8_kernel",
     "int8_matmul_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",

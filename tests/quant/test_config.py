@@ -21,6 +21,8 @@ CONFIGS = [
     QuantConfig("w8a8"),
     QuantConfig("w8a8", activations="static", weight_scales="tensor"),
     QuantConfig("w8a8", method="smoothquant", alpha="search", layers={"*.down_proj": "w4a16"}),
+    QuantConfig("w4a8", group=64, method="gptq"),
+    QuantConfig("w4a8", rotation=False, head="w8a16", layers={"*.down_proj": "w8a8"}),
 ]
 
 
@@ -40,6 +42,9 @@ def test_defaults() -> None:
     w8a8 = QuantConfig("w8a8")
     assert (w8a8.activations, w8a8.alpha, w8a8.weight_scales) == ("dynamic", None, "channel")
     assert QuantConfig("w8a16").activations == "none"
+    w4a8 = QuantConfig("w4a8")
+    assert (w4a8.group, w4a8.symmetric, w4a8.activations, w4a8.rotation) == (128, False, "dynamic", True)
+    assert (w8a8.rotation, QuantConfig("w8a16", layers={"*.down_proj": "w4a8"}).rotation) == (False, True)
     assert QuantConfig("w8a8", method="smoothquant").alpha == 0.5
     assert (QuantConfig().dense, QuantConfig(head="w8a16").dense) == (True, False)
 
@@ -68,6 +73,12 @@ def test_defaults() -> None:
         ({"scheme": "w8a16", "method": "smoothquant"}, r"seen: smoothquant; allowed: .*round.*gptq"),
         ({"scheme": "w8a8", "method": "gptq"}, r"seen: gptq; allowed: .*round.*smoothquant"),
         ({"scheme": "none", "method": "gptq"}, r"seen: gptq; allowed: .*round\b"),
+        ({"scheme": "w4a8", "group": 32}, r"seen: 32; allowed: .*64, 128.*--group-size"),
+        ({"scheme": "w4a8", "symmetric": True}, r"seen: True; allowed: .*False.*--asymmetric"),
+        ({"scheme": "w4a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
+        ({"scheme": "w4a8", "activations": "static"}, r"seen: static; allowed: .*dynamic"),
+        ({"scheme": "w8a8", "rotation": True}, r"seen: True; allowed: .*False.*--no-rotate"),
+        ({"scheme": "w4a8", "rotation": "yes"}, r"seen: yes; allowed: .*True, False.*--rotate"),
         (
             {"scheme": "w4a16", "method": "gptq", "activations": "static", "layers": {"*": "w8a8"}},
             r"seen: static; allowed: .*dynamic",

@@ -12,7 +12,7 @@ from ingot.config.quant import QuantConfig
 from ingot.errors import BuildError
 from ingot.kernels.int8_rows import dequantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
-from ingot.quant import int8_both
+from ingot.quant import int8_products
 from ingot.quant.int8_both import Int8Both
 from ingot.quant.schemes import is_dense, is_int8, make_scheme, takes_small_products
 
@@ -76,7 +76,7 @@ def test_a_cpu_widens_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
     scheme = Int8Both()
     tensors, x = scheme.pack(some(19, 64), torch.randn(19)), torch.randn(4, 64)
     whole = scheme.apply(x, tensors)
-    monkeypatch.setattr(int8_both, "PIECE", 5 * 64)
+    monkeypatch.setattr(int8_products, "PIECE", 5 * 64)
     assert torch.equal(scheme.apply(x, tensors), whole)
 
 

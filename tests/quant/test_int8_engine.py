@@ -26,7 +26,7 @@ from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer
 from ingot.llm.repro import replay as replay_layer
 from ingot.llm.verify import verify
-from ingot.quant import int8_both
+from ingot.quant import int8_products
 from ingot.quant.int8_both import Int8Both
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
@@ -152,7 +152,7 @@ def test_scales_of_other_rows_are_named(
     ) -> torch.Tensor:
         return int8_product(x, dataclasses.replace(weight, scales=weight.scales.roll(1)), dtype, bias)
 
-    monkeypatch.setattr(int8_both, "multiply", rolled)
+    monkeypatch.setattr(int8_products, "multiply", rolled)
     found = verify(folder, "cpu", note=False)
     assert (found.verdict, found.first_bad_module) == ("failed", "layers.0.self_attn")
 

@@ -1,0 +1,99 @@
+"""A decoder whose stream is turned by an orthogonal matrix, with the same outputs.
+
+Owns which tensors the rotation changes and how. The matrix is quant/hadamard.py's. Knows no file and no
+number format.
+
+    check_rotation(model_config)
+    tensor = rotated("layers.0.mlp.down_proj.weight", model_config, load)
+
+RMSNorm divides a vector by its length, which no rotation changes, and multiplies by its weight. With that
+weight moved into the columns that read the normalised stream, everything between embedding and head is linear
+in the stream, and R can go into all that writes it (embedding, output and down products) and its transpose,
+by way of x R · (W R)ᵀ = x Wᵀ, into all that reads it (QKV, gate and up, head). The values of each head are
+turned in the same way, between the value rows of the QKV product and the columns of the output product:
+attention is linear in them. All of that costs nothing at run time. (QuaRot, arXiv 2404.00456, and SpinQuant,
+arXiv 2405.16406, without its training.) The input of the down product stays as it is: behind SiLU · up it
+could only be turned at run time.
+
+A tied head reads with another weight than the embedding then, since the final norm's weight is in it alone:
+it becomes a tensor of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ingot.config.model import DecoderConfig
+from ingot.config.quant import HEAD
+from ingot.errors import ConfigError
+from ingot.quant.hadamard import rotate
+
+Load = Callable[[str], torch.Tensor]  # a tensor by the model's name for it
+_NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+
+
+def check_rotation(config: DecoderConfig) -> None:
+    """Refuse a model that a rotation would change.
+
+    Raises:
+        ConfigError: its norms take the mean off, which a rotation does not keep.
+    """
+    if config.norm != "rms_norm":
+        raise ConfigError(
+            "the stream of this model cannot be rotated",
+            seen=f"{config.architecture}: {config.norm}",
+            allowed="models with RMSNorm",
+            fix="--no-rotate",
+        )
+
+
+def rotated(name: str, config: DecoderConfig, load: Load) -> torch.Tensor:
+    """A tensor of the rotated model.
+
+    Args:
+        name: the model's.
+        config: of a model that passes ``check_rotation``.
+        load: gives the checkpoint's tensors, in any dtype; the head's also where it is tied.
+
+    Returns:
+        fp32 where the rotation changes the tensor, else what ``load`` gives.
+    """
+    prefix, _, leaf = name.rpartition(".")
+    path, _, module = prefix.rpartition(".")
+    if name == "norm.weight" or name.endswith(_NORMS):
+        return torch.ones_like(load(name))
+    if name == "embed_tokens.weight":
+        return rotate(load(name))
+    if name == f"{HEAD}.weight":
+        return _read(load(name), load("norm.weight"))
+    if module == "qkv_proj":
+        tensor = _turned_values(load(name), config)
+        return _read(tensor, load(_norm_of(path, _NORMS[0]))) if leaf == "weight" else tensor
+    if module in ("gate_up_proj", "up_proj") and leaf == "weight":
+        return _read(load(name), load(_norm_of(path, _NORMS[1])))
+    if module in ("o_proj", "down_proj"):
+        tensor = load(name).float()
+        if module == "o_proj" and leaf == "weight":
+            tensor = rotate(tensor.unflatten(1, (config.num_heads, config.head_dim))).flatten(1)
+        return rotate(tensor.T).T.contiguous() if leaf == "weight" else rotate(tensor)
+    return load(name)
+
+
+def _norm_of(path: str, norm: str) -> str:
+    """The norm before a layer's ``self_attn`` or ``mlp``."""
+    return f"{path.rpartition('.')[0]}.{norm}"
+
+
+def _read(weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    """The weight [N, K] of a product that reads the normalised stream."""
+    return rotate(weight.float() * norm.float())
+
+
+def _turned_values(tensor: torch.Tensor, config: DecoderConfig) -> torch.Tensor:
+    """Weight or bias of the QKV product with each head's value rows turned."""
+    kept, values = tensor.float().split([config.q_size + config.kv_size, config.kv_size])
+    heads = values.unflatten(0, (config.num_kv_heads, config.head_dim))
+    turned = rotate(heads.transpose(1, -1)).transpose(1, -1) if tensor.dim() > 1 else rotate(heads)
+    return torch.cat([kept, turned.flatten(0, 1)])

@@ -1,0 +1,105 @@
+"""Weights in 4 bits inside numbers of 8, activations in 8 bits: w4a8.
+
+Owns what the scheme stores. The form is kernels/int4_weight.py's, the choice of numbers two_level.py's, the
+product int8_products.py's. Knows no model.
+
+    scheme = Int4InInt8(group=128)
+    y = scheme.apply(x, scheme.pack(weight, bias))
+
+A product first writes the weight as int8 into a temporary, N bytes a column: half a byte a weight is kept and
+read, at the price of a pass that writes a byte and of another that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ingot.kernels.expand_int8 import expand_int8
+from ingot.kernels.int4_weight import Int4Weight, expanded, fits_int8, num_groups, pack_pairs
+from ingot.kernels.int8_rows import Int8Weight
+from ingot.quant.int8_products import Int8Products, Tensors
+from ingot.quant.rounding import Quantized
+from ingot.quant.two_level import quantize_two_level, steps_of
+
+
+@dataclass(frozen=True)
+class Int4InInt8(Int8Products):
+    """W = scale · (q - zero) · step with q in 0 … 15; x in 8 bits by rows as they come.
+
+    Tensors: ``pairs`` uint8 [N, K padded to whole groups / 2], ``steps`` and ``zeros`` uint8 [groups, N],
+    ``scales`` fp32 [N], ``bias`` [N] where there is one.
+
+    Attributes:
+        group: columns that share a step and a zero, 128 or 64.
+        input_group: so many neighbouring activations of a row share a scale; 0: the row.
+    """
+
+    group: int = 128
+    input_group: int = 0
+    name: ClassVar[str] = "w4a8"
+    fixed: ClassVar[frozenset[str]] = frozenset({"scales"})
+
+    @property
+    def static(self) -> bool:
+        """Never: each token has its scales."""
+        return False
+
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """Empty tensors."""
+        groups = num_groups(in_features, self.group)
+        tensors = {
+            "pairs": torch.empty(out_features, groups * self.group // 2, dtype=torch.uint8),
+            "steps": torch.empty(groups, out_features, dtype=torch.uint8),
+            "zeros": torch.empty(groups, out_features, dtype=torch.uint8),
+            "scales": torch.empty(out_features, dtype=torch.float32),
+        }
+        return tensors | ({"bias": torch.empty(out_features, dtype=dtype)} if bias else {})
+
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The numbers nearest to ``weight`` [N, K].
+
+        Raises:
+            BuildError: a weight is not finite.
+        """
+        return self.of_quantized(quantize_two_level(weight, self.group), bias, input_scale)
+
+    def of_quantized(
+        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of numbers of two levels (two_level.py)."""
+        assert found.units is not None
+        assert found.zeros is not None
+        assert input_scale is None, "activations have the scales that they come with"
+        steps = steps_of(found)
+        assert fits_int8(steps, found.zeros), "a group's numbers leave int8"
+        tensors = {
+            "pairs": pack_pairs(found.numbers, self.group, found.zeros),
+            "steps": steps,
+            "zeros": found.zeros,
+            "scales": found.units,
+        }
+        return tensors if bias is None else tensors | {"bias": bias}
+
+    def stored(self, tensors: Tensors, in_features: int) -> Int4Weight:
+        """The weight as the kernels read it."""
+        pairs, steps, zeros, scales = (tensors[name] for name in ("pairs", "steps", "zeros", "scales"))
+        assert pairs is not None
+        assert steps is not None
+        assert zeros is not None
+        assert scales is not None
+        return Int4Weight(pairs, steps, zeros, scales, self.group, in_features)
+
+    def int8_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """What int8 products multiply by: a temporary that is written anew each time."""
+        return expand_int8(self.stored(tensors, in_features))
+
+    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """``int8_weight`` without a kernel."""
+        return expanded(self.stored(tensors, in_features))

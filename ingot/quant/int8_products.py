@@ -1,0 +1,108 @@
+"""Linear layers whose products are of 8 bits on both sides, however the weight is stored.
+
+Owns the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
+int4_in_int8.py. The rule that rounds activations and the exact product are kernels/int8_rows.py's. Knows no
+model.
+
+    y = scheme.apply(x, tensors)
+
+Sums of products of numbers are exact, so that a row's outputs depend on that row alone, in any order and in
+any company: such a scheme is its own batch-invariant form.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import torch
+
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.silu_mul_int8 import quantized
+from ingot.quant.rounding import Quantized
+
+PIECE = 1 << 20  # values of a weight that a CPU widens at once
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+class Int8Products(ABC):
+    """y = x · Wᵀ + b with x in 8 bits, by rows as they come or by one scale, and W as int8 numbers and a
+    scale a row.
+    """
+
+    name: ClassVar[str]
+    input_group: int
+
+    @property
+    @abstractmethod
+    def static(self) -> bool:
+        """Whether activations have one scale, the tensor ``input_scale``."""
+
+    @abstractmethod
+    def layout(
+        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor]:
+        """Empty tensors."""
+
+    @abstractmethod
+    def pack(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The numbers nearest to ``weight`` [N, K]."""
+
+    @abstractmethod
+    def of_quantized(
+        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of numbers that are chosen already."""
+
+    @abstractmethod
+    def int8_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """What int8 products multiply by; ``values`` [N, K] has rows of a multiple of 16 bytes."""
+
+    @abstractmethod
+    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+        """``int8_weight`` without a kernel."""
+
+    def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+        """W [N, K] by plain PyTorch."""
+        weight = self.plain_weight(tensors, in_features)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
+
+    def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
+        """Activations [M, K] in 8 bits."""
+        if self.static:
+            return quantized(x, static=tensors["input_scale"])
+        return quantized(x, self.input_group)
+
+    def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
+        """x · Wᵀ + b for x [..., K]."""
+        rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
+        y = multiply(rows, self.int8_weight(tensors, x.shape[-1]), x.dtype, tensors.get("bias"))
+        return y.view(*x.shape[:-1], -1)
+
+    def batch_invariant(self) -> Self:
+        """Itself."""
+        return self
+
+
+def multiply(x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+    """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
+    if runs_on_gpu(x.values):
+        return int8_linear(x, weight, dtype, bias)
+    rows = max(1, PIECE // max(weight.values.shape[1], 1))
+    count = weight.values.shape[0]
+    pieces = [
+        int8_product(
+            x,
+            Int8Weight(weight.values[start : start + rows], weight.scales[start : start + rows]),
+            dtype,
+            None if bias is None else bias[start : start + rows],
+        )
+        for start in range(0, count, rows)
+    ]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
