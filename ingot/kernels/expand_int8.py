@@ -89,7 +89,7 @@ def expand_int8_triton(weight: Int4Weight, tiles: Mapping[str, int] | None = Non
             TOGETHER=choice["TOGETHER"],
             num_warps=choice["num_warps"],
         )
-    return Int8Weight(out[:, : weight.in_features], weight.scales)
+    return Int8Weight(out[:, : weight.in_features], weight.scales, temporary=True)
 
 
 expand_int8_reference = expanded

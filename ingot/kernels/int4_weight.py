@@ -74,7 +74,7 @@ def expanded(weight: Int4Weight) -> Int8Weight:
     rows = max(1, PIECE // width)
     for start in range(0, outputs, rows):
         values[start : start + rows] = _values(rows_of(weight, start, start + rows))
-    return Int8Weight(values[:, : weight.in_features], weight.scales)
+    return Int8Weight(values[:, : weight.in_features], weight.scales, temporary=True)
 
 
 def _values(weight: Int4Weight) -> torch.Tensor:

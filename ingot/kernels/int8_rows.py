@@ -40,10 +40,18 @@ class Int8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """A weight [N, K]: ``values`` int8 [N, K], rows contiguous; ``scales`` fp32 [N], one an output."""
+    """A weight [N, K].
+
+    Attributes:
+        values: int8 [N, K], rows contiguous.
+        scales: fp32 [N], one an output.
+        temporary: a kernel before writes the values; else they are constants, which a product may ask for
+            before that kernel has ended.
+    """
 
     values: torch.Tensor
     scales: torch.Tensor
+    temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True)

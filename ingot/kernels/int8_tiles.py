@@ -68,6 +68,13 @@ def whole_steps(choice: Mapping[str, int], group: int) -> dict[str, int]:
     return {**choice, "BLOCK_K": max(next_power_of_two(group), 32)} if group else dict(choice)
 
 
+def waiting(choice: Mapping[str, int], temporary: bool) -> dict[str, int]:
+    """The choice for a weight that is ``temporary``: a product of few rows asks for its weight before the
+    kernel before has ended, and here that is the one that writes it.
+    """
+    return {**choice, "OVERLAP": 1} if temporary else dict(choice)
+
+
 def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
     """What tuning tries: the default first."""
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH")

@@ -16,7 +16,7 @@ import triton
 from ingot.kernels.checks import expect_range, merge_tiles, runs_on_gpu
 from ingot.kernels.int8_checks import expect_product, scale_stride
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.int8_tiles import small_int8_tiles, whole_steps
+from ingot.kernels.int8_tiles import small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
@@ -26,7 +26,7 @@ from ingot.kernels.small_product import MAX_ROWS, expect_rows
 def _choice(x: Int8Rows, weight: Int8Weight, split: bool, tiles: Mapping[str, int] | None) -> dict[str, int]:
     rows, width = x.values.shape
     defaults = small_int8_tiles(rows, weight.values.shape[0], width, x.values.device, x.group, split)
-    choice = whole_steps(merge_tiles(defaults, tiles), x.group)
+    choice = waiting(whole_steps(merge_tiles(defaults, tiles), x.group), weight.temporary)
     expect_rows(choice, rows)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, x.group or choice["BLOCK_K"]))

@@ -27,7 +27,7 @@ from ingot.kernels.checks import (
 )
 from ingot.kernels.int8_checks import expect_product, scale_stride
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
-from ingot.kernels.int8_tiles import small_int8_tiles
+from ingot.kernels.int8_tiles import small_int8_tiles, waiting
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
@@ -56,6 +56,7 @@ def small_int8_qkv_triton(
     (num_tokens, width), device = x.values.shape, x.values.device
     outputs = weight.values.shape[0]
     choice = merge_tiles(small_int8_tiles(num_tokens, outputs, width, device), tiles)
+    choice = waiting(choice, weight.temporary)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=key_cache.dtype, device=device)
     if not num_tokens:

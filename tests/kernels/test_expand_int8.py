@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels import small_int8
 from ingot.kernels.expand_int8 import expand_int8, expand_int8_triton
 from ingot.kernels.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of
 from ingot.kernels.int8_linear import int8_linear
 from ingot.kernels.int8_rows import quantize_rows
+from ingot.kernels.int8_tiles import waiting
 from tests.kernels.int4_case import allowed_pairs, int4_weight
 from tests.kernels.numerics import normal
 
@@ -65,6 +67,21 @@ def test_a_product_s_sums_are_exact(rows: int) -> None:
     wanted = sums.double() * x.scales.cpu().double()[:, None] * weight.scales.cpu().double()
     found = int8_linear(x, expand_int8(weight), torch.float32)
     torch.testing.assert_close(found.cpu().double(), wanted, rtol=1e-6, atol=0)
+
+
+def test_a_product_waits_for_the_weight_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of few rows ask for constants early; the pass before this one is the one that writes it."""
+    weight, _ = int4_weight(64, 256, 128)
+    found = expand_int8(weight)
+    assert found.temporary
+    x = quantize_rows(normal(4, 256, dtype=torch.float32))
+    launched = []
+    monkeypatch.setattr(small_int8, "_launch", lambda *given: launched.append(given[-1]["OVERLAP"]))
+    for one in (found, replace(found, temporary=False)):
+        small_int8.small_int8_linear_triton(x, one, torch.float32, tiles={"OVERLAP": 2})
+        small_int8.int8_linear_parts_triton(x, one, tiles={"OVERLAP": 2})
+    assert launched == [1, 1, 2, 2]
+    assert waiting({"OVERLAP": 2, "BLOCK_N": 64}, True) == {"OVERLAP": 1, "BLOCK_N": 64}
 
 
 def test_what_it_takes() -> None:

@@ -66,6 +66,12 @@ def test_walks_are_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     compare(LLM(tmp_path, device="cpu", quant="w8a8"), monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_walks_of_4_bits_inside_8(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), tmp_path, seed=1)
+    compare(LLM(tmp_path, "cpu", quant="w4a8"), monkeypatch)
+
+
 def test_static_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tiny_config("llama"), tmp_path, seed=3)
     llm = LLM(tmp_path, device="cpu", quant="w8a8")
@@ -97,11 +103,17 @@ def test_a_tap_sees_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("quant", ["w8a8", "w4a8"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("prompts", [[[1], [1, 400], [1, 300, 301]], [[1, *range(3, 90)]] * 2])
 def test_walks_are_plain_on_a_gpu(
-    golden: Path, dtype: str, graphs: bool, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    golden: Path,
+    dtype: str,
+    quant: str,
+    graphs: bool,
+    prompts: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = []
     for fused in (True, False):
@@ -110,7 +122,7 @@ def test_walks_are_plain_on_a_gpu(
             golden / "llama_aidreams260K" / "hf",
             device="cuda",
             compute_dtype=dtype,
-            quant="w8a8",
+            quant=quant,
             runtime=runtime,
         )
         assert llm.executor.runner.forward.fused == fused

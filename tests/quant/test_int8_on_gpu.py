@@ -23,6 +23,9 @@ CONFIGS = {
     "static": QuantConfig("w8a8", activations="static"),
     "smoothed": QuantConfig("w8a8", method="smoothquant"),
     "searched": QuantConfig("w8a8", method="smoothquant", alpha="search", activations="static"),
+    "4 bits": QuantConfig("w4a8"),
+    "4 bits, not rotated": QuantConfig("w4a8", 64, rotation=False),
+    "4 bits by GPTQ": QuantConfig("w4a8", method="gptq"),
 }
 
 

@@ -136,6 +136,20 @@ def test_inputs_in_8_bits_are_counted(name: str, budget: int) -> None:
     assert 0 < on_gpu[1] - on_gpu[0] <= most
 
 
+@pytest.mark.parametrize("budget", [64, 600])
+@pytest.mark.parametrize("name", ["llama", "small"])
+def test_a_weight_that_becomes_int8_is_counted(name: str, budget: int) -> None:
+    """On a GPU the largest weight's byte a value; on a CPU also what makes it."""
+    quant, runtime = QuantConfig("w4a8"), RuntimeConfig(token_budget=budget)
+    config = SHAPES[name]
+    found = tracked(config, torch.float32, runtime, quant)
+    predicted = activation_bytes(config, torch.float32, runtime, 8, kernels=False, quant=quant)
+    assert found <= predicted <= 4 * found
+    quants = (QuantConfig("w8a8"), quant)
+    wide, both = (activation_bytes(config, torch.float16, runtime, 8, quant=q) for q in quants)
+    assert 0 < both - wide <= 2 * config.intermediate_size * -(-config.hidden_size // 128) * 128
+
+
 def test_a_scheme_says_its_own_bytes() -> None:
     config = shape()
     plain = weight_bytes(config, QuantConfig(), torch.float16)
