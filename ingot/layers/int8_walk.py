@@ -1,4 +1,4 @@
-"""A decoder's step where every linear layer of its layers multiplies in 8 bits (w8a8).
+"""A decoder's step where every linear layer of its layers multiplies in 8 bits (w8a8, w4a8).
 
 Owns two walks over the layers in which no kernel only quantizes: norms, SiLU and attention end in 8 bits, and
 products take them so. Steps of few decoding tokens: QKV with rotary and cache write, split sums that end in
