@@ -45,7 +45,7 @@ def check_rotation(config: DecoderConfig) -> None:
             "the stream of this model cannot be rotated",
             seen=f"{config.architecture}: {config.norm}",
             allowed="models with RMSNorm",
-            fix="--no-rotate",
+            fix="--no-rotate, or rotation: false in a file of --quant",
         )
 
 
