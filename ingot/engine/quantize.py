@@ -27,11 +27,14 @@ from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, calibrate, 
 from ingot.engine.golden import steady_threads
 from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.manifest import CalibrationEntry
+from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.rounding import Quantized
+from ingot.quant.rptq import InBlocks
 from ingot.quant.weight_only import WeightOnly
 
 Tell = Callable[[str], None]
@@ -60,7 +63,7 @@ class Method(Protocol):
         """What gathers the input of one linear layer."""
         ...
 
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Quantized]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Quantized | InBlocks]]:
         """The numbers of each narrow linear layer; other parameters of the layer may be replaced, too, before
         the first is given. Layers after this one see all that was replaced.
         """
@@ -85,14 +88,14 @@ class CalibratedWeights:
         self._schemes = {
             name: linear.scheme
             for name, linear in linears(assembly.model).items()
-            if name != HEAD and isinstance(linear.scheme, WeightOnly)
+            if name != HEAD and isinstance(linear.scheme, WeightOnly | Int8Blocks)
         }
         self._quant = assembly.quant
         self._dtype = parse_dtype(assembly.build.dtype)
         self._device = device
         self._load = load
         self._tell = tell or _silent
-        self._found: dict[str, Quantized] = {}
+        self._found: dict[str, Quantized | InBlocks] = {}
         self._layer: CalibratedLayer[Any] | None = None
         self._method = self._make_method(assembly)
         model = dense_model(assembly)
@@ -115,7 +118,7 @@ class CalibratedWeights:
         layer = self._reach(index)
         return cast_weight(name, layer.weight(name).cpu(), self._dtype)
 
-    def numbers(self, name: str) -> Quantized | None:
+    def numbers(self, name: str) -> Quantized | InBlocks | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.
 
         Raises:
@@ -151,10 +154,15 @@ class CalibratedWeights:
         return self._layer
 
     def _make_method(self, assembly: Assembly) -> Method:
+        plain = {name: one for name, one in self._schemes.items() if isinstance(one, WeightOnly)}
+        clusters = {name: one for name, one in self._schemes.items() if isinstance(one, Int8Blocks)}
         if self._quant.method == "awq":
-            return AwqLayers(assembly.model_config, self._schemes, self._dtype, self._device)
-        assert self._quant.method == "gptq", self._quant.method
-        return GptqLayers(self._schemes, self._device)
+            return AwqLayers(assembly.model_config, plain, self._dtype, self._device)
+        if not clusters:
+            assert self._quant.method == "gptq", self._quant.method
+            return GptqLayers(plain, self._device)
+        config, rounds = assembly.model_config, self._quant.method == "round"
+        return RptqLayers(config, clusters, plain, self._device, rounds=rounds)
 
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")

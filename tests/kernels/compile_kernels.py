@@ -27,10 +27,11 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.kernels import compile_cases
+from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import INT8_CASES, INT8_OVERLAPPING
 
-CASES = compile_cases.CASES | INT8_CASES
-OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING
+CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING
 
 OLDER = 5  # different enough: what is compiled for older GPUs takes CI as long as what is for newer ones
 POINTERS = {
