@@ -183,11 +183,11 @@ class QuantConfig(JsonConfig):
         """
         if self.calibrated:
             by_method = self.method != "round"
-            clusters = [scheme for scheme in RPTQ if scheme in (self.scheme, *self.layers.values())]
             flag = f"--method {self.method}" if by_method else "--activations static"
-            flag = f"--quant {clusters[0]}" if clusters else flag
+            flag = "--quant with RPTQ" if self.in_clusters else flag
+            what = self.method_word if by_method else "a static scale"
             raise ConfigError(
-                f"{self.method_word if by_method else 'a static scale'} calibrates, which only a build does",
+                f"{'RPTQ' if self.in_clusters else what} calibrates, which only a build does",
                 seen=self.needs_samples,
                 allowed="a scheme that is not RPTQ's, method round, activations dynamic",
                 fix=f"`ingot build {flag} --calib FILE`, then load that engine",

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from ingot.config.quant import HEAD
-from ingot.kernels.block_rows import BlockSteps
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
-from ingot.quant.int8_blocks import Int8Blocks
+from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
 from ingot.quant.int8_both import Int8Both
 from ingot.quant.schemes import Dense, is_dense, is_int8, rounds_inputs, takes_small_products
 from ingot.quant.weight_only import WeightOnly
@@ -66,10 +65,10 @@ class Linear(nn.Module):
         assert isinstance(self.scheme, Int8Both), self.scheme.name
         return self.scheme.int8_weight(self._parameters, self.in_features)
 
-    def in_blocks(self) -> tuple[BlockSteps, Int8Weight]:
-        """How the input becomes numbers, and the weight, of a layer of RPTQ."""
+    def in_blocks(self) -> BlockProduct:
+        """What products by blocks read, of a layer of RPTQ."""
         assert isinstance(self.scheme, Int8Blocks), self.scheme.name
-        return self.scheme.steps(self._parameters), self.scheme.int8_weight(self._parameters)
+        return self.scheme.product(self._parameters)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""

@@ -31,6 +31,15 @@ from ingot.quant.rptq import InBlocks
 Tensors = Mapping[str, torch.Tensor | None]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockProduct:
+    """A layer as its product reads it: the input's steps, the weight [N, whole blocks], the shift [N]."""
+
+    steps: BlockSteps
+    weight: Int8Weight
+    shift: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Int8Blocks:
     """W = q · scale, columns by ``order``; x = (q - zero) · step, by blocks of columns in the same order.
@@ -109,6 +118,10 @@ class Int8Blocks:
         order = _of(tensors, "order") if self.ordered else None
         return BlockSteps(_of(tensors, "steps"), _of(tensors, "zeros"), self.block, self.input_bits, order)
 
+    def product(self, tensors: Tensors) -> BlockProduct:
+        """Views of the tensors."""
+        return BlockProduct(self.steps(tensors), self.int8_weight(tensors), _of(tensors, "shift"))
+
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
         """What an input [..., K] means as numbers, in its order and dtype, without a kernel; ``flips`` as in
         ``rounded_blocks``.
@@ -129,8 +142,9 @@ class Int8Blocks:
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
-        rows = in_blocks(x.reshape(-1, x.shape[-1]), self.steps(tensors))
-        y = multiply(rows, self.int8_weight(tensors), x.dtype, _of(tensors, "shift"))
+        own = self.product(tensors)
+        rows = in_blocks(x.reshape(-1, x.shape[-1]), own.steps)
+        y = multiply(rows, own.weight, x.dtype, own.shift)
         return y.view(*x.shape[:-1], -1)
 
     def batch_invariant(self) -> Int8Blocks:
