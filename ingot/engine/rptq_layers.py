@@ -30,12 +30,14 @@ from ingot.quant.rptq import (
     block_lengths,
     block_ranges,
     channel_order,
+    narrowed,
     order_by_heads,
     steps_of,
     two_levels,
 )
 from ingot.quant.weight_only import WeightOnly
 
+SAMPLE = 512  # tokens that ranges of 4 bits are narrowed by
 Gathered = InputStatistics | HessianSum | Unseen
 
 
@@ -64,7 +66,8 @@ class RptqLayers:
     def statistic(self, name: str, in_features: int) -> Gathered:
         """Ranges and the sum of x·xᵀ of what layers of RPTQ read."""
         if name in self._schemes:
-            return InputStatistics.of(in_features, self._device, hessian=True)
+            sample = SAMPLE if self._schemes[name].input_bits == 4 else 0
+            return InputStatistics.of(in_features, self._device, hessian=True, sample=sample)
         return Unseen() if self._rounds else self._others.statistic(name, in_features)
 
     def choose(self, layer: CalibratedLayer[Gathered]) -> Iterator[tuple[str, Quantized | InBlocks]]:
@@ -108,8 +111,13 @@ class RptqLayers:
         assert seen.hessian is not None
         lengths = block_lengths(weight.shape[1], scheme.block)
         low, high = block_ranges(seen.ranges.lowest[order], seen.ranges.highest[order], lengths)
-        steps, zeros = steps_of(low, high, scheme.input_bits)
         columns = weight[:, order] if scheme.ordered else weight
+        if seen.sample is not None:
+            importance = columns.float().square().sum(0)
+            low, high = narrowed(
+                low, high, seen.sample.x[:, order], scheme.block, scheme.input_bits, importance
+            )
+        steps, zeros = steps_of(low, high, scheme.input_bits)
         hessian = seen.hessian.mean()[order][:, order]
         numbers, scales = _numbers(columns, hessian, scheme, rounds=self._rounds)
         kept = order if scheme.ordered else None

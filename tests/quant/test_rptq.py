@@ -20,6 +20,7 @@ from ingot.quant.rptq import (
     block_ranges,
     channel_order,
     cluster_channels,
+    narrowed,
     order_by_heads,
     steps_of,
     two_levels,
@@ -142,6 +143,25 @@ class TestSteps:
         assert float(zeros.abs().max()) <= 2**16
         near = rounded_blocks(torch.tensor([[0.0, 5.0]]), steps, zeros, 1, 8)
         torch.testing.assert_close(near, torch.tensor([[0.0, 5.0]]), rtol=1e-4, atol=1e-9)
+
+    def test_in_4_bits_rare_values_are_cut(self) -> None:
+        """One value in a thousand is 20 times as large, in the second of two blocks."""
+        x = torch.randn(1000, 64, generator=torch.Generator().manual_seed(2))
+        x[5, 40], x[6, 50] = 20.0, -20.0
+        low, high = block_ranges(x.amin(0), x.amax(0), [32, 32])
+        cut = narrowed(low, high, x, 32, 4, torch.ones(64))
+        assert float(cut[1][1]) < 8
+        assert float(cut[1][0]) > 0.6 * float(high[0])
+
+        def error(low: torch.Tensor, high: torch.Tensor) -> float:
+            return float((rounded_blocks(x, *steps_of(low, high, 4), 32, 4) - x).square().sum())
+
+        assert error(*cut) < 0.3 * error(low, high)
+        x[:, 40] = 0
+        x[5, 40] = 20.0
+        weighed = torch.ones(64)
+        weighed[40] = 1e4  # that column is nearly all of the outputs
+        assert float(narrowed(low, high, x, 32, 4, weighed)[1][1]) > 15
 
     def test_lengths(self) -> None:
         assert block_lengths(160, 64) == [64, 64, 32]
