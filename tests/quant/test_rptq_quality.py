@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def in_4_bits(loud_pocket: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture(scope="module")
-def cost(tmp_path_factory: pytest.TempPathFactory) -> Cost:
+def cost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cost]:
     """KL in nats from the pocket model of a checkpoint's engine."""
     root = tmp_path_factory.mktemp("engines")
     lines = (ROOT / "recipes" / "heldout.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -67,7 +67,7 @@ def test_clusters_beat_one_static_scale(loud_pocket: Path, cost: Cost) -> None:
         "static": cost("static", loud_pocket, QuantConfig("w8a8", activations="static")),
         "rptq": cost("rptq8", loud_pocket, QuantConfig("rptq-w8a8", BLOCK)),
     }
-    print(found)
+    # On one core: 1.8e-2 and 1.3e-3.
     assert found["rptq"] < 0.3 * found["static"], found
 
 
@@ -78,9 +78,8 @@ def test_in_4_bits_they_beat_plain_rounding(loud_pocket: Path, in_4_bits: Path, 
         "dynamic": cost("narrow-dynamic", in_4_bits, QuantConfig("w8a8")),
         "rptq": cost("rptq4", loud_pocket, QuantConfig("rptq-w4a8", BLOCK)),
         "rounded": cost("rptq4-rounded", loud_pocket, QuantConfig("rptq-w4a8", BLOCK, method="round")),
-        "rptq-w4a4": cost("rptq44", loud_pocket, QuantConfig("rptq-w4a4", BLOCK)),
     }
-    print(found)
+    # On one core: 2.2e-2, 4.0e-3, 2.6e-3 and 3.9e-3.
     assert found["rptq"] < 0.5 * found["static"], found
     assert found["rptq"] < found["dynamic"], found
     assert found["rptq"] < found["rounded"], found
