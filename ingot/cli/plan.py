@@ -46,7 +46,9 @@ def plan(
     ] = None,
     quant: Annotated[
         str | None,
-        typer.Option(help="none, w8a16, w4a16, w8a8, or FILE.yaml.", show_default="the engine's, or none"),
+        typer.Option(
+            help="none, w8a16, w4a16, w8a8, rptq-w8a8, …, or FILE.yaml.", show_default="the engine's, or none"
+        ),
     ] = None,
     gpu: Annotated[
         str, typer.Option(help="What to plan for: 24GiB, 80GB, auto (this machine's), cuda:N, or cpu.")

@@ -91,7 +91,13 @@ def test_rms_norm(
     steps = block_steps(width, block, bits, ordered, impl.device)
     found, s = impl(rms_norm_in_blocks, rms_norm_in_blocks_triton)(x, weight, EPS, steps, residual)
     y, expected_s = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
-    assert_rows(found, quantize_in_blocks(y, steps))
+    expected = quantize_in_blocks(y, steps)
+    if impl.device == "cuda":  # another kernel may add its squares in another order
+        off = (found.values.int() - expected.values.int()).abs()
+        assert int(off.max()) <= 1
+        assert float(off.float().mean()) < 1e-3
+    else:
+        assert_rows(found, expected)
     assert torch.equal(s, expected_s)
     assert (s is x) == (residual is None)
 
