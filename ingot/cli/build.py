@@ -64,7 +64,7 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Fewer bits: w8a16, w4a16, w8a8, w4a8, or a YAML file with a scheme for each layer.",
+            help="Fewer bits: w8a16, w4a16, w8a8, w4a8, rptq-w8a8, -w4a8, -w4a4, or FILE.yaml.",
             show_default="none",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -72,7 +72,8 @@ def build(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row; in w4a8 64 or 128.",
+            help="Columns that share a scale in w4a16 (0: a row), a step in w4a8, or of a block in RPTQ: 32 "
+            "(not w4a8), 64, 128.",
             show_default="128",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -94,7 +95,7 @@ def build(
         str | None,
         typer.Option(
             help="How numbers are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant.",
-            show_default="round",
+            show_default="round, gptq of RPTQ",
             rich_help_panel=QUANT_PANEL,
         ),
     ] = None,

@@ -47,7 +47,8 @@ def plan(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="none, w8a16, w4a16, w8a8, w4a8, or FILE.yaml.", show_default="the engine's, or none"
+            help="none, w8a16, w4a16, w8a8, w4a8, rptq-w8a8, … or FILE.yaml.",
+            show_default="the engine's, or none",
         ),
     ] = None,
     gpu: Annotated[

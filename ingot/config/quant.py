@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
-SCHEMES = ("none", "w8a16", "w4a16", "w8a8", "w4a8")
+RPTQ = ("rptq-w8a8", "rptq-w4a8", "rptq-w4a4")
+SCHEMES = ("none", "w8a16", "w4a16", "w8a8", "w4a8", *RPTQ)
 HEADS = ("none", "w8a16")
 METHODS = ("round", "gptq", "awq", "smoothquant")
 ACTIVATIONS = ("dynamic", "static")
@@ -33,6 +34,7 @@ SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tenso
 _WEIGHT_ONLY = ("w8a16", "w4a16")
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
+_RPTQ_METHODS = ("round", "gptq")
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,18 @@ class QuantConfig(JsonConfig):
     Attributes:
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
         group: neighbouring columns that share a scale in w4a16, 0: a scale a row, or a step in w4a8, 64 or
-            128; None: 128 for both.
+            128; in RPTQ's schemes the columns of a block. None: 128 for these, else 0.
         symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16 and w4a8, else True.
         method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
-            take samples to calibrate with (w4a8 has no ``awq``). ``smoothquant``, of w8a8, makes loud
-            channels of activations quieter and the weights that read them louder, by samples. The head's are
-            rounded.
+            take samples to calibrate with (w4a8 has no ``awq``). None: ``gptq`` where a layer is of RPTQ,
+            else ``round``. ``smoothquant``, of w8a8, makes loud channels of activations quieter and the
+            weights that read them louder, by samples. The head's are rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
         activations: of w8a8: ``dynamic``, scales that each token comes with, or ``static``, one scale a
             layer from samples; of w4a8 dynamic; None: dynamic. ``none`` without them: they stay in the
-            engine's dtype.
+            engine's dtype, or, in RPTQ's schemes, have scales for blocks of columns, from samples.
         alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
             loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
         weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
@@ -70,7 +72,7 @@ class QuantConfig(JsonConfig):
     scheme: str = "none"
     group: int | None = None
     symmetric: bool | None = None
-    method: str = "round"
+    method: str | None = None
     head: str = "none"
     layers: dict[str, str] = field(default_factory=dict, hash=False)
     activations: str | None = None
@@ -82,22 +84,27 @@ class QuantConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
-        _expect_one("unknown quantization method", self.method, METHODS, "--method")
         _expect_one("the head has no such scheme", self.head, HEADS, "--quant-head")
         if not isinstance(self.layers, dict):
             raise ConfigError("layers maps patterns to schemes", seen=self.layers, fix="layers")
         for pattern, scheme in self.layers.items():
             _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
         schemes = {self.scheme, *self.layers.values()}
+        clusters = bool(schemes & {*RPTQ})
+        if self.method is None:
+            object.__setattr__(self, "method", "gptq" if clusters else "round")
+        _expect_one("unknown quantization method", self.method, METHODS, "--method")
         _expect_one("no such source of numbers", self.source, ("", *SOURCES), "the checkpoint")
-        self._check_group(
-            _GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), _INNER in schemes
-        )
+        inner = _INNER in schemes
+        if inner and clusters:
+            raise ConfigError("w4a8 and RPTQ are not for one model", seen=sorted(schemes), fix="layers")
+        self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), clusters, inner)
         _expect_one("no such order", self.act_order, (False, True) if self.source else (False,), "act_order")
         methods = ["round"]
         methods += ["gptq"] if not self.source and schemes & {*_WEIGHT_ONLY, _INNER} else []
         methods += ["awq"] if not self.source and schemes & {*_WEIGHT_ONLY} else []
         methods += ["smoothquant"] if _BOTH in schemes else []
+        methods = list(_RPTQ_METHODS) if clusters else methods
         _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
         self._check_activations(_BOTH in schemes, _INNER in schemes)
         rotation = self.rotation if self.rotation is not None else _INNER in schemes
@@ -105,12 +112,15 @@ class QuantConfig(JsonConfig):
         _expect_one("no such rotation", rotation, rotations, "--rotate or --no-rotate, of w4a8")
         object.__setattr__(self, "rotation", rotation)
 
-    def _check_group(self, grouped: bool, inner: bool) -> None:
-        """``grouped``, ``inner``: whether some layer has groups as of w4a16, of w4a8."""
-        group = self.group if self.group is not None else _DEFAULT_GROUP if grouped or inner else 0
+    def _check_group(self, grouped: bool, clusters: bool, inner: bool) -> None:
+        """``grouped``: weights may have groups and zeros; ``clusters``: a layer is of RPTQ, whose blocks are
+        groups; ``inner``: a layer is of w4a8.
+        """
+        default = _DEFAULT_GROUP if grouped or clusters or inner else 0
+        group = self.group if self.group is not None else default
         symmetric = self.symmetric if self.symmetric is not None else not (grouped or inner)
-        groups = INNER_GROUPS if inner else GROUPS if grouped else (0,)
-        _expect_one("no such group size", group, groups, "--group-size, of w4a16 and w4a8")
+        sizes = INNER_GROUPS if inner else GROUPS[1:] if clusters else GROUPS if grouped else (0,)
+        _expect_one("no such group size", group, sizes, "--group-size, of w4a16, w4a8 and RPTQ")
         allowed = (True, False) if grouped else (not inner,)
         _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
         object.__setattr__(self, "group", group)
@@ -146,6 +156,8 @@ class QuantConfig(JsonConfig):
         if self.source and scheme in _WEIGHT_ONLY and module != HEAD:
             kept = (self.source, self.act_order)
             return QuantConfig(scheme, self.group, self.symmetric, source=kept[0], act_order=kept[1])
+        if scheme in RPTQ:
+            return QuantConfig(scheme, self.group, method=self.method)
         if scheme == _GROUPED:
             method = "round" if self.method == "smoothquant" else self.method
             return QuantConfig(scheme, self.group, self.symmetric, method)
@@ -190,12 +202,19 @@ class QuantConfig(JsonConfig):
         if self.calibrated:
             by_method = self.method != "round"
             flag = f"--method {self.method}" if by_method else "--activations static"
+            flag = "--quant with RPTQ" if self.in_clusters else flag
+            what = self.method_word if by_method else "a static scale"
             raise ConfigError(
-                f"{self.method_word if by_method else 'a static scale'} calibrates, which only a build does",
+                f"{'RPTQ' if self.in_clusters else what} calibrates, which only a build does",
                 seen=self.needs_samples,
-                allowed="method round, activations dynamic",
+                allowed="a scheme that is not RPTQ's, method round, activations dynamic",
                 fix=f"`ingot build {flag} --calib FILE`, then load that engine",
             )
+
+    @property
+    def in_clusters(self) -> bool:
+        """Whether some layer is of RPTQ."""
+        return any(scheme in RPTQ for scheme in (self.scheme, *self.layers.values()))
 
     @property
     def calibrated(self) -> bool:
@@ -208,12 +227,14 @@ class QuantConfig(JsonConfig):
         if self.source:
             return ""
         parts = [f"method {self.method}"] if self.method != "round" else []
+        parts += [scheme for scheme in RPTQ if scheme in (self.scheme, *self.layers.values())]
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)
 
     @property
     def method_word(self) -> str:
         """The method's name, for people."""
+        assert self.method is not None
         return _METHOD_WORDS[self.method]
 
     @property
@@ -239,6 +260,8 @@ class QuantConfig(JsonConfig):
         if _GROUPED in schemes or self.source:
             parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
+        if self.in_clusters:
+            parts.append(f"activations in blocks of {self.group} reordered columns")
         parts += ["columns in groups of their own order"] if self.act_order else []
         if _INNER in schemes:
             parts += [f"a step for {self.group} columns", "rotated" if self.rotation else "not rotated"]

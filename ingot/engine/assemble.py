@@ -32,8 +32,10 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.registry import find_architecture
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized
+from ingot.quant.rptq import InBlocks
 from ingot.quant.schemes import is_dense, is_int8
 from ingot.quant.weight_only import WeightOnly
 
@@ -49,7 +51,7 @@ class Chosen(Protocol):
         """A tensor as it is before packing, in the engine's dtype."""
         ...
 
-    def numbers(self, name: str) -> Quantized | None:
+    def numbers(self, name: str) -> Quantized | InBlocks | None:
         """The numbers of a linear layer by its name; None: the scheme rounds."""
         ...
 
@@ -216,8 +218,14 @@ def _packed(
 
 
 def _of_numbers(
-    linear: Linear, numbers: Quantized, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+    linear: Linear,
+    numbers: Quantized | InBlocks,
+    bias: torch.Tensor | None,
+    input_scale: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
+    if isinstance(numbers, InBlocks):
+        assert isinstance(linear.scheme, Int8Blocks), linear.scheme.name
+        return linear.scheme.of_numbers(numbers, bias)
     if isinstance(linear.scheme, Int8Products):
         return linear.scheme.of_quantized(numbers, bias, input_scale)
     assert isinstance(linear.scheme, WeightOnly), linear.scheme.name

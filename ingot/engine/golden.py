@@ -36,7 +36,7 @@ from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, 
 from ingot.engine.reference import EXACT, FINER, FLIPPED, Arithmetic, Lane, Span, Weights
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
 from ingot.layers.decoder import Decoder
-from ingot.layers.linear import any_int8
+from ingot.layers.linear import any_rounded
 from ingot.processors.tokenizer import Tokenizer
 from ingot.version import VERSION
 
@@ -278,7 +278,7 @@ def _floors(
     ways: dict[str, Arithmetic] = {"fp64": FINER, "fp32": EXACT}
     if dtype != torch.float32:
         ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
-    if int8_cache or any_int8(model):
+    if int8_cache or any_rounded(model):
         ways[_FLIPS] = FLIPPED
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
     lanes = {

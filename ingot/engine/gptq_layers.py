@@ -8,6 +8,7 @@ Owns what GPTQ gathers of a layer and the settings it runs with. Knows no walk a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -49,11 +50,15 @@ class GptqLayers:
         """The numbers of each narrow linear layer; layers after this one see them."""
         for name, seen in layer.inputs.items():
             if isinstance(seen, HessianSum):
-                scheme, weight = self._schemes[name], layer.weight(f"{name}.weight")
-                with naming(name):
-                    found = _chosen(scheme, weight, seen.mean())
-                layer.replace(f"{name}.weight", dequantize(found))
-                yield name, found
+                yield name, self.numbers(layer, name, seen)
+
+    def numbers(self, layer: CalibratedLayer[Any], name: str, seen: HessianSum) -> Quantized:
+        """Those of one linear layer; layers after this one see them."""
+        scheme, weight = self._schemes[name], layer.weight(f"{name}.weight")
+        with naming(name):
+            found = _chosen(scheme, weight, seen.mean())
+        layer.replace(f"{name}.weight", dequantize(found))
+        return found
 
 
 def _chosen(scheme: LinearScheme, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:

@@ -1,7 +1,7 @@
-"""Which products of an engine round their inputs to 8 bits, by the names that their original has for them.
+"""Which products of an engine round their inputs to few bits, by the names that their original has for them.
 
-Owns the reading of groups and static scales, and the hooks that round the inputs of any class's modules by
-the same rule. Knows no class and no verdict.
+Owns the reading of groups, orders and static scales, and the hooks that round the inputs of any class's
+modules by the same rule. Knows no class and no verdict.
 
     inputs = read_int8_inputs(Path("engine"), Path("checkpoint"))
     with rounding(model, inputs):               # an original with the engine's weights
@@ -10,7 +10,7 @@ the same rule. Knows no class and no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +25,11 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
+
+_RULE = ("input_scale", "steps", "zeros", "order")
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,24 @@ class Int8Input:
     Attributes:
         name: the engine's.
         originals: the checkpoint's modules that read it.
-        group, step: as ``rounded_rows`` takes them.
+        scheme, tensors: the layer's, with what its rule takes: static scales, orders.
     """
 
     name: str
     originals: tuple[str, ...]
-    group: int
-    step: torch.Tensor | None
+    scheme: Int8Products | Int8Blocks
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def placed(self) -> bool:
+        """Whether it matters to the rule which channel is where."""
+        return isinstance(self.scheme, Int8Blocks)
+
+    def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
+        """What an input [..., K], fp32 or fp64, means as numbers; ``flips`` as in ``rounded_rows``."""
+        if isinstance(self.scheme, Int8Blocks):
+            return self.scheme.rounded(x, self.tensors, flips=flips)
+        return rounded_rows(x, self.scheme.input_group, self.tensors.get("input_scale"), flips=flips)
 
 
 def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
@@ -58,11 +72,11 @@ def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
         Int8Input(
             name,
             tuple(part.removesuffix(".weight") for part in assembly.mapped[f"{name}.weight"].sources),
-            linear.scheme.input_group,
-            reader.read(f"{name}.input_scale").clone() if linear.scheme.static else None,
+            linear.scheme,
+            {leaf: reader.read(f"{name}.{leaf}").clone() for leaf in _RULE if leaf in linear._parameters},
         )
         for name, linear in linears(assembly.model).items()
-        if isinstance(linear.scheme, Int8Products)
+        if isinstance(linear.scheme, Int8Products | Int8Blocks)
     )
 
 
@@ -108,6 +122,6 @@ def _hook(one: Int8Input, flips: bool) -> Any:
     def hook(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         x = given[0]
         wide = x if x.dtype == torch.float64 else x.float()
-        return (rounded_rows(wide, one.group, one.step, flips=flips).to(x.dtype), *given[1:])
+        return (one.rounded(wide, flips=flips).to(x.dtype), *given[1:])
 
     return hook

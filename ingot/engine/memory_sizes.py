@@ -35,8 +35,9 @@ from ingot.layers.linear import Linear, linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
 from ingot.quant.int4_in_int8 import Int4InInt8
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import PIECE, Int8Products
-from ingot.quant.schemes import is_dense, is_int8
+from ingot.quant.schemes import is_dense, rounds_inputs
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
 _SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
@@ -142,9 +143,9 @@ def _narrow_bytes(
     build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
     model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
     narrow = [m for m in linears(model).values() if not is_dense(m.scheme)]
-    largest = max((m.out_features * m.in_features for m in narrow if not is_int8(m.scheme)), default=0)
+    largest = max((m.out_features * m.in_features for m in narrow if not rounds_inputs(m.scheme)), default=0)
     widened = largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
-    both = (_int8_bytes(m, tokens, kernels) for m in narrow if is_int8(m.scheme))
+    both = (_int8_bytes(m, tokens, kernels) for m in narrow if rounds_inputs(m.scheme))
     return max(widened, *both, 0)
 
 
@@ -154,9 +155,12 @@ def _int8_bytes(linear: Linear, tokens: int, kernels: bool) -> int:
     """
     size, outputs = linear.in_features, linear.out_features
     scheme = linear.scheme
-    assert isinstance(scheme, Int8Products)
-    scales = size // scheme.input_group if scheme.input_group else 1
-    numbers = tokens * (size + scales * 4)
+    if isinstance(scheme, Int8Blocks):
+        numbers = tokens * -(-size // scheme.block) * scheme.block
+    else:
+        assert isinstance(scheme, Int8Products)
+        scales = size // scheme.input_group if scheme.input_group else 1
+        numbers = tokens * (size + scales * 4)
     if isinstance(scheme, Int4InInt8):
         expanded = outputs * num_groups(size, scheme.group) * scheme.group
         numbers += expanded if kernels else expanded + min(expanded, PIECE) * _TWIN_PIECE_BYTES

@@ -27,12 +27,15 @@ from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, calibrate, 
 from ingot.engine.golden import steady_threads
 from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.manifest import CalibrationEntry
+from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.text import TextParts
 from ingot.errors import OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData, read_calibration_data
 from ingot.quant.int4_in_int8 import Int4InInt8
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.rounding import Quantized
+from ingot.quant.rptq import InBlocks
 from ingot.quant.schemes import is_int8
 from ingot.quant.weight_only import WeightOnly
 
@@ -62,7 +65,7 @@ class Method(Protocol):
         """What gathers the input of one linear layer."""
         ...
 
-    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Quantized]]:
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Quantized | InBlocks]]:
         """The numbers of each narrow linear layer; other parameters of the layer may be replaced, too, before
         the first is given. Layers after this one see all that was replaced.
         """
@@ -95,7 +98,7 @@ class CalibratedWeights:
         self._device = device
         self._load = load
         self._tell = tell or _silent
-        self._found: dict[str, Quantized] = {}
+        self._found: dict[str, Quantized | InBlocks] = {}
         self._layer: CalibratedLayer[Any] | None = None
         self._method = self._make_method(assembly)
         model = dense_model(assembly)
@@ -120,7 +123,7 @@ class CalibratedWeights:
         narrow = name.removesuffix(".weight") in self._int8
         return tensor.float() if narrow else cast_weight(name, tensor, self._dtype)
 
-    def numbers(self, name: str) -> Quantized | None:
+    def numbers(self, name: str) -> Quantized | InBlocks | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.
 
         Raises:
@@ -156,19 +159,23 @@ class CalibratedWeights:
         return self._layer
 
     def _make_method(self, assembly: Assembly) -> Method:
+        plain = {name: one for name, one in self._schemes.items() if isinstance(one, WeightOnly)}
+        clusters = {name: one for name, one in self._schemes.items() if isinstance(one, Int8Blocks)}
         if self._quant.method == "awq":
-            weight_only = {n: s for n, s in self._schemes.items() if isinstance(s, WeightOnly)}
-            return AwqLayers(assembly.model_config, weight_only, self._dtype, self._device)
-        assert self._quant.method == "gptq", self._quant.method
-        return GptqLayers(self._schemes, self._device)
+            return AwqLayers(assembly.model_config, plain, self._dtype, self._device)
+        if not clusters:
+            assert self._quant.method == "gptq", self._quant.method
+            return GptqLayers(self._schemes, self._device)
+        config, rounds = assembly.model_config, self._quant.method == "round"
+        return RptqLayers(config, clusters, plain, self._device, rounds=rounds)
 
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")
 
 
-def _chosen_kinds(method: str) -> tuple[type, ...]:
+def _chosen_kinds(method: str | None) -> tuple[type, ...]:
     """The schemes whose numbers a method chooses."""
-    return (WeightOnly, Int4InInt8) if method == "gptq" else (WeightOnly,)
+    return (WeightOnly, Int8Blocks, Int4InInt8) if method == "gptq" else (WeightOnly, Int8Blocks)
 
 
 def _layer_of(name: str) -> int | None:

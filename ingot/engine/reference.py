@@ -30,6 +30,7 @@ from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
 from ingot.quant.schemes import Dense
@@ -201,6 +202,11 @@ class Lane:
             step = self._vector(f"{name}.input_scale") if scheme.static else None
             x = rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips)
             pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
+        elif isinstance(scheme, Int8Blocks):
+            x = scheme.rounded(x, tensors, flips=self.arithmetic.flips)
+            x = x[:, tensors["order"].to(x.device).long()] if scheme.ordered else x
+            weight = scheme.int8_weight(tensors)
+            pieces = _int8_pieces(replace(weight, values=weight.values[:, : linear.in_features]), x)
         else:
             assert isinstance(scheme, Dense | WeightOnly), scheme.name
             stored = scheme.stored(tensors, linear.in_features)

@@ -63,7 +63,7 @@ def int8_linear(
         x: [M, K] in 8 bits, any M.
         weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
         dtype: fp16, bf16 or fp32, of the result.
-        bias: [N] or None, of that dtype.
+        bias: [N] or None, of that dtype or fp32.
         residual: [M, N] or None, of that dtype; added after the bias.
         out: [M, N] contiguous, or None: receives the result; may be ``residual``.
         tiles: of up to 64 rows as of :func:`small_linear`; of more as of
@@ -79,7 +79,8 @@ def int8_linear(
     expect_output(dtype)
     shape = (x.values.shape[0], weight.values.shape[0])
     if bias is not None:
-        expect("bias", bias, shape[1:], like=x.values, dtype=dtype)
+        wanted = torch.float32 if bias.dtype == torch.float32 else dtype
+        expect("bias", bias, shape[1:], like=x.values, dtype=wanted)
     if residual is not None:
         expect("residual", residual, shape, like=x.values, dtype=dtype)
     if out is not None:

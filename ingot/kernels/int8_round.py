@@ -18,6 +18,7 @@ _MOST = tl.constexpr(float(MOST))
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
 # Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
 _WHOLE = tl.constexpr(12582912.0)
+_WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
 @triton.jit
@@ -51,6 +52,48 @@ def store_int8_row(
         scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
         tl.store(scale_ptr + row, scale)
     tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+
+
+@triton.jit
+def block_numbers(
+    wide: tl.tensor,
+    cols: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """fp32 values of columns ``cols`` as int8 numbers by the rule of block_rows.py, 0 from COUNT on.
+
+    A step and a zero are of GROUP columns; there are such of WIDTH columns.
+    """
+    LOW: tl.constexpr = -(1 << (BITS - 1))
+    HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
+    known = cols < WIDTH
+    inverse = tl.div_rn(1.0, tl.load(step_ptr + cols // GROUP, mask=known, other=1.0))
+    zero = tl.load(zero_ptr + cols // GROUP, mask=known, other=0.0)
+    cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
+    number = (cut + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS + zero.to(tl.int32)
+    return tl.where(cols < COUNT, number, 0).to(tl.int8)
+
+
+@triton.jit
+def store_block_numbers(
+    wide: tl.tensor,
+    y_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """Store a row [BLOCK] of COUNT values at ``y_ptr`` in WIDTH numbers."""
+    cols = tl.arange(0, wide.shape[0])
+    numbers = block_numbers(wide, cols, step_ptr, zero_ptr, COUNT, WIDTH, GROUP, BITS)
+    tl.store(y_ptr + cols, numbers, mask=cols < WIDTH)
 
 
 def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:

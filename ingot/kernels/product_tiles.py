@@ -70,7 +70,7 @@ FRAGMENT_ROWS = 8
 
 def takes_fragments(num_tokens: int, weight: StoredWeight, itemsize: int) -> bool:
     """Whether a product of so few rows can load the weight straight into registers."""
-    whole = weight.out_features % BLOCK_ROWS == 0 and weight.in_features % 4 == 0
+    whole = weight.out_features % BLOCK_ROWS == 0 and weight.in_features % 8 == 0
     narrow = weight.bits == 4 or (weight.bits == 8 and not weight.group)
     return narrow and whole and itemsize == 2 and num_tokens <= FRAGMENT_ROWS
 

@@ -57,6 +57,7 @@ class Attention(nn.Module):
             bias=config.output_bias,
             ctx=output,
             input_group=config.head_dim,
+            free_order=True,
         )
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None

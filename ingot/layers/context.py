@@ -33,9 +33,9 @@ class BuildContext:
         """The context of a module within this one."""
         return replace(self, path=f"{self.path}.{name}" if self.path else name)
 
-    def scheme(self, input_group: int = 0) -> LinearScheme:
-        """Of a linear layer of this name; ``input_group`` is as in ``make_scheme``."""
-        return make_scheme(self.quant.at(self.path), input_group)
+    def scheme(self, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
+        """Of a linear layer of this name; arguments are as in ``make_scheme``."""
+        return make_scheme(self.quant.at(self.path), input_group, free_order=free_order)
 
     def product_tiles(self, op: str, **shape: int) -> TileTable:
         """The plan's choices for a small product of the linear layer of this name; none for a narrow weight:

@@ -15,8 +15,9 @@ from ingot.config.quant import HEAD
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
+from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.schemes import Dense, is_dense, is_int8, takes_small_products
+from ingot.quant.schemes import Dense, is_dense, is_int8, rounds_inputs, takes_small_products
 from ingot.quant.weight_only import WeightOnly
 
 
@@ -24,18 +25,26 @@ class Linear(nn.Module):
     """y = x · Wᵀ + b through the scheme that the context has for this layer's name.
 
     ``input_group`` tells of an input whose parts of so many channels are made one by one (attention's heads):
-    they have scales of their own where activations are rounded; 0: the input is of one piece.
+    they have scales of their own where activations are rounded; 0: the input is of one piece. ``free_order``:
+    a product makes the input's channels, so that a build may give them another order.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, ctx: BuildContext, input_group: int = 0
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        ctx: BuildContext,
+        input_group: int = 0,
+        free_order: bool = False,
     ) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
         self.has_bias = bias
         self.small_tiles = ctx.product_tiles("small_linear", n=out_features, k=in_features)
-        self.scheme = ctx.scheme(input_group)
+        self.scheme = ctx.scheme(input_group, free_order=free_order)
         for name, tensor in self.scheme.layout(out_features, in_features, bias, ctx.dtype).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -55,6 +64,11 @@ class Linear(nn.Module):
         """The weight as int8 products read it, of a layer that ``is_int8``; of w4a8 a temporary."""
         assert isinstance(self.scheme, Int8Products), self.scheme.name
         return self.scheme.int8_weight(self._parameters, self.in_features)
+
+    def in_blocks(self) -> BlockProduct:
+        """What products by blocks read, of a layer of RPTQ."""
+        assert isinstance(self.scheme, Int8Blocks), self.scheme.name
+        return self.scheme.product(self._parameters)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""
@@ -91,9 +105,16 @@ def all_int8(model: nn.Module) -> bool:
     return all(is_int8(linear.scheme) for name, linear in linears(model).items() if name != HEAD)
 
 
-def any_int8(model: nn.Module) -> bool:
-    """Whether some linear layer multiplies in 8 bits."""
-    return any(is_int8(linear.scheme) for linear in linears(model).values())
+def all_in_blocks(model: nn.Module) -> bool:
+    """Whether every linear layer but the head multiplies numbers by blocks of columns."""
+    return all(
+        isinstance(linear.scheme, Int8Blocks) for name, linear in linears(model).items() if name != HEAD
+    )
+
+
+def any_rounded(model: nn.Module) -> bool:
+    """Whether some linear layer rounds its activations to numbers of few bits."""
+    return any(rounds_inputs(linear.scheme) for linear in linears(model).values())
 
 
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:

@@ -30,7 +30,7 @@ class GatedMLP(nn.Module):
         gate_up, down = ctx.at("gate_up_proj"), ctx.at("down_proj")
         self.small_tiles = gate_up.product_tiles("small_gate_up", n=2 * inner, k=size)
         self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=gate_up)
-        self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down)
+        self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""
@@ -52,7 +52,7 @@ class MLP(nn.Module):
         self.kind = config.mlp
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
-        self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"))
+        self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]."""

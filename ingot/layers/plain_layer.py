@@ -20,6 +20,7 @@ from ingot.layers.decoder import DecoderLayer
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.plain_rows import rounded_rows
 
@@ -64,6 +65,9 @@ def _product(linear: Linear, x: torch.Tensor, flips: bool) -> torch.Tensor:
         wide = x if x.dtype == torch.float64 else x.float()
         step = tensors.get("input_scale")
         x = rounded_rows(wide, linear.scheme.input_group, step, flips=flips).to(x.dtype)
+    elif isinstance(linear.scheme, Int8Blocks):
+        wide = x if x.dtype == torch.float64 else x.float()
+        x = linear.scheme.rounded(wide, tensors, flips=flips).to(x.dtype)
     weight, bias = linear.scheme.dequantize(tensors, linear.in_features, x.dtype), tensors.get("bias")
     return F.linear(x, weight, None if bias is None else bias.to(x.dtype))
 

@@ -25,7 +25,7 @@ from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.invariance import make_batch_invariant
-from ingot.layers.linear import any_int8
+from ingot.layers.linear import any_rounded
 from ingot.layers.plain_layer import plain_layer
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.expected_trace import expected_output
@@ -233,7 +233,7 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     with torch.inference_mode():
         wide = plain_layer(*given, _WIDER[dtype], int8_cache=int8_cache)
         others = [plain_layer(*given, dtype, int8_cache=int8_cache)]
-        if int8_cache or any_int8(module):
+        if int8_cache or any_rounded(module):
             others.append(plain_layer(*given, _WIDER[dtype], flips=True, int8_cache=int8_cache))
         errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
         return wide, max(e for e, _ in errors), max(e for _, e in errors)

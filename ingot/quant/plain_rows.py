@@ -1,9 +1,10 @@
-"""Activations as numbers of 8 bits hold them, in plain floating point.
+"""Activations as numbers of 8 or 4 bits hold them, in plain floating point.
 
-Owns the rule of kernels/int8_rows.py a second time, for references that share nothing with what they judge:
-any dtype, no numbers but what they mean. Knows no layer.
+Owns the rules of kernels/int8_rows.py and block_rows.py a second time, for references that share nothing with
+what they judge: any dtype, no numbers but what they mean. Knows no layer.
 
     near = rounded_rows(x, group=128)                     # [T, K]
+    near = rounded_blocks(x, steps, zeros, 128, bits=8, order=order)
     near = rounded_rows(x, flips=True)                    # what another rounding of x may give
 
 Where x lies between two numbers, its last bits decide which it becomes. So two right computations of the same
@@ -33,17 +34,46 @@ def rounded_rows(
     exact = pieces / steps
     near = exact.round()
     if flips:
-        near = _other_way(exact.flatten(-2), near.flatten(-2)).view_as(near)
+        near = _other_way(exact.flatten(-2), near.flatten(-2), -_MOST, _MOST).view_as(near)
     return (near.clamp(-_MOST, _MOST) * steps).flatten(-2)
+
+
+def rounded_blocks(
+    x: torch.Tensor,
+    steps: torch.Tensor,
+    zeros: torch.Tensor,
+    block: int,
+    bits: int,
+    order: torch.Tensor | None = None,
+    *,
+    flips: bool = False,
+) -> torch.Tensor:
+    """x [..., K] in fixed steps of its blocks of columns, in its own dtype and its own order.
+
+    Args:
+        steps, zeros: [blocks]; a value is (q - zero) · step with q in -2^(bits-1) … 2^(bits-1) - 1.
+        block: columns of a block, the last may be shorter.
+        order: int64 [K], blocks are of x[..., order]; None: of x.
+        flips: as of ``rounded_rows``.
+    """
+    columns = x if order is None else x[..., order]
+    step, zero = (part.to(x).repeat_interleave(block)[: x.shape[-1]] for part in (steps, zeros))
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    exact = columns / step + zero
+    near = (columns / step).round() + zero
+    if flips:
+        near = _other_way(exact, near, low, high)
+    values = (near.clamp(low, high) - zero) * step
+    return values if order is None else torch.empty_like(values).index_copy_(-1, order, values)
 
 
 def _steps(pieces: torch.Tensor) -> torch.Tensor:
     return pieces.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _MOST
 
 
-def _other_way(exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
-    """Numbers [..., K] with the closest call of each row decided otherwise."""
+def _other_way(exact: torch.Tensor, near: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    """Numbers [..., K] with the closest call of each row, of those that are not cut, decided otherwise."""
     off = exact - near
-    close = torch.where(exact.abs() > _MOST, torch.zeros_like(off), off.abs())
+    close = torch.where((exact < low) | (exact > high), torch.zeros_like(off), off.abs())
     where = close.argmax(-1, keepdim=True)
     return near.scatter_add(-1, where, off.gather(-1, where).sign())

@@ -16,10 +16,11 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from ingot.config.quant import QuantConfig
+from ingot.config.quant import RPTQ, QuantConfig
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.quant.int4_in_int8 import Int4InInt8
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_both import Int8Both
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.weight_only import InvariantWeightOnly, WeightOnly
@@ -121,11 +122,12 @@ class InvariantDense(Dense):
         return self
 
 
-def make_scheme(config: QuantConfig, input_group: int = 0) -> LinearScheme:
+def make_scheme(config: QuantConfig, input_group: int = 0, *, free_order: bool = False) -> LinearScheme:
     """The scheme of one linear layer, from ``QuantConfig.at`` its name.
 
     ``input_group``: neighbouring channels of its input that share a scale where activations are rounded by
-    the scales that they come with; 0: all.
+    the scales that they come with; 0: all. ``free_order``: a product makes its input, whose channels a build
+    may put in any order.
     """
     if config.scheme == "w8a8":
         static, per_tensor = config.activations == "static", config.weight_scales == "tensor"
@@ -133,6 +135,10 @@ def make_scheme(config: QuantConfig, input_group: int = 0) -> LinearScheme:
     if config.scheme == "w4a8":
         assert config.group is not None
         return Int4InInt8(config.group, input_group)
+    if config.scheme in RPTQ:
+        assert config.group
+        weight_bits, input_bits = int(config.scheme[6]), int(config.scheme[8])  # rptq-w4a8
+        return Int8Blocks(weight_bits, input_bits, config.group, ordered=not free_order)
     if config.scheme in ("w8a16", "w4a16"):
         assert config.group is not None
         bits = 8 if config.scheme == "w8a16" else 4
@@ -149,6 +155,11 @@ def takes_small_products(scheme: LinearScheme) -> bool:
 def is_int8(scheme: LinearScheme) -> bool:
     """Whether a layer multiplies activations in 8 bits by numbers of 8 bits (int8_products.py)."""
     return isinstance(scheme, Int8Products)
+
+
+def rounds_inputs(scheme: LinearScheme) -> bool:
+    """Whether a layer rounds its activations to numbers of few bits."""
+    return isinstance(scheme, Int8Products | Int8Blocks)
 
 
 def is_dense(scheme: LinearScheme) -> bool:

@@ -2,7 +2,8 @@
 
 Owns the choice between a decoder's ways of computing the same: module by module, or, on a GPU, with residual
 sums inside the matrix library's products, or, for a few decoding tokens, with all small kernels folded into
-the products; and, where all layers multiply in 8 bits, with kernels that end and begin so. Knows no request.
+the products; and, where all layers multiply in 8 bits, or numbers by blocks, with kernels that end and begin
+so. Knows no request.
 
     logits = Forward(model, caches, fused=True)(batch)
 """
@@ -15,6 +16,7 @@ import torch
 
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.blocks_walk import blocks_hidden, walks_in_blocks
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
 from ingot.layers.fused_decode import NARROW_WAYS, WAYS, fused_logits, fuses, small_products
@@ -43,6 +45,7 @@ class Forward:
         self.plain_rows = plain_rows(model)
         self.folded = fused and folds(model)
         self.int8 = walks_int8(model)
+        self.blocks = walks_in_blocks(model)
         self.by_module = False
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
@@ -55,6 +58,9 @@ class Forward:
             if decodes and hidden.shape[0] <= MAX_ROWS:
                 return int8_logits(model, hidden, batch, self.caches)
             hidden = int8_hidden(model, hidden, batch, self.caches)
+            return model.logits(hidden[batch.logits_indices])
+        if self.fused and self.blocks and not self.by_module:
+            hidden = blocks_hidden(model, hidden, batch, self.caches)
             return model.logits(hidden[batch.logits_indices])
         if self.fused and decodes and small is not None:
             return fused_logits(model, hidden, batch, self.caches, small, self.dense)

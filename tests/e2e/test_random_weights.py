@@ -110,3 +110,15 @@ def test_many_streams_give_what_generate_gives(tmp_path: Path) -> None:
     assert not llm.executor.has_work
     with pytest.raises(RequestError, match="prompt 2: the prompt is empty"):
         llm.stream_many([[1], []])
+
+
+@pytest.mark.parametrize("scheme", ["rptq-w8a8", "rptq-w4a4"])
+def test_a_shape_of_rptq_has_drawn_numbers_and_orders(tmp_path: Path, scheme: str) -> None:
+    """Which a checkpoint would need samples for."""
+    config = write_config(tmp_path)
+    first, same = (LLM.from_config(config, "cpu", quant=scheme, max_batch_size=2) for _ in range(2))
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    assert first.generate([5, 6, 7], params)[0].token_ids == same.generate([5, 6, 7], params)[0].token_ids
+    order = first.engine.model.layers[0].mlp.gate_up_proj.order  # type: ignore[union-attr]
+    assert sorted(order.tolist()) == list(range(64)) != order.tolist()  # type: ignore[operator, union-attr]
+    assert bool(torch.isfinite(first.logits([5, 6, 7])).all())

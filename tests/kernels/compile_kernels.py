@@ -27,11 +27,12 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.kernels import compile_cases
+from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_int4_cases import INT4_CASES
 
-CASES = compile_cases.CASES | INT8_CASES | INT4_CASES
-OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING
+CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES | INT4_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING
 
 OLDER = 5  # different enough: what is compiled for older GPUs takes CI as long as what is for newer ones
 POINTERS = {

@@ -106,7 +106,7 @@ def test_refused() -> None:
     with pytest.raises(IngotError, match="the result has the wrong dtype"):
         int8_linear(x, weight, torch.int32)
     with pytest.raises(IngotError, match="bias has the wrong dtype"):
-        int8_linear(x, weight, torch.float16, torch.zeros(6))
+        int8_linear(x, weight, torch.float16, torch.zeros(6, dtype=torch.bfloat16))
     with pytest.raises(IngotError, match="residual has the wrong shape"):
         int8_linear(x, weight, torch.float32, None, torch.zeros(2, 7))
     with pytest.raises(IngotError, match="out has the wrong shape"):

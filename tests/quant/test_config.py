@@ -23,6 +23,9 @@ CONFIGS = [
     QuantConfig("w8a8", method="smoothquant", alpha="search", layers={"*.down_proj": "w4a16"}),
     QuantConfig("w4a8", group=64, method="gptq"),
     QuantConfig("w4a8", rotation=False, head="w8a16", layers={"*.down_proj": "w8a8"}),
+    QuantConfig("rptq-w8a8"),
+    QuantConfig("rptq-w4a4", 64, method="round", head="w8a16", layers={"*.qkv_proj": "w8a8"}),
+    QuantConfig("w4a16", 32, layers={"*.o_proj": "rptq-w4a8"}),
 ]
 
 
@@ -41,6 +44,15 @@ def test_defaults() -> None:
     assert (QuantConfig("w8a16").group, QuantConfig("w8a16").symmetric) == (0, True)
     w8a8 = QuantConfig("w8a8")
     assert (w8a8.activations, w8a8.alpha, w8a8.weight_scales) == ("dynamic", None, "channel")
+    rptq = QuantConfig("rptq-w4a8")
+    assert (rptq.group, rptq.symmetric, rptq.method, rptq.calibrated) == (128, True, "gptq", True)
+    assert QuantConfig("rptq-w8a8", method="round").calibrated
+    beside = QuantConfig("w4a16", 64, layers={"*.o_proj": "rptq-w8a8"})
+    assert (beside.method, beside.symmetric, beside.at("layers.0.self_attn.o_proj").group) == (
+        "gptq",
+        False,
+        64,
+    )
     assert QuantConfig("w8a16").activations == "none"
     w4a8 = QuantConfig("w4a8")
     assert (w4a8.group, w4a8.symmetric, w4a8.activations, w4a8.rotation) == (128, False, "dynamic", True)
@@ -72,11 +84,17 @@ def test_defaults() -> None:
         ({"scheme": "w8a8", "method": "smoothquant", "alpha": "best"}, r"seen: best; allowed: 0 to 1, or"),
         ({"scheme": "w8a16", "method": "smoothquant"}, r"seen: smoothquant; allowed: .*round.*gptq"),
         ({"scheme": "w8a8", "method": "gptq"}, r"seen: gptq; allowed: .*round.*smoothquant"),
+        ({"scheme": "rptq"}, r"seen: rptq; allowed: .*rptq-w8a8.*rptq-w4a4.*--quant"),
+        ({"scheme": "rptq-w8a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
+        ({"scheme": "rptq-w8a8", "group": 0}, r"seen: 0; allowed: .*32, 64, 128.*--group-size"),
+        ({"scheme": "rptq-w8a8", "symmetric": False}, r"seen: False; allowed: .*True"),
+        ({"scheme": "rptq-w8a8", "activations": "dynamic"}, r"seen: dynamic; allowed: .*none"),
         ({"scheme": "none", "method": "gptq"}, r"seen: gptq; allowed: .*round\b"),
         ({"scheme": "w4a8", "group": 32}, r"seen: 32; allowed: .*64, 128.*--group-size"),
         ({"scheme": "w4a8", "symmetric": True}, r"seen: True; allowed: .*False.*--asymmetric"),
         ({"scheme": "w4a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
         ({"scheme": "w4a8", "activations": "static"}, r"seen: static; allowed: .*dynamic"),
+        ({"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}}, r"w4a8 and RPTQ are not for one model"),
         ({"scheme": "w8a8", "rotation": True}, r"seen: True; allowed: .*False.*--no-rotate"),
         ({"scheme": "w4a8", "rotation": "yes"}, r"seen: yes; allowed: .*True, False.*--rotate"),
         (
@@ -155,6 +173,8 @@ def test_w8a8_beside_others() -> None:
             QuantConfig("w8a8", activations="static"),
             r"a static scale calibrates.*--activations static --calib",
         ),
+        (QuantConfig("rptq-w8a8", method="round"), r"RPTQ calibrates.*seen: .*rptq-w8a8.*--calib"),
+        (QuantConfig("w4a16", layers={"*.o_proj": "rptq-w4a8"}), r"RPTQ calibrates.*--calib"),
     ],
 )
 def test_what_needs_samples_is_not_for_memory(config: QuantConfig, words: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
 from ingot.align.session import align
@@ -24,11 +23,10 @@ from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from ingot.quant.calibration import InputStatistics
 from tests.e2e.terminal import ingot
+from tests.quant.loud_pocket import POCKET, ROOT, write_loud
 from tests.quant.models import divergence, log_probs, opened, planned
 from tests.tiny_models import make_model, random_ids, save_model, tiny_config
 
-ROOT = Path(__file__).parents[2]
-POCKET = ROOT / "models" / "pocket-chat"
 CPU = torch.device("cpu")
 SMOOTH = QuantConfig("w8a8", method="smoothquant")
 STATIC = QuantConfig("w8a8", activations="static")
@@ -296,25 +294,7 @@ def test_the_verb(checkpoints: dict[str, Path], samples: Path, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def loud_pocket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pocket model's function with three channels behind each norm, and of each MLP, 30 times louder."""
-    folder = tmp_path_factory.mktemp("loud") / "checkpoint"
-    folder.mkdir()
-    for path in POCKET.iterdir():
-        if path.suffix != ".safetensors":
-            (folder / path.name).symlink_to(path)
-    save_file(louder(load_file(POCKET / "model.safetensors")), folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def louder(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    loud, gain = [3, 77, 200], 30.0
-    found = {name: tensor.float() for name, tensor in tensors.items()}
-    for name, tensor in found.items():
-        if name.endswith(("ln_1.weight", "ln_2.weight")):
-            tensor[loud] *= gain
-        elif name.endswith(("c_attn.weight", "w1.weight", "w2.weight")):
-            tensor[:, loud] /= gain
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+    return write_loud(tmp_path_factory.mktemp("loud") / "checkpoint")
 
 
 def test_smoothing_beats_none_where_channels_are_loud(loud_pocket: Path, tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+"""RPTQ: channels of an input in an order in which neighbours have like ranges, and steps for blocks of them.
+
+Owns clusters, orders, steps, zeros, and weights in 4 bits that whole numbers of 8 bits hold. Knows no layer
+and no storage.
+
+    order = channel_order(lowest, highest, CLUSTERS)                   # [K]
+    low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))
+    steps, zeros = steps_of(low, high, bits=8)                          # [blocks]
+
+x ≈ (q - zero) · step, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and step and zero of a block.
+
+Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), an order in which clusters
+are contiguous, a step and a zero for each cluster. Its code computes in floating point; a step along the sum
+cannot leave a product of whole numbers. So the order is cut into blocks, as wide as a step of the product's
+loop, and every block has a step of its own: a cluster is a run of whole blocks, but for the block at its end,
+which takes the first channels of the next, quieter to louder. Within a cluster channels are sorted by range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.errors import BuildError, ConfigError
+from ingot.quant.plain_rows import rounded_blocks
+from ingot.quant.rounding import Grid, in_groups, weighed
+
+CLUSTERS = 8
+_STARTS, _ROUNDS = 10, 100  # of k-means: attempts, and most rounds of one
+_LEAST_STEP = 1e-10
+_RATIOS = tuple(1 - step / 20 for step in range(19))  # 1, 0.95 … 0.1
+_LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least step, so that zeros stay below 2^16
+MOST_FACTOR = 15  # of a group in 4 bits: -8 · 15 is a number of 8 bits
+_MIDDLE = 8
+
+
+def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
+    """The cluster of each channel, int64 [K], by k-means of (highest, lowest); the same again every time.
+
+    Clusters are numbered by their mean range, the quietest first. There are never more than channels.
+
+    Raises:
+        ConfigError: fewer than one cluster, or shapes differ.
+        BuildError: a range is not finite.
+    """
+    if clusters < 1:
+        raise ConfigError("channels form at least one cluster", seen=clusters)
+    points = _points(lowest, highest)
+    clusters = min(clusters, len(points))
+    generator = torch.Generator().manual_seed(0)
+    best, least = torch.zeros(len(points), dtype=torch.int64), float("inf")
+    for _ in range(_STARTS):
+        labels, inertia = _lloyd(points, _seeds(points, clusters, generator))
+        if inertia < least * (1 - 1e-12):
+            best, least = labels, inertia
+    span = points[:, 0] - points[:, 1]
+    sums = torch.zeros(clusters, dtype=span.dtype).scatter_add_(0, best, span)
+    means = sums / torch.bincount(best, minlength=clusters).clamp(min=1)
+    return means.argsort(stable=True).argsort()[best].to(lowest.device)
+
+
+def channel_order(lowest: torch.Tensor, highest: torch.Tensor, clusters: int = CLUSTERS) -> torch.Tensor:
+    """int64 [K]: channel ``order[j]`` comes to place j. Clusters are contiguous, louder ones and channels
+    later.
+    """
+    found = cluster_channels(lowest, highest, clusters)
+    by_range = (highest - lowest).argsort(stable=True)
+    return by_range[found[by_range].argsort(stable=True)]
+
+
+def order_by_heads(
+    lowest: torch.Tensor, highest: torch.Tensor, heads: int, shared: int = 1, clusters: int = CLUSTERS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Orders within heads, for inputs [heads · shared · d] of an output product.
+
+    ``heads`` heads of values are read by ``shared`` neighbouring heads of queries each, whose channels have
+    to keep one order.
+
+    Returns:
+        int64 [heads · d], the order of the values' rows, and int64 [K], that of the input's channels.
+    """
+    low = lowest.unflatten(0, (heads, shared, -1)).amin(1)  # [heads, d]
+    high = highest.unflatten(0, (heads, shared, -1)).amax(1)
+    size = low.shape[1]
+    within = torch.stack([channel_order(*pair, clusters) for pair in zip(low, high, strict=True)])
+    firsts = torch.arange(heads, device=within.device)[:, None] * size
+    starts = torch.arange(heads * shared, device=within.device)[:, None] * size
+    return (within + firsts).flatten(), (within.repeat_interleave(shared, dim=0) + starts).flatten()
+
+
+def block_lengths(columns: int, block: int) -> list[int]:
+    """Columns of each block, the last one maybe shorter."""
+    return [min(block, columns - start) for start in range(0, columns, block)]
+
+
+def block_ranges(
+    lowest: torch.Tensor, highest: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lowest, highest) [blocks] of channels [K] in blocks of these lengths."""
+    low = [part.amin() for part in lowest.split(list(lengths))]
+    high = [part.amax() for part in highest.split(list(lengths))]
+    return torch.stack(low), torch.stack(high)
+
+
+def steps_of(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(steps, zeros) fp32 of ranges; the paper's code: step = (high - low) / 2^bits, and
+    zero = round(-(high + low) / (2 · step)), so that the middle of the range is number 0.
+    """
+    low, high = low.double(), high.double()
+    least = (torch.maximum(high.abs(), low.abs()) * _LEAST_SHARE).clamp(min=_LEAST_STEP)
+    steps = torch.maximum((high - low) / (1 << bits), least).float()
+    return steps, (-(high + low) / (2 * steps.double())).round().float()
+
+
+def narrowed(
+    low: torch.Tensor, high: torch.Tensor, x: torch.Tensor, block: int, bits: int, importance: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ranges [blocks] shrunk so that a sample x [T, K] of the ordered input costs least: in few bits a rare
+    large value is cheaper cut than kept.
+
+    ``importance`` [K] weighs the columns' squared errors: Σ W² of a column is what it does to the outputs.
+    """
+    best, least = torch.ones_like(low), torch.full_like(low, torch.inf)
+    for ratio in _RATIOS:
+        steps, zeros = steps_of(low * ratio, high * ratio, bits)
+        error = (rounded_blocks(x, steps, zeros, block, bits) - x).square().mean(0) * importance
+        found = torch.stack([part.sum() for part in error.split(block)])
+        best = torch.where(found < least, ratio, best)
+        least = torch.minimum(found, least)
+    return low * best, high * best
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """A linear layer whose input and weight are of whole numbers.
+
+    Attributes:
+        numbers: int8 [N, K], column j of channel ``order[j]``.
+        scales: fp32 [N].
+        steps, zeros: fp32 [blocks], of the input's channels in that order.
+        order: int64 [K]; None: channels come in order.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    steps: torch.Tensor
+    zeros: torch.Tensor
+    order: torch.Tensor | None = None
+
+    def shift(self, block: int) -> torch.Tensor:
+        """What zeros add to the outputs: -Σ step · zero · Σ W over each block, fp64 [N]."""
+        sums = [part.double().sum(1) for part in self.numbers.split(block, dim=1)]
+        factors = self.steps.double() * self.zeros.double()
+        return -(torch.stack(sums, dim=1) @ factors) * self.scales.double()
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels:
+    """Steps of weights [N, K] in 4 bits that are whole multiples of one step a row.
+
+    Attributes:
+        grid: numbers 0 … 15 around 8, scales [N, groups].
+        factors: int8 [N, groups], -15 … 15; rows: fp32 [N]. A scale is their product.
+    """
+
+    grid: Grid
+    factors: torch.Tensor
+    rows: torch.Tensor
+
+    def nearest(self, weight: torch.Tensor, group: int) -> torch.Tensor:
+        """The numbers uint8 [N, K] of the grid that are nearest to a weight [N, K]."""
+        numbers = self.grid.numbers(in_groups(weight.float(), group))
+        return numbers.flatten(1)[:, : weight.shape[1]].to(torch.uint8)
+
+    def wide_numbers(self, numbers: torch.Tensor, group: int) -> torch.Tensor:
+        """Numbers [N, K] of the grid as int8 numbers whose scale is the row's: (q - 8) · factor."""
+        factors = self.factors.repeat_interleave(group, dim=1)[:, : numbers.shape[1]]
+        return (numbers.to(torch.int16) - _MIDDLE).mul_(factors).to(torch.int8)
+
+
+def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> TwoLevels:
+    """The steps of a weight [N, K] whose columns count ``importance`` [K] times.
+
+    A group's factor is the one of 15 magnitudes that costs least, with the sign that gives 16 numbers the
+    value of largest magnitude (rounding.py, 4 bits, symmetric). So (q - 8) · factor is a number of 8 bits,
+    and the row's step is all that is left to multiply by: the two levels of QServe (arXiv 2405.04532).
+    """
+    blocks, cost = in_groups(weight.float(), group), weighed(importance.float(), group)
+    largest, smallest = blocks.amax(-1), blocks.amin(-1)
+    peak = torch.maximum(largest, -smallest)
+    rows = peak.amax(1, keepdim=True) / (_MIDDLE * MOST_FACTOR)
+    rows = torch.where(rows == 0, torch.ones_like(rows), rows)  # [N, 1]
+    sign = torch.where(largest > -smallest, -1.0, 1.0).to(peak)
+    zeros = torch.full_like(peak, _MIDDLE)
+    best, least = sign, torch.full_like(peak, torch.inf)
+    for factor in range(1, MOST_FACTOR + 1):
+        grid = Grid(sign * factor * rows, zeros, 0, 15)
+        error = cost(grid.values(grid.numbers(blocks)) - blocks)
+        best = torch.where(error < least, sign * factor, best)
+        least = torch.minimum(error, least)
+    return TwoLevels(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])
+
+
+def _points(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+    if lowest.shape != highest.shape or lowest.dim() != 1:
+        seen = [list(lowest.shape), list(highest.shape)]
+        raise ConfigError("a channel has a lowest and a highest value", seen=seen)
+    points = torch.stack([highest, lowest], dim=1).double().cpu()
+    if not bool(torch.isfinite(points).all()):
+        raise BuildError("calibration's activations are not finite, or there were none", fix="--calib")
+    return points
+
+
+def _seeds(points: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
+    """k-means++: each next centre is a point drawn by its squared distance to those before."""
+    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
+    distance = (points - points[chosen[0]]).square().sum(1)
+    while len(chosen) < count:
+        weights = distance if bool(distance.sum() > 0) else torch.ones_like(distance)
+        chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
+        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(1))
+    return points[chosen]
+
+
+def _lloyd(points: torch.Tensor, centres: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Labels [K] and the sum of squared distances, once no point moves; a centre without points stays."""
+    labels = torch.full((len(points),), -1)
+    for _ in range(_ROUNDS):
+        distances = (points[:, None] - centres).square().sum(-1)
+        nearest = distances.argmin(1)
+        if torch.equal(nearest, labels):
+            break
+        labels = nearest
+        counts = torch.bincount(labels, minlength=len(centres))
+        sums = torch.zeros_like(centres).index_add_(0, labels, points)
+        means = sums / counts.clamp(min=1)[:, None]
+        centres = torch.where((counts > 0)[:, None], means, centres)
+    inertia = (points - centres[labels]).square().sum()
+    return labels, float(inertia)

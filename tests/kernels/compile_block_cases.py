@@ -1,0 +1,57 @@
+"""Launchers of kernels with numbers by blocks of columns (RPTQ) on meta tensors, as in compile_cases.py.
+
+BLOCK_CASES["blocks 1 fp16"]()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.kernels.block_rows import BlockSteps
+from ingot.kernels.int8_linear import int8_linear_triton
+from ingot.kernels.norm_blocks import rms_norm_in_blocks_triton
+from ingot.kernels.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
+from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty, weight_in_8
+
+
+def block_steps(width: int, block: int, bits: int = 8, ordered: bool = False) -> BlockSteps:
+    """Empty ones."""
+    blocks = -(-width // block)
+    order = empty(width, dtype=torch.int32) if ordered else None
+    return BlockSteps(empty(blocks, dtype=FULL), empty(blocks, dtype=FULL), block, bits, order)
+
+
+def in_blocks(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
+    """Every kernel that ends in numbers by blocks, and the products of them."""
+    x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    ordered, plain = block_steps(4096, block, bits, True), block_steps(4096, block, bits)
+    x8, _ = rms_norm_in_blocks_triton(x, norm, 1e-6, ordered, x, tiles)
+    rms_norm_in_blocks_triton(x, norm, 1e-6, plain, None, tiles)
+    in_blocks_triton(x, ordered, tiles)
+    in_blocks_triton(x, plain, tiles)
+    inner = silu_mul_in_blocks_triton(empty(rows, 22016, dtype=dtype), block_steps(11008, block, bits), tiles)
+    int8_linear_triton(x8, weight_in_8(12288, 4096), dtype, empty(12288, dtype=FULL))
+    shift = empty(4096, dtype=FULL)
+    int8_linear_triton(inner, weight_in_8(4096, 11008), dtype, shift, x, x)
+
+
+def wide(dtype: torch.dtype) -> None:
+    """A norm of the widest rows, whose order is gathered."""
+    x, norm = empty(4, 16384, dtype=dtype), empty(16384, dtype=dtype)
+    rms_norm_in_blocks_triton(x, norm, 1e-6, block_steps(16384, 128, 8, True), x)
+
+
+BLOCK_CASES: dict[str, Callable[[], Any]] = {
+    "blocks 1 fp16": lambda: in_blocks(HALF, 1),
+    "blocks 16 bf16 of 64 in 4 bits": lambda: in_blocks(BRAIN, 16, 64, 4),
+    "blocks 64 fp32 of 32": lambda: in_blocks(FULL, 64, 32),
+    "blocks 2048 fp16": lambda: in_blocks(HALF, 2048),
+    "blocks 256 bf16 of 64": lambda: in_blocks(BRAIN, 256, 64),
+    "blocks of a wide norm": lambda: wide(HALF),
+}
+BLOCK_OVERLAPPING: dict[str, Callable[[], Any]] = {
+    "blocks 8 fp16 overlapping": lambda: in_blocks(HALF, 8, OVERLAP=2),
+}
