@@ -24,6 +24,11 @@ def some(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.mark.parametrize("scheme", FORMS)
 @pytest.mark.parametrize("columns", [40, 64, 1500 * 8])
 def test_the_product_is_that_of_what_the_numbers_mean(scheme: Int8Both, columns: int) -> None:
