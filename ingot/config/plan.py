@@ -21,9 +21,10 @@ from ingot.errors import ConfigError
 ROWS = "m"
 _SMALL_BUCKET = 8
 _KEY_PART = re.compile(r"([a-z]+)([1-9][0-9]*)")
-_MAY_BE_NONE = ("PREFETCH", "PROGRAMS")
+_MAY_BE_NONE = ("FRAGMENTS", "PREFETCH", "PROGRAMS")
 _ANY_SIZE = ("num_stages", "MAX_SPLITS", "REGISTERS", *_MAY_BE_NONE)  # the others are powers of two
-_PRODUCT = ("BLOCK_N", "BLOCK_K", "BLOCK_T", "PROGRAMS", "OVERLAP", "PREFETCH", "num_warps", "num_stages")
+_BLOCKS = ("BLOCK_N", "BLOCK_K", "BLOCK_T")
+_PRODUCT = (*_BLOCKS, "FRAGMENTS", "PROGRAMS", "OVERLAP", "PREFETCH", "num_warps", "num_stages")
 _HEADS = ("q", "kv", "d")
 
 

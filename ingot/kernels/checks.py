@@ -169,7 +169,7 @@ def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) ->
     if unknown:
         raise KernelArgumentError("unknown tile choice", seen=unknown, allowed=sorted(defaults))
     for name, value in tiles.items():
-        least = 0 if name in ("PROGRAMS", "PREFETCH") else 1
+        least = 0 if name in ("FRAGMENTS", "PROGRAMS", "PREFETCH") else 1
         if not isinstance(value, int) or value < least:
             raise KernelArgumentError(f"tile {name} is too small", seen=value, allowed=f"{least} or more")
         if name not in COUNTS and value & (value - 1):
