@@ -34,7 +34,6 @@ from tests.kernels.compile_int4_cases import INT4_CASES
 CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES | INT4_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING
 
-OLDER = 5  # different enough: what is compiled for older GPUs takes CI as long as what is for newer ones
 POINTERS = {
     torch.float16: "*fp16",
     torch.bfloat16: "*bf16",
@@ -133,14 +132,10 @@ def moves(ptx: str) -> dict[str, int]:
 
 
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
-    """What every launch of every case compiles to; of a kernel OLDER at most for GPUs before sm_90."""
-    done: Counter[tuple[str, int]] = Counter()
+    """What every launch of every case compiles to."""
     for case, call in (CASES | OVERLAPPING).items():
         for kernel, args, kwargs in caught_launches(call):
             for capability in capabilities if case in CASES else [c for c in capabilities if c >= 90]:
-                if capability < 90 and done[kernel.__name__, capability] >= OLDER:
-                    continue
-                done[kernel.__name__, capability] += 1
                 source, options = source_of(kernel, args, kwargs)
                 binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 yield {
