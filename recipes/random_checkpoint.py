@@ -1,6 +1,9 @@
 """A checkpoint of any LLaMA shape with random weights, for speed and memory: neither depends on the values.
 
-python recipes/random_checkpoint.py OUT --shape 7b
+It has no tokenizer: samples to calibrate with are token ids.
+
+    python recipes/random_checkpoint.py OUT --shape 7b
+    python recipes/random_checkpoint.py OUT --shape 7b --samples OUT/samples.jsonl
 """
 
 from __future__ import annotations
@@ -88,6 +91,13 @@ def write_checkpoint(folder: Path, shape: str) -> None:
     (folder / "config.json").write_text(json.dumps(config | extra, indent=2))
 
 
+def write_samples(path: Path, vocab_size: int, samples: int = 128, length: int = 512) -> None:
+    """Write records of ``length`` random token ids, the same every time, for ``--calib``."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocab_size, (samples, length), generator=generator).tolist()
+    path.write_text("".join(json.dumps({"token_ids": row}) + "\n" for row in ids), encoding="utf-8")
+
+
 def _file(number: int) -> str:
     return f"model-{number:05d}.safetensors"
 
@@ -102,5 +112,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="7b")
+    parser.add_argument("--samples", type=Path, help="also write samples to calibrate with")
     arguments = parser.parse_args()
     write_checkpoint(arguments.out, arguments.shape)
+    if arguments.samples:
+        write_samples(arguments.samples, SHAPES[arguments.shape]["vocab_size"])
