@@ -1,7 +1,9 @@
-"""Engines in fewer bits on a GPU: every way of computing a step gives the same."""
+"""Engines in fewer bits on a GPU: every way of computing a step gives what a model in fp32 does."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.llm.verify import verify
 from ingot.quant.schemes import make_scheme
+from tests.quant.clear_answers import ClearAnswers
 from tests.quant.packed_checkpoints import Packing, reference_logits, write_packed
 from tests.tiny_models import random_ids, save_model, tiny_config
 
@@ -34,35 +37,41 @@ def checkpoint(kind: str, folder: Path) -> Path:
     return folder
 
 
+References = Callable[[str, str, str], ClearAnswers]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    """What a model in fp32 answers, by scheme, kind of model and the dtype that its values have."""
+    root = tmp_path_factory.mktemp("references")
+
+    @functools.cache
+    def reference(name: str, kind: str, dtype: str) -> ClearAnswers:
+        folder = root / kind
+        if not folder.exists():
+            checkpoint(kind, folder)
+        return ClearAnswers(folder, CONFIGS[name], dtype, TOLERANCE[dtype])
+
+    return reference
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("batch", [1, 5, 40, 70])
-def test_fused_is_by_module(
-    name: str, kind: str, graphs: bool, dtype: str, batch: int, tmp_path: Path
+def test_fused_and_by_module_are_the_reference(
+    name: str, kind: str, graphs: bool, dtype: str, batch: int, tmp_path: Path, references: References
 ) -> None:
     folder = checkpoint(kind, tmp_path)
-    prompts = [random_ids(1 + n % 7, seed=n) for n in range(batch)]
-    runs = []
+    clear = references(name, kind, dtype)
     for fused in (True, False):
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
         options: dict[str, Any] = {"compute_dtype": dtype, "runtime": runtime, "max_batch_size": 80}
         llm = LLM(folder, "cuda", quant=CONFIGS[name], **options)
         forward = llm.executor.runner.forward
         assert bool(forward.ways or forward.plain) >= fused
-        runs.append(llm.generate(prompts, SamplingParams(max_new_tokens=6, ignore_eos=True, logprobs=0)))
-    apart = []
-    for one, other in zip(*runs, strict=True):
-        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        # Where they part each thinks its own token the likeliest, and so as likely as the other: a near tie.
-        shared = same.index(False) + 1 if False in same else len(same)
-        assert same[0]
-        for a, b in zip(one.logprobs[:shared], other.logprobs[:shared], strict=True):
-            assert a.logprob == pytest.approx(b.logprob, abs=TOLERANCE[dtype])
-            apart.append(abs(a.logprob - b.logprob))
-    assert sum(apart) / len(apart) < MEAN[dtype]
-    assert len(apart) >= len(prompts)
+        clear.check(llm, clear.answers(batch), MEAN[dtype], "fused" if fused else "by module")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
