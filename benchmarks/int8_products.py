@@ -120,8 +120,10 @@ def candidates(x: Int8Rows, outputs: int, split: bool) -> list[dict[str, int]]:
     """Tiles worth timing, the default first."""
     (rows, width), device = x.values.shape, x.values.device
     if rows > MAX_ROWS:
-        machine = multiprocessors(device), overlaps(device), shared_bytes(device)
-        return large_int8_candidates(large_int8_tiles(rows, outputs, *machine, x.group), x.group)
+        size, shared = torch.float16.itemsize, shared_bytes(device)
+        machine = multiprocessors(device), overlaps(device), shared
+        default = large_int8_tiles(rows, outputs, size, *machine, x.group)
+        return large_int8_candidates(default, size, shared, x.group)
     found = small_int8_candidates(small_int8_tiles(rows, outputs, width, device, x.group, split))
     return found + [{**tiles, "SPLITS": 4} for tiles in found if split]
 

@@ -209,7 +209,7 @@ def int8_matmul_triton(
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
     device = x.values.device
     machine = multiprocessors(device), overlaps(device), shared_bytes(device)
-    defaults = large_int8_tiles(rows, outputs, *machine, x.group, _aligned(x, weight))
+    defaults = large_int8_tiles(rows, outputs, dtype.itemsize, *machine, x.group, _aligned(x, weight))
     choice = whole_steps(merge_tiles(defaults, tiles), x.group)
     y = torch.empty((rows, outputs), dtype=dtype, device=device) if out is None else out
     if not y.numel():

@@ -45,6 +45,7 @@ LARGE_GROUPS: Choices = [
     (64, 128, 128, 4, 5, 1, 85),
     (64, 64, 128, 4, 5, 1, 60),
 ]
+BARRIERS = 64  # bytes, of descriptors' copies: 8 for each stage
 LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PIECES")
 
 
@@ -92,9 +93,28 @@ def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
 
 
+def large_int8_bytes(choice: Mapping[str, int], itemsize: int) -> int:
+    """Shared memory that a program of many rows takes at most, in bytes; ``itemsize``: of a result.
+
+    Beside the operands of all stages lies the piece of a tile that is being stored, in the result's dtype:
+    a program that walks tiles asks for the next one's operands meanwhile; else their memory serves twice.
+    """
+    operands = (choice["BLOCK_M"] + choice["BLOCK_N"]) * choice["BLOCK_K"] * choice["num_stages"]
+    stored = itemsize * choice["BLOCK_M"] * choice["BLOCK_N"] // choice["PIECES"]
+    return BARRIERS + (operands + stored if choice["PROGRAMS"] else max(operands, stored))
+
+
+def _fitted(choice: Mapping[str, int], itemsize: int, shared: int) -> dict[str, int]:
+    """The choice with no more stages than there is room for; 2 at least."""
+    stages = range(choice["num_stages"], 2, -1)
+    fits = (n for n in stages if large_int8_bytes({**choice, "num_stages": n}, itemsize) <= shared)
+    return {**choice, "num_stages": next(fits, 2)}
+
+
 def large_int8_tiles(
     num_tokens: int,
     outputs: int,
+    itemsize: int,
     multiprocessors: int,
     descriptors: bool,
     shared: int,
@@ -105,29 +125,34 @@ def large_int8_tiles(
 
     ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
     tile of the weight, a tile is stored in ``PIECES`` (1 or 2); ``TMA``: 1 pointers, 2 descriptors,
-    4 descriptors where they can be. ``shared``: bytes of shared memory that a program may use. Rows
-    that are not ``aligned`` are read byte by byte, in small tiles.
+    4 descriptors where they can be. ``itemsize``: bytes of a result; ``shared``: bytes of shared memory that
+    a program may use. Rows that are not ``aligned`` are read byte by byte, in small tiles.
     """
 
-    def time(choice: tuple[int, ...]) -> float:
-        tiles = -(-num_tokens // choice[0]) * -(-outputs // choice[1])
-        return -(-tiles // multiprocessors) * choice[0] * choice[1] / choice[-1]
+    def time(choice: Mapping[str, int], rate: int) -> float:
+        tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
+        return -(-tiles // multiprocessors) * choice["BLOCK_M"] * choice["BLOCK_N"] / rate
 
-    table = LARGE_GROUPS if group else LARGE
-    best = min(table, key=time) if aligned else table[-1]
-    tiles: dict[str, int] = {"PROGRAMS": 1, "TOGETHER": 8, **dict(zip(LARGE_NAMES, best, strict=False))}
-    tiles = whole_steps(tiles | {"TMA": 4 if descriptors and aligned else 1}, group)
-    stored = 4 * tiles["BLOCK_M"] * tiles["BLOCK_N"] // tiles["PIECES"] // 2  # bytes: half a tile of fp32
-    stages = (shared - stored) // ((tiles["BLOCK_M"] + tiles["BLOCK_N"]) * tiles["BLOCK_K"])
-    return tiles | {"num_stages": max(min(tiles["num_stages"], stages), 2)}
+    table, found = LARGE_GROUPS if group else LARGE, []
+    common = {"PROGRAMS": 1, "TOGETHER": 8, "TMA": 4 if descriptors and aligned else 1}
+    for row in table if aligned else table[-1:]:
+        tiles = whole_steps({**common, **dict(zip(LARGE_NAMES, row, strict=False))}, group)
+        tiles = _fitted(tiles, itemsize, shared)
+        if large_int8_bytes(tiles, itemsize) <= shared or row is table[-1]:
+            found.append((time(tiles, row[-1]), tiles))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
-def large_int8_candidates(default: Mapping[str, int], group: int = 0) -> list[dict[str, int]]:
-    """What tuning tries: the default first."""
+def large_int8_candidates(
+    default: Mapping[str, int], itemsize: int, shared: int, group: int = 0
+) -> list[dict[str, int]]:
+    """What tuning tries: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
     table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 3, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
-    found = [dict(default)]
+    wanted = [dict(default)]
     for choice in table:
         tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)
-        found += [tiles, tiles | {"PROGRAMS": 0}]
-    found += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
+        wanted += [tiles, tiles | {"PROGRAMS": 0}]
+    wanted += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
+    found = [_fitted(tiles, itemsize, shared) for tiles in wanted]
+    found = [tiles for tiles in found if large_int8_bytes(tiles, itemsize) <= shared]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -225,6 +225,11 @@ def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 12
     )
 
 
+def int8_sums_of(rows: int) -> None:
+    """Exact sums of many rows, by the tiles of the largest result."""
+    int8_matmul_triton(rows_in_8(rows, 4096), weight_in_8(12288, 4096), torch.int32, tiles={"TMA": 2})
+
+
 def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, width: int = 4096) -> None:
     dequantize_triton(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
 
@@ -369,6 +374,8 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
     "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),
+    "both in 8 bits 2048 fp32": lambda: large_int8(FULL, 2048, TMA=2),
+    "both in 8 bits 2048 sums": lambda: int8_sums_of(2048),
     "both in 8 bits 256 bf16": lambda: large_int8(BRAIN, 256, TMA=2),
     "both in 8 bits 128 fp16 one program a tile": lambda: large_int8(HALF, 128, TMA=2, PROGRAMS=0),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),

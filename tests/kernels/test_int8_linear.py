@@ -12,17 +12,20 @@ from ingot.kernels.int8_linear import int8_linear, int8_linear_triton
 from ingot.kernels.int8_matmul import int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_sums
 from ingot.kernels.int8_tiles import (
+    large_int8_bytes,
     large_int8_candidates,
     large_int8_tiles,
     small_int8_candidates,
     small_int8_tiles,
 )
+from ingot.kernels.product_tiles import shared_bytes
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "PIECES": 1}
 SHAPES = [(65, 33, 48), (130, 96, 64), (100, 40, 172), (66, 5, 1), (200, 70, 80)]
 KERNELS = IMPLEMENTATIONS[1:]
+MACHINE = (132, True, 227 << 10)  # an H200's multiprocessors, descriptors, bytes of shared memory
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -124,8 +127,9 @@ def test_candidates_begin_with_the_default(rows: int, group: int) -> None:
         found = small_int8_candidates(small_int8_tiles(rows, 4096, 4096, cpu))
         assert found[0] == small_int8_tiles(rows, 4096, 4096, cpu)
     else:
-        found = large_int8_candidates(large_int8_tiles(rows, 4096, 132, True, 227 << 10, group), group)
-        assert found[0] == large_int8_tiles(rows, 4096, 132, True, 227 << 10, group)
+        default = large_int8_tiles(rows, 4096, 2, *MACHINE, group)
+        found = large_int8_candidates(default, 2, MACHINE[2], group)
+        assert found[0] == default
     assert len(found) >= 5
     assert all(tiles.keys() == found[0].keys() for tiles in found)
     assert all(tiles not in found[:place] for place, tiles in enumerate(found))
@@ -133,7 +137,7 @@ def test_candidates_begin_with_the_default(rows: int, group: int) -> None:
 
 def test_many_rows_of_a_7b_take_large_tiles_and_few_take_small_ones() -> None:
     def area(rows: int, outputs: int) -> tuple[int, int]:
-        tiles = large_int8_tiles(rows, outputs, 132, True, 227 << 10)
+        tiles = large_int8_tiles(rows, outputs, 2, *MACHINE)
         return tiles["BLOCK_M"], tiles["BLOCK_N"]
 
     assert area(2048, 22016) == area(4096, 12288) == (128, 256)
@@ -141,8 +145,22 @@ def test_many_rows_of_a_7b_take_large_tiles_and_few_take_small_ones() -> None:
 
 
 def test_stages_fit_what_a_program_may_use() -> None:
-    tiles = large_int8_tiles(2048, 22016, 108, False, 163 << 10)
+    tiles = large_int8_tiles(2048, 22016, 2, 108, False, 163 << 10)
     assert (tiles["BLOCK_N"], tiles["num_stages"], tiles["TMA"]) == (256, 2, 1)
+    stages = {size: large_int8_tiles(2048, 22016, size, *MACHINE)["num_stages"] for size in (2, 4)}
+    assert stages == {2: 4, 4: 3}, "a result of 4 bytes takes the room of a stage"
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("group", [0, 32, 128, 256])
+@pytest.mark.parametrize("shared", [163 << 10, 227 << 10])
+def test_candidates_fit_what_a_program_may_use(itemsize: int, group: int, shared: int) -> None:
+    for rows in (65, 128, 300, 2048):
+        default = large_int8_tiles(rows, 4096, itemsize, 132, True, shared, group)
+        found = large_int8_candidates(default, itemsize, shared, group)
+        assert found[0] == default
+        assert all(large_int8_bytes(tiles, itemsize) <= shared for tiles in found)
+        assert all(tiles["num_stages"] >= 2 for tiles in found)
 
 
 @pytest.mark.gpu
@@ -175,6 +193,8 @@ def test_every_candidate_on_a_gpu(rows: int, group: int) -> None:
     x, weight = int8_rows(rows, 4096, "cuda", group), int8_weight(4096, 4096, "cuda")
     torch.cuda.synchronize()
     expected = int8_linear(x, weight, torch.float32)
-    for tiles in large_int8_candidates(large_int8_tiles(rows, 4096, 132, True, 227 << 10, group), group):
+    shared = shared_bytes(x.values.device)
+    default = large_int8_tiles(rows, 4096, 4, 132, True, shared, group)
+    for tiles in large_int8_candidates(default, 4, shared, group):
         y = int8_linear(x, weight, torch.float32, tiles=tiles)
         assert torch.equal(y, expected), tiles
