@@ -24,7 +24,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 gpu-test: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu

@@ -21,6 +21,26 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 
 
+# Files that take long: the workers of ``make test`` take whole files in this order, and short ones
+# are left to fill up the end.
+LONGEST = (
+    "tests/kernels/test_compile.py",
+    "tests/kernels/test_fragments.py",
+    "tests/kernels/test_int8_heads.py",
+    "tests/quant/test_int4_engine.py",
+    "tests/kernels/test_stored_weight.py",
+    "tests/kernels/test_small_int8_qkv.py",
+    "tests/quant/test_packed.py",
+    "tests/quant/test_gptq_engine.py",
+    "tests/kernels/test_small_products.py",
+    "tests/quant/test_int8_engine.py",
+    "tests/kernels/test_invariant_attention.py",
+    "tests/kernels/test_paged_stream.py",
+    "tests/evaluate/test_doctor.py",
+    "tests/quant/test_pocket_quality.py",
+)
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of third-party test data; skips where it is absent."""
@@ -36,7 +56,9 @@ def golden(data: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` skip, saying so, where there is no CUDA device."""
+    """The longest files come first; tests marked ``gpu`` skip, saying so, where there is no CUDA device."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(ROOT).as_posix(), len(places)))
     if torch.cuda.is_available():
         return
     for item in items:
