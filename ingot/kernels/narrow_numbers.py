@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 
-def _nibbles(shift: int, mask: str, magic: str, add: str) -> tl.constexpr:
-    """Two numbers of 4 bits, ``shift`` bits up in two words, plus the two in $2."""
+def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
+    """Two numbers of 4 bits, ``shift`` bits (or an operand) up in two words, plus the two in $2."""
     moved = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
     return tl.constexpr(
         f"{{ .reg .b32 t, one, part; mov.b32 one, 0x3F803F80; mov.b32 part, 0x2C002C00; {moved}"
@@ -44,6 +44,9 @@ _ADD_BRAIN = "fma.rn.bf16x2 $0, t, one, $2"  # a plain sum needs sm_90
 _HALF_0, _HALF_2 = (_nibbles(shift, _LOW, "0x64006400", _ADD_HALF) for shift in (0, 8))
 _HALF_1, _HALF_3 = (_nibbles(shift, _HIGH, "0x64006400", _PART_HALF) for shift in (0, 8))
 _BRAIN_0, _BRAIN_1, _BRAIN_2, _BRAIN_3 = (_nibbles(4 * i, _LOW, "0x43004300", _ADD_BRAIN) for i in range(4))
+_FROM_HALF_0 = _nibbles("$3", _LOW, "0x64006400", _ADD_HALF)
+_FROM_HALF_1 = _nibbles("$3", _HIGH, "0x64006400", _PART_HALF)
+_FROM_BRAIN_0 = _nibbles("$3", _LOW, "0x43004300", _ADD_BRAIN)
 _HALF_LOW, _HALF_HIGH = _bytes("0x4240"), _bytes("0x4341")
 _BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441", "0x7443")
 
@@ -83,3 +86,60 @@ def unpack(
         )
         wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
     return wide
+
+
+_SCALED_HALF = tl.constexpr("mul.rn.f16x2 $0, $1, $2;")
+_SCALED_BRAIN = tl.constexpr(  # a plain product needs sm_90
+    "{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 $0, $1, $2, none; }"
+)
+
+
+@triton.jit
+def scaled(wide: tl.tensor, scale: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Numbers [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
+    if ASM:
+        asm: tl.constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
+        beside = tl.broadcast_to(scale[:, None], wide.shape)
+        y = tl.inline_asm_elementwise(asm, "=r,r,r", [wide, beside], wide.dtype, is_pure=True, pack=2)
+    else:
+        y = (wide.to(tl.float32) * scale.to(tl.float32)[:, None]).to(wide.dtype)
+    return y
+
+
+@triton.jit
+def unpack_from(
+    words: tl.tensor,
+    bit: tl.tensor,
+    zero: tl.tensor,
+    INDEX: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ASM: tl.constexpr,
+) -> tl.tensor:
+    """As ``unpack``, of 4 bits: number INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
+    # The move stands in the bit operation of each number: one that two of them shared would be made in the
+    # layout in which the words are copied, and they would go through shared memory again.
+    if not ASM:
+        wide = unpack(words >> bit.to(tl.int16), zero, INDEX, 4, DTYPE, False)
+    elif tl.float16 == DTYPE:
+        magic: tl.constexpr = 64.0 if INDEX == 1 else 1024.0
+        less = tl.broadcast_to((-magic - zero.to(tl.float32)).to(tl.float16)[:, None], words.shape)
+        half: tl.constexpr = _FROM_HALF_0 if INDEX == 0 else _FROM_HALF_1
+        bits = tl.broadcast_to(bit, words.shape)
+        wide = tl.inline_asm_elementwise(
+            half, "=r,r,r,r,r", [words, less, bits], tl.float16, is_pure=True, pack=2
+        )
+    else:
+        less = tl.broadcast_to((-128.0 - zero.to(tl.float32)).to(tl.bfloat16)[:, None], words.shape)
+        bits = tl.broadcast_to(bit + 4 * INDEX, words.shape)
+        wide = tl.inline_asm_elementwise(
+            _FROM_BRAIN_0, "=r,r,r,r,r", [words, less, bits], tl.bfloat16, is_pure=True, pack=2
+        )
+    return wide
+
+
+@triton.jit
+def ended(sums: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """The same sums, in the same registers, after the product that makes them has ended."""
+    if ASM:
+        sums = tl.inline_asm_elementwise("", "=r,0", [sums], tl.float32, is_pure=True, pack=1)
+    return sums

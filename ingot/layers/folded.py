@@ -21,8 +21,12 @@ from ingot.quant.schemes import is_dense
 
 def folds(decoder: Decoder) -> bool:
     """Whether every output and down product is dense and has no bias."""
-    ends = (linear for layer in decoder.layers for linear in _ends(layer))
-    return all(is_dense(linear.scheme) and not linear.has_bias for linear in ends)
+    return all(is_dense(linear.scheme) and not linear.has_bias for linear in stream_ends(decoder))
+
+
+def stream_ends(decoder: Decoder) -> list[Linear]:
+    """The products whose results join the stream of hidden states."""
+    return [linear for layer in decoder.layers for linear in _ends(layer)]
 
 
 def folded_hidden(

@@ -4,8 +4,9 @@ Owns the order of launches, and which products are which kernels' up to how many
 norm, rotary and cache write (two kernels where the cache is in 8 bits); attention and its merge; output
 product with the residual sum; gate and up with norm and SiLU; down product with the residual sum. More
 tokens: the same without norms and sums in the products, which ``sum_norm`` computes after output and down
-product, and so for one token where a weight has fewer bits; products that are left to the matrix library have
-the separate kernels around them, which start early where they can. The mathematics are those of
+product, and so for one token where a weight has fewer bits; products that are left to the matrix library,
+or with weights of fewer bits to ``packed_matmul``, have the separate kernels around them, which start early
+where they can. The mathematics are those of
 ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
     small = small_products(hidden.shape[0])
@@ -19,6 +20,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ingot.kernels.overlap import overlaps
+from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
+from ingot.kernels.packed_matmul import packed_matmul_parts
+from ingot.kernels.packed_tiles import PACKED_ROWS
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.small_gate_up import small_gate_up
@@ -30,9 +34,10 @@ from ingot.kernels.sum_norm import sum_norm
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.folded import folds
+from ingot.layers.folded import stream_ends
 from ingot.layers.linear import Linear, all_small
 from ingot.layers.mlp import GatedMLP
+from ingot.quant.schemes import is_dense
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
@@ -40,8 +45,8 @@ NONE = frozenset[str]()
 # the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
-# Where some weight has fewer bits; more rows run module by module.
-NARROW_WAYS: Ways = ((MAX_ROWS, ALL),)
+# Where some weight has fewer bits; more rows run module by module, with widened weights.
+NARROW_WAYS: Ways = ((MAX_ROWS, ALL), (PACKED_ROWS, NONE))
 
 
 def small_products(rows: int, ways: Ways = WAYS) -> frozenset[str] | None:
@@ -53,12 +58,21 @@ def small_products(rows: int, ways: Ways = WAYS) -> frozenset[str] | None:
 
 def fuses(decoder: Decoder, small: frozenset[str] = ALL) -> bool:
     """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, weights as
-    they are or in fewer bits; where the matrix library's product adds into the stream, dense and no bias.
+    they are or in fewer bits; where another product than a small kernel's joins the stream, dense and without
+    a bias, or of fewer bits in a dtype that ``packed_matmul`` takes.
     """
     config = decoder.config
     plain = not (config.qk_norm or config.mlp_bias)
     shape = all_small(decoder) and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
-    return shape and ({"o", "down"} <= small or folds(decoder))
+    return shape and ({"o", "down"} <= small or all(_joins(linear) for linear in stream_ends(decoder)))
+
+
+def _joins(linear: Linear) -> bool:
+    """Whether a product of many rows can join the stream before the norm after it."""
+    if is_dense(linear.scheme):
+        return not linear.has_bias
+    scales = linear.stored().scales
+    return scales is not None and scales.dtype in PACKED_DTYPES
 
 
 def fused_logits(
@@ -143,6 +157,8 @@ def _join(
     weight, bias = _weights(linear)
     if small:
         return sum_norm(small_linear_parts(x, weight), hidden, norm, eps, bias)
+    if weight.bits < 16:
+        return sum_norm(packed_matmul_parts(x, weight), hidden, norm, eps, bias)
     return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=_early(hidden))
 
 
@@ -189,7 +205,7 @@ def _attend(
 def _attend_library(
     decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache
 ) -> torch.Tensor:
-    """``_attend`` of what is normalised, with the matrix library's product."""
+    """``_attend`` of what is normalised, with the layer's own product."""
     attention = layer.self_attn
     query = _placed(decoder, attention, attention.qkv_proj(hidden), batch, cache)
     return _attended(attention, query, batch, cache)

@@ -6,8 +6,9 @@ Knows no model.
     scheme = WeightOnly("w4a16", bits=4, group=128, symmetric=False)
     y = scheme.apply(x, scheme.pack(weight, bias))
 
-On a GPU up to ``MAX_ROWS`` rows are multiplied by the numbers themselves; for more the weight is widened into
-a temporary that the matrix library reads. A CPU widens a piece of the weight at a time and keeps none.
+On a GPU up to ``MAX_ROWS`` rows are multiplied by the numbers themselves, and with activations of 16 bits up
+to ``PACKED_ROWS``; for more the weight is widened into a temporary that the matrix library reads. A CPU
+widens a piece of the weight at a time and keeps none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.dequantize import dequantize
 from ingot.kernels.invariant_linear import invariant_linear
+from ingot.kernels.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.small_linear import small_linear
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import (
@@ -134,6 +136,8 @@ class WeightOnly:
         rows = x.reshape(-1, x.shape[-1])
         if rows.shape[0] <= MAX_ROWS:
             return small_linear(rows, weight, bias).view(*x.shape[:-1], -1)
+        if takes_packed(rows.shape[0], x.dtype):
+            return packed_matmul(rows, weight, bias).view(*x.shape[:-1], -1)
         return F.linear(x, dequantize(weight, x.dtype), bias)
 
     def _aligned(self, x: torch.Tensor, tensors: Tensors) -> tuple[StoredWeight, torch.Tensor]:

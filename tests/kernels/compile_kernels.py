@@ -30,9 +30,10 @@ from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_int4_cases import INT4_CASES
+from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 
-CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES | INT4_CASES
-OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING
+CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES | INT4_CASES | PACKED_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING | PACKED_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",

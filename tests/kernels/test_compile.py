@@ -28,6 +28,7 @@ KERNELS = {
     "layer_norm_kernel",
     "take_tokens_kernel",
     "list_scores_kernel",
+    "packed_matmul_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",
     "paged_stream_kernel",
@@ -130,3 +131,16 @@ def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any
     for row in found:
         assert set(row["moves"]) == {"shuffles", "shared stores"}, row
         assert sum(row["moves"].values()) <= 40, row
+
+
+def test_words_of_many_rows_are_unpacked_where_they_are_multiplied(rows: list[dict[str, Any]]) -> None:
+    """The product's left operand comes from registers: nothing unpacked goes through shared memory."""
+    found = [row for row in rows if row["case"].startswith("many rows in") and row["sm"] == 90]
+    assert len(found) == 18
+    for row in found:
+        assert all(name.startswith("wgmma") for name in row["products"]), row
+        assert row["moves"].get("copies of 8 bytes", 0) >= 4, row
+        assert row["moves"]["shuffles"] == 0, row
+    assert [
+        row for row in found[::2] if row["moves"]["shared stores"]
+    ] == []  # the others' ends transpose fp32

@@ -9,7 +9,9 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.layers.fused_decode import ALL, fuses, small_products
+from ingot.kernels import packed_matmul
+from ingot.layers import fused_decode
+from ingot.layers.fused_decode import ALL, NARROW_WAYS, NONE, fuses, small_products
 from ingot.runtime import forward
 from tests.tiny_models import save_model, tiny_config
 
@@ -87,6 +89,33 @@ def test_a_bias_keeps_the_products_that_add_it(tmp_path: Path) -> None:
     model = LLM(tmp_path, device="cpu").engine.model
     assert fuses(model, frozenset({"o", "down"}))
     assert not fuses(model, frozenset({"qkv"}))
+
+
+@pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_narrow_weights_of_many_rows_are_plain(
+    name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk of more rows than the small kernels take; a CPU computes it in fp32, a GPU in 16 bits."""
+    save_model(tiny_config(name), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant=quant)
+    assert not fuses(llm.engine.model, NONE)
+    every = (*packed_matmul.DTYPES, torch.float32)
+    monkeypatch.setattr(packed_matmul, "DTYPES", every)
+    monkeypatch.setattr(fused_decode, "PACKED_DTYPES", every)
+    assert fuses(llm.engine.model, NONE)
+    llm.executor.runner.forward.ways = ((1, ALL), (4, NONE))
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+
+
+def test_the_table_of_rows_of_narrow_weights() -> None:
+    assert [small_products(rows, NARROW_WAYS) for rows in (1, 64, 65, 512, 513)] == [
+        ALL,
+        ALL,
+        NONE,
+        NONE,
+        None,
+    ]
 
 
 def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:

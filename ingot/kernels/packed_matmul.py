@@ -1,0 +1,334 @@
+"""The product of many rows with a weight of 8 or 4 bits, unpacked in registers: no wide copy is written.
+
+Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch.
+Scales of groups multiply the numbers before the product, rounded once, as ``dequantized`` rounds them: y is
+what the matrix library makes of the widened weight, but for the order of sums. Scales of whole rows multiply
+the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.py's to say.
+
+    y = packed_matmul(x, weight, bias)
+    parts = packed_matmul_parts(x, weight)          # for sum_norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# mypy: disable-error-code="assignment"
+# (Tuples grow in jitted loops.)
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
+from ingot.kernels.matrix_product import number_format, weight_pointers
+from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.packed_tiles import PACKED_ROWS, packed_tiles
+from ingot.kernels.stored_weight import StoredWeight, chunk_columns, dequantized, expect_weight, part_columns
+from ingot.kernels.word_places import word_places
+
+DTYPES = (torch.float16, torch.bfloat16)
+ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
+
+
+def takes_packed(rows: int, dtype: torch.dtype) -> bool:
+    """Whether a product of so many rows of x is this kernel's rather than the matrix library's; of fewer rows
+    it is the small kernels'.
+    """
+    return rows <= PACKED_ROWS and dtype in DTYPES
+
+
+@triton.jit
+def _tokens(
+    source: tl.tensor,
+    stride: tl.tensor,
+    first: tl.tensor,
+    tokens: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PART: tl.constexpr,
+    MASKED: tl.constexpr,
+    TMA: tl.constexpr,
+) -> tl.tensor:
+    """PART columns of the rows of x from ``first`` on: [BLOCK, PART], zeros beyond."""
+    if TMA:
+        x = source.load([first, column])
+    else:
+        token, cols = first + tl.arange(0, BLOCK), column + tl.arange(0, PART)
+        inside = (token < tokens)[:, None]
+        if MASKED:
+            inside = inside & (cols < K)[None, :]
+        x = tl.load(source + token[:, None].to(tl.int64) * stride + cols[None, :], mask=inside, other=0.0)
+    return x
+
+
+@triton.jit
+def _of_groups(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    rows: tl.tensor,
+    column: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> tl.tensor:
+    """The numbers of each row for GROUPS spans of SPAN columns from ``column`` on; the last past the end."""
+    found = ()
+    for group in tl.static_range(GROUPS):
+        place = tl.minimum((column + group * SPAN) // GROUP, (K - 1) // GROUP)
+        found = found + (tl.load(ptr + place * stride + rows),)  # noqa: RUF005
+    return found
+
+
+@triton.jit(do_not_specialize=["tokens", "splits"])
+def packed_matmul_kernel(
+    x_source: tl.tensor,
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tokens: tl.tensor,
+    splits: tl.tensor,
+    x_stride: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PART: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TMA: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
+    those of a chunk of words, or, in 4 bits, of their lower and upper halves in turn.
+    """
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    PARTS: tl.constexpr = BLOCK_K // PART
+    TURNS: tl.constexpr = 16 // BITS // PARTS
+    MASKED: tl.constexpr = K % BLOCK_K != 0
+    GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    if OVERLAP == 2:
+        start_next(OVERLAP)
+    first_token, start, split = tl.program_id(0) * BLOCK_T, tl.program_id(1) * BLOCK_N, tl.program_id(2)
+    rows = start + tl.arange(0, BLOCK_N)
+    own = rows if N % BLOCK_N == 0 else tl.minimum(rows, N - 1)
+    places = word_places(weight_ptr, weight_stride, own, tl.arange(0, PART))
+    acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
+    middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
+    if zero_ptr is not None and GROUP == 0:
+        middle = tl.load(zero_ptr + own)
+    wait_for_previous(OVERLAP)
+    for step in tl.range(split * STEPS // splits, (split + 1) * STEPS // splits):
+        first = step * BLOCK_K
+        if GROUP > 0:
+            if zero_ptr is not None:
+                zeros = _of_groups(zero_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
+            scales = _of_groups(scale_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
+        if TURNS > 1:
+            # Bits to leave out: 0 or 8. A number that is the same for all rows would be spread over them in
+            # the layout in which words are copied, and they would go through shared memory again, unpacked;
+            # what is loaded is not. No scale is no number.
+            upper = tl.load(scale_ptr + own, mask=(own >= 0) & (step % 2 == 1), other=float("nan"))
+            upper = upper.to(tl.float32)
+            bit = tl.where(upper == upper, 8, 0)[:, None]
+        words = tl.load(places + step // TURNS * (16 * PART))
+        for part in tl.static_range(PARTS):
+            x = _tokens(x_source, x_stride, first_token, tokens, first + part * PART, K, BLOCK_T, PART,
+                        MASKED, TMA)  # fmt: skip
+            zero = middle
+            if GROUP > 0 and zero_ptr is not None:
+                zero = zeros[part * GROUPS // PARTS]
+            if TURNS > 1:
+                w = unpack_from(words, bit, zero, part, DTYPE, ASM)
+            else:
+                w = unpack(words, zero, part, BITS, DTYPE, ASM)
+            if GROUP > 0:
+                w = scaled(w, scales[part * GROUPS // PARTS], ASM)
+            acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        acc = ended(acc, ASM)
+    if OVERLAP == 4:
+        start_next(OVERLAP)
+    if GROUP == 0:
+        acc *= tl.load(scale_ptr + own).to(tl.float32)[:, None]
+    token = first_token + tl.arange(0, BLOCK_T)
+    inside = (rows < N)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + own).to(tl.float32)[:, None]
+    y_rows = split.to(tl.int64) * tokens + token
+    tl.store(y_ptr + y_rows[None, :] * N + rows[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
+    """Whether a descriptor reads x: rows that start at multiples of 16 bytes.
+
+    Raises:
+        KernelArgumentError: the tile ``TMA`` is 2 and it cannot.
+    """
+    fits = x.data_ptr() % ALIGNMENT == 0 and x.stride(0) * x.element_size() % ALIGNMENT == 0
+    if choice["TMA"] == 2 and not fits:
+        raise KernelArgumentError(
+            "these rows cannot be read through a tensor descriptor",
+            seen=f"stride {x.stride(0)}",
+            allowed=f"rows that start at multiples of {ALIGNMENT} bytes",
+            fix='tiles {"TMA": 1}',
+        )
+    return choice["TMA"] != 1 and fits
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: StoredWeight,
+    bias: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    rows, outputs, part = x.shape[0], weight.out_features, part_columns(weight.group)
+    tma, block = _described(x, choice), [choice["BLOCK_T"], part]
+    source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
+    grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
+    packed_matmul_kernel[grid](
+        source,
+        *weight_pointers(weight),
+        bias,
+        y,
+        rows,
+        choice["SPLITS"],
+        x.stride(0),
+        N=outputs,
+        **number_format(weight),
+        PART=part,
+        DTYPE=tl.float16 if x.dtype == torch.float16 else tl.bfloat16,
+        BLOCK_T=choice["BLOCK_T"],
+        BLOCK_N=choice["BLOCK_N"],
+        BLOCK_K=choice["BLOCK_K"],
+        TMA=tma,
+        OVERLAP=choice["OVERLAP"],
+        num_stages=choice["num_stages"],
+        maxnreg=choice["REGISTERS"] if choice["REGISTERS"] < 256 else None,
+        **launch_options(choice, x.device),
+    )
+
+
+def _choice(
+    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool
+) -> dict[str, int]:
+    """The tiles, with the BLOCK_K that the layout has: a chunk, or in 4 bits half of one of 256 columns."""
+    choice = merge_tiles(packed_tiles(x.shape[0], weight, x.device, split), tiles)
+    chunk = chunk_columns(weight.bits, weight.group)
+    half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk
+    choice["BLOCK_K"] = chunk // 2 if half else chunk
+    # A part without columns would be read before it is written.
+    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(x.shape[1], choice["BLOCK_K"]))
+    return choice
+
+
+def packed_matmul_triton(
+    x: torch.Tensor,
+    weight: StoredWeight,
+    bias: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
+    y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
+    if y.numel():
+        _launch(x, weight, bias, y, _choice(x, weight, tiles, split=False) | {"SPLITS": 1})
+    return y
+
+
+def packed_matmul_parts_triton(
+    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`packed_matmul_parts`, unchecked."""
+    choice = _choice(x, weight, tiles, split=True)
+    shape = (choice["SPLITS"], x.shape[0], weight.out_features)
+    y = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if y.numel():
+        _launch(x, weight, None, y, choice)
+    return y
+
+
+def packed_matmul_reference(
+    x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`packed_matmul`."""
+    y = packed_matmul_parts_reference(x, weight)[0]
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def packed_matmul_parts_reference(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`packed_matmul_parts`, the whole sum as the only part."""
+    wide = dequantized(weight, x.dtype if weight.group else torch.float32).float()
+    return torch.nn.functional.linear(x.float(), wide)[None]
+
+
+def packed_matmul(
+    x: torch.Tensor,
+    weight: StoredWeight,
+    bias: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """y = x W^T + bias, W of 8 or 4 bits.
+
+    Sums are fp32 and rounded once. Numbers of groups are scaled in the dtype of x, rounded once; with a scale
+    a row they are exact.
+
+    Args:
+        x: [M, K] fp16 or bf16, any M.
+        weight: [N, K] in 8 or 4 bits without an order; a constant: with ``OVERLAP`` not written since the
+            last launch without.
+        bias: [N], dtype of x, or None.
+        tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs of a program, ``BLOCK_K`` (less than a chunk: in
+            4 bits the halves of one in turn), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a
+            descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
+            (of parts alone), ``REGISTERS`` (of a thread at most; 256: as many as it takes), ``num_warps``,
+            ``num_stages``.
+
+    Returns:
+        [M, N], dtype of x.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    _expect(x, weight)
+    if bias is not None:
+        expect("bias", bias, (weight.out_features,), like=x)
+    if runs_on_gpu(x):
+        return packed_matmul_triton(x, weight, bias, tiles)
+    return packed_matmul_reference(x, weight, bias)
+
+
+def packed_matmul_parts(
+    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
+) -> torch.Tensor:
+    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up; as :func:`packed_matmul`.
+
+    Returns:
+        [SPLITS, M, N] fp32; on the CPU one part.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    _expect(x, weight)
+    if runs_on_gpu(x):
+        return packed_matmul_parts_triton(x, weight, tiles)
+    return packed_matmul_parts_reference(x, weight)
+
+
+def _expect(x: torch.Tensor, weight: StoredWeight) -> None:
+    if x.dtype not in DTYPES:
+        raise KernelArgumentError("x has the wrong dtype", seen=x.dtype, allowed=DTYPES)
+    expect("x", x, (None, None), like=x)
+    if weight.bits == 16:
+        raise KernelArgumentError("the weight is dense", seen=weight.values.dtype, allowed="8 or 4 bits")
+    expect_weight(weight, x)

@@ -1,0 +1,52 @@
+"""Launchers of products of many rows with weights of 8 and of 4 bits on meta tensors, as in compile_cases.py.
+
+PACKED_CASES["many rows in 8 bits 128 fp16"]()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.kernels.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
+
+
+def many_rows(
+    dtype: torch.dtype,
+    rows: int,
+    bits: int,
+    group: int = 0,
+    zeros: bool = False,
+    outputs: int = 4096,
+    **tiles: int,
+) -> None:
+    """A whole product with a bias, and one in parts."""
+    x, weight = empty(rows, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
+    packed_matmul_triton(x, weight, empty(outputs, dtype=dtype), tiles)
+    packed_matmul_parts_triton(x, weight, tiles)
+
+
+PACKED_CASES: dict[str, Callable[[], Any]] = {
+    "many rows in 8 bits 128 fp16 by pointers": lambda: many_rows(HALF, 128, 8, TMA=1),
+    "many rows in 4 bits 100 bf16 by 32 with zeros by pointers": lambda: many_rows(
+        BRAIN, 100, 4, 32, True, 4093, TMA=1, num_stages=2
+    ),
+}
+PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
+    "many rows in 8 bits 128 fp16": lambda: many_rows(HALF, 128, 8, OVERLAP=2, TMA=2),
+    "many rows in 8 bits 256 bf16": lambda: many_rows(BRAIN, 256, 8, OVERLAP=2, TMA=2),
+    "many rows in 8 bits 300 fp16 by 128": lambda: many_rows(HALF, 300, 8, 128, OVERLAP=2, TMA=2),
+    "many rows in 4 bits 128 fp16 by 128 with zeros": lambda: many_rows(
+        HALF, 128, 4, 128, True, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 128 bf16 by 64": lambda: many_rows(BRAIN, 128, 4, 64, OVERLAP=4, TMA=2),
+    "many rows in 4 bits 256 fp16 by 128 with zeros": lambda: many_rows(
+        HALF, 256, 4, 128, True, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 256 bf16 by channel, whole chunks": lambda: many_rows(
+        BRAIN, 256, 4, BLOCK_T=128, BLOCK_K=256, OVERLAP=2, TMA=2, num_stages=2
+    ),
+}
