@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
 from ingot.kernels.matrix_product import number_format, weight_pointers
 from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
-from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.overlap import LINE_BYTES, launch_options, prefetch_lines, start_next, wait_for_previous
 from ingot.kernels.packed_tiles import PACKED_ROWS, packed_tiles
 from ingot.kernels.stored_weight import StoredWeight, chunk_columns, dequantized, expect_weight, part_columns
 from ingot.kernels.word_places import word_places
@@ -84,6 +84,24 @@ def _of_groups(
     return found
 
 
+@triton.jit
+def _ask_ahead(
+    ptr: tl.tensor,
+    stride: tl.tensor,
+    start: tl.tensor,
+    column: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+) -> None:
+    """Ask for the numbers of BLOCK_N rows for the group of ``column`` to come into L2."""
+    LINE: tl.constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (BLOCK_N + LINE - 1) // LINE
+    rows = start + tl.arange(0, LINES) * LINE
+    prefetch_lines(ptr + tl.minimum(column // GROUP, (K - 1) // GROUP) * stride + rows, rows < N)
+
+
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_matmul_kernel(
     x_source: tl.tensor,
@@ -108,6 +126,7 @@ def packed_matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
+    PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
@@ -135,6 +154,11 @@ def packed_matmul_kernel(
             if zero_ptr is not None:
                 zeros = _of_groups(zero_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
             scales = _of_groups(scale_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
+            if ASM and PREFETCH > 0:  # they are read where they are needed: not from memory, at least
+                ahead = first + PREFETCH * BLOCK_K
+                _ask_ahead(scale_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
+                if zero_ptr is not None:
+                    _ask_ahead(zero_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
         if TURNS > 1:
             # Bits to leave out: 0 or 8. A number that is the same for all rows would be spread over them in
             # the layout in which words are copied, and they would go through shared memory again, unpacked;
@@ -213,6 +237,7 @@ def _launch(
         BLOCK_N=choice["BLOCK_N"],
         BLOCK_K=choice["BLOCK_K"],
         TMA=tma,
+        PREFETCH=choice["PREFETCH"],
         OVERLAP=choice["OVERLAP"],
         num_stages=choice["num_stages"],
         maxnreg=choice["REGISTERS"] if choice["REGISTERS"] < 256 else None,
@@ -291,7 +316,8 @@ def packed_matmul(
         tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs of a program, ``BLOCK_K`` (less than a chunk: in
             4 bits the halves of one in turn), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a
             descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
-            (of parts alone), ``REGISTERS`` (of a thread at most; 256: as many as it takes), ``num_warps``,
+            (of parts alone), ``REGISTERS`` (of a thread at most; 256: as many as it takes), ``PREFETCH``
+            (so many steps ahead scales and zeros of groups are asked into L2; 0: not), ``num_warps``,
             ``num_stages``.
 
     Returns:

@@ -37,7 +37,7 @@ def packed_tiles(
     programs = -(-num_tokens // tiles["BLOCK_T"]) * -(-weight.out_features // tiles["BLOCK_N"])
     splits = max(min(multiprocessors(device) // max(programs, 1), MAX_SPLITS), 1) if split else 1
     newer = overlaps(device)
-    return tiles | {"SPLITS": splits, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
+    return tiles | {"SPLITS": splits, "PREFETCH": 2, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
 
 
 def packed_candidates(
@@ -51,7 +51,7 @@ def packed_candidates(
         shapes += [(256, 128, 128, 8, 2, 256), (256, 128, 128, 8, 3, 256), (256, 64, 128, 4, 2, 256)]
     if weight.bits == 4 and weight.group != 32:
         shapes += [(128, 128, 256, 8, 2, 256), (64, 128, 256, 8, 2, 128)]
-    found = [default]
+    found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
     for shape in shapes:
         tiles = default | dict(zip(NAMES, shape, strict=True))
         programs = -(-num_tokens // tiles["BLOCK_T"]) * -(-weight.out_features // tiles["BLOCK_N"])
