@@ -81,7 +81,7 @@ def candidates(op: str, rows: int) -> list[Tiles]:
                     found += [tiles | {"SPLITS": s} for s in (2, 4, 8)] if op in SPLIT else [tiles]
         return found
     for block, warps in ((64, 4), (128, 8)):
-        for prefetch in (0, 1, 2):
+        for prefetch in (0, 1):
             tiles = {"BLOCK_N": block, "num_warps": warps, "num_stages": 4, "PREFETCH": prefetch}
             if op in SPLIT:
                 found += [tiles | {"PROGRAMS": 0, "SPLITS": s} for s in (4, 8)]

@@ -142,8 +142,8 @@ def packed_tile(
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
     ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
 
-    The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH as in ``matrix_tile``: 1
-    pipelines the weights alone, from before the wait on, 0 the rows of x too.
+    The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH 1
+    pipelines the weights alone, from before the wait on, any other the rows of x too, after it.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     FOUR: tl.constexpr = BITS == 4
@@ -158,7 +158,7 @@ def packed_tile(
     x_rows = x_ptr + token[:, None] * x_stride + cols[None, :]
     places = word_places(weight_ptr, weight_stride, rows, cols)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    if PREFETCH == 0:
+    if PREFETCH != 1:
         wait_for_previous(OVERLAP)
     column = first * BLOCK_K
     middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)

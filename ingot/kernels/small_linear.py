@@ -284,8 +284,9 @@ def small_linear(
             once; 4: let the next one start with the last tile; sm_90 and later), ``PREFETCH`` (of a matrix
             product; 0: weights and x are pipelined; 1: the weights alone, from before the wait on; 2: and x
             a step ahead in registers; 64 and more: as 0, and so many columns are asked into L2 before the
-            wait), ``FRAGMENTS`` (of weights of few bits and up to 16 rows: so many chunks a warp ahead,
-            straight into registers; 0: through shared memory), ``num_warps``, ``num_stages``.
+            wait; of weights of few bits all but 1 are as 0), ``FRAGMENTS`` (of weights of few bits and up to
+            16 rows: so many chunks a warp ahead, straight into registers; 0: through shared memory),
+            ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

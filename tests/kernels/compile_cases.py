@@ -368,6 +368,7 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "8 bits 8 fp16 overlapping": lambda: narrow(HALF, 8, 8, OVERLAP=2),
     "4 bits 8 fp16 by 128 overlapping": lambda: narrow(HALF, 8, 4, 128, OVERLAP=2),
     "4 bits 64 fp16 by 128 with zeros overlapping": lambda: narrow(HALF, 64, 4, 128, True, OVERLAP=2),
+    "4 bits 32 fp16 by 128 overlapping, 2 ahead": lambda: narrow(HALF, 32, 4, 128, OVERLAP=2, PREFETCH=2),
     "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
     "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),

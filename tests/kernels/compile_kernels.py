@@ -147,6 +147,8 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "arithmetic": arithmetic(binary.asm["ptx"]),
                     "products": products(binary.asm["ptx"]),
                     "moves": moves(binary.asm["ptx"]),
+                    "overlap": kwargs.get("OVERLAP", 1),
+                    "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
                     **resources(binary.asm["cubin"]),
                 }
 

@@ -86,6 +86,12 @@ def test_registers_do_not_spill_on_sm_90(rows: list[dict[str, Any]]) -> None:
     assert [row for row in measured if row["sm"] == 90 and row["spill_bytes"] > 16] == []
 
 
+def test_what_starts_early_waits_for_its_input(rows: list[dict[str, Any]]) -> None:
+    early = [row for row in rows if row["sm"] == 90 and row["overlap"] > 1]
+    assert len(early) >= 40
+    assert [row for row in early if not row["waits"]] == []
+
+
 def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:
     """By the tensor cores, into int32, and by nothing else."""
     found = [row for row in rows if row["case"].startswith("both in 8 bits")]
