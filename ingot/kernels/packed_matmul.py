@@ -25,7 +25,7 @@ from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_
 from ingot.kernels.matrix_product import number_format, weight_pointers
 from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
 from ingot.kernels.overlap import LINE_BYTES, launch_options, prefetch_lines, start_next, wait_for_previous
-from ingot.kernels.packed_tiles import PACKED_ROWS, packed_tiles
+from ingot.kernels.packed_tiles import FEW_OUTPUTS, PACKED_ROWS, packed_tiles
 from ingot.kernels.stored_weight import StoredWeight, chunk_columns, dequantized, expect_weight, part_columns
 from ingot.kernels.word_places import word_places
 
@@ -265,9 +265,13 @@ def packed_matmul_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
+    choice = _choice(x, weight, tiles, split=weight.out_features <= FEW_OUTPUTS)
+    if choice["SPLITS"] > 1:
+        whole = _parts(x, weight, choice).sum(0)
+        return (whole if bias is None else whole.add_(bias)).to(x.dtype)
     y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
     if y.numel():
-        _launch(x, weight, bias, y, _choice(x, weight, tiles, split=False) | {"SPLITS": 1})
+        _launch(x, weight, bias, y, choice)
     return y
 
 
@@ -275,7 +279,10 @@ def packed_matmul_parts_triton(
     x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul_parts`, unchecked."""
-    choice = _choice(x, weight, tiles, split=True)
+    return _parts(x, weight, _choice(x, weight, tiles, split=True))
+
+
+def _parts(x: torch.Tensor, weight: StoredWeight, choice: Mapping[str, int]) -> torch.Tensor:
     shape = (choice["SPLITS"], x.shape[0], weight.out_features)
     y = torch.empty(shape, dtype=torch.float32, device=x.device)
     if y.numel():
@@ -316,9 +323,9 @@ def packed_matmul(
         tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs of a program, ``BLOCK_K`` (less than a chunk: in
             4 bits the halves of one in turn), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a
             descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
-            (of parts alone), ``REGISTERS`` (of a thread at most; 256: as many as it takes), ``PREFETCH``
-            (so many steps ahead scales and zeros of groups are asked into L2; 0: not), ``num_warps``,
-            ``num_stages``.
+            (parts of the sums; those of a whole product are added up by PyTorch), ``REGISTERS`` (of a thread
+            at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
+            are asked into L2; 0: not), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

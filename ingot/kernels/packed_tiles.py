@@ -7,37 +7,75 @@ Owns the table and the limit. Knows no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import overlaps
+from ingot.kernels.product_tiles import shared_bytes
 from ingot.kernels.stored_weight import StoredWeight
 
-# More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here.
-PACKED_ROWS = 512
+# More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here. The limit
+# is an estimate from what 64 to 256 rows take (docs/performance-log.md).
+PACKED_ROWS = 256
+FEW_OUTPUTS = 8192  # up to here the sums of a whole product are split as well
 MAX_SPLITS = 8
+REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS")
-# By bits, up to so many rows: NAMES. Estimates: to be measured by benchmarks/packed_matmul.py. Two programs a
-# multiprocessor take turns at unpacking and multiplying where a tile has 128 rows, two groups of warps of one
-# program where it has 256.
+# Measured on an H200 at 64, 128 and 256 rows of the four products of a 7B model, those of few outputs split
+# (benchmarks/packed_matmul.py); rows between take the tiles of the next count, more rows those of 256.
+# By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
-    8: [(128, 128, 128, 128, 8, 2, 128), (0, 256, 128, 128, 8, 3, 256)],
-    4: [(128, 128, 128, 128, 8, 2, 128), (0, 256, 128, 128, 8, 3, 256)],
+    8: [
+        (64, FEW_OUTPUTS, 64, 128, 128, 8, 3, 128),
+        (64, 16383, 128, 128, 128, 8, 4, 256),
+        (64, 0, 64, 128, 128, 8, 3, 128),
+        (128, 16383, 128, 128, 128, 8, 4, 256),
+        (128, 0, 128, 64, 128, 4, 2, 128),
+        (0, 0, 256, 128, 128, 8, 3, 256),
+    ],
+    4: [
+        (64, 0, 64, 128, 256, 8, 2, 128),
+        (128, 16383, 64, 128, 256, 8, 2, 128),
+        (128, 0, 128, 64, 128, 4, 2, 128),
+        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256),
+        (0, 0, 128, 64, 128, 4, 2, 128),
+    ],
 }
+# The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
+LARGE_BYTES = 227 << 10
+SMALLER = (128, 128, 128, 8, 3, 256)
 
 
 def packed_tiles(
     num_tokens: int, weight: StoredWeight, device: torch.device, split: bool = False
 ) -> dict[str, int]:
-    """Tile choices by rows and bits; with ``split`` as many SPLITS of the sums as fill the GPU."""
-    found = next(row for row in TILES[weight.bits] if num_tokens <= row[0] or row[0] == 0)
-    tiles = dict(zip(NAMES, found[1:], strict=True))
-    programs = -(-num_tokens // tiles["BLOCK_T"]) * -(-weight.out_features // tiles["BLOCK_N"])
-    splits = max(min(multiprocessors(device) // max(programs, 1), MAX_SPLITS), 1) if split else 1
+    """Tile choices by rows, bits and outputs; with ``split`` as many SPLITS of the sums as fill the GPU with
+    the programs that its registers hold at a time.
+    """
+    large = shared_bytes(device) >= LARGE_BYTES
+    found = _row(TILES[weight.bits], num_tokens, weight.out_features) if large else SMALLER
+    tiles = dict(zip(NAMES, found, strict=True))
+    beside = max(REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"]), 1)
+    splits = _splits(tiles, num_tokens, weight, beside * multiprocessors(device)) if split else 1
     newer = overlaps(device)
     return tiles | {"SPLITS": splits, "PREFETCH": 2, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
+
+
+def _row(table: Sequence[tuple[int, ...]], num_tokens: int, outputs: int) -> tuple[int, ...]:
+    """The first tiles for so many rows and outputs."""
+    return next(
+        row[2:]
+        for row in table
+        if (num_tokens <= row[0] or row[0] == 0) and (outputs <= row[1] or row[1] == 0)
+    )
+
+
+def _splits(tiles: Mapping[str, int], num_tokens: int, weight: StoredWeight, room: int) -> int:
+    """How many parts of the sums come to ``room`` programs at most."""
+    programs = -(-num_tokens // tiles["BLOCK_T"]) * -(-weight.out_features // tiles["BLOCK_N"])
+    return max(min(room // max(programs, 1), MAX_SPLITS), 1)
 
 
 def packed_candidates(
@@ -54,8 +92,7 @@ def packed_candidates(
     found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
     for shape in shapes:
         tiles = default | dict(zip(NAMES, shape, strict=True))
-        programs = -(-num_tokens // tiles["BLOCK_T"]) * -(-weight.out_features // tiles["BLOCK_N"])
-        whole = max(multiprocessors(device) // programs, 1)
+        whole = _splits(tiles, num_tokens, weight, multiprocessors(device))
         for splits in sorted({whole, min(2 * whole, MAX_SPLITS)}) if split else (1,):
             found.append(tiles | {"SPLITS": splits})
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -46,6 +46,9 @@ PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "many rows in 4 bits 256 fp16 by 128 with zeros": lambda: many_rows(
         HALF, 256, 4, 128, True, OVERLAP=2, TMA=2
     ),
+    "many rows in 4 bits 128 fp16 by 128 with zeros, wide": lambda: many_rows(
+        HALF, 128, 4, 128, True, 22016, OVERLAP=2, TMA=2
+    ),
     "many rows in 4 bits 256 bf16 by channel, whole chunks": lambda: many_rows(
         BRAIN, 256, 4, BLOCK_T=128, BLOCK_K=256, OVERLAP=2, TMA=2, num_stages=2
     ),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels import packed_tiles as packed_tiles_module
 from ingot.kernels.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
@@ -38,8 +39,8 @@ def test_equal_to_float64(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    for block_k in (128, 256):
-        tiles = SMALL | {"BLOCK_K": block_k}
+    for block_k, splits in ((128, 2), (256, 1)):
+        tiles = SMALL | {"BLOCK_K": block_k, "SPLITS": splits}
         y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
 
@@ -51,7 +52,7 @@ def test_parts(impl: Implementation, form: tuple[int, int, bool], splits: int) -
     """They add up to the whole, and none is without columns."""
     x = normal(70, 1000, dtype=torch.float16, device=impl.device)
     weight = random_weight(form, 37, 1000, torch.float16, impl.device)
-    tiles = SMALL | {"SPLITS": splits}
+    tiles = SMALL | {"BLOCK_K": 128, "SPLITS": splits}
     parts = impl(packed_matmul_parts, packed_matmul_parts_triton)(x, weight, tiles)
     assert parts.dtype == torch.float32
     assert parts.shape[0] in (1, min(splits, 8))
@@ -119,6 +120,26 @@ def test_candidates_are_apart() -> None:
         found = packed_candidates(rows, weight, device, split=True)
         assert found[0] == packed_tiles(rows, weight, device, split=True)
         assert len({tuple(sorted(tiles.items())) for tiles in found}) == len(found)
+
+
+def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many parts as programs fit beside each other, by what their registers take."""
+    monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
+    device = torch.device("cpu")
+    for form in ((8, 0, False), (4, 128, True)):
+        few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
+        found = [packed_tiles(rows, few, device, split=True)["SPLITS"] for rows in (64, 65, 128, 129, 256)]
+        assert found == [8, 4, 4, 4, 4]
+        assert packed_tiles(128, few, device)["SPLITS"] == 1
+        assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
+
+
+def test_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tiles_module, "shared_bytes", lambda device: 99 << 10)
+    weight = random_weight((8, 0, False), 32, 128, torch.float16, "cpu")
+    tiles = packed_tiles(256, weight, torch.device("cpu"))
+    rows, outputs, depth = tiles["BLOCK_T"], tiles["BLOCK_N"], tiles["BLOCK_K"]
+    assert (rows * 2 + outputs) * depth * (tiles["num_stages"] - 1) <= 99 << 10
 
 
 @pytest.mark.gpu
