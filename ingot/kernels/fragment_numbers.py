@@ -4,7 +4,7 @@ Owns how a number becomes a float without arithmetic: placed below the point of 
 power plus the number, exactly. What is too much (``excess``) is taken from the sums of a product instead.
 Knows no product and no layout.
 
-    wide = raised(words, 2, 4, tl.float16, ASM)        # excess(2, 4, tl.float16) + number · lift(…)
+    wide = raised(words, 2, 4, tl.float16, ASM)        # excess(4, tl.float16) + number · lift(…)
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _LOW, _HIGH, _HALF, _BRAIN = "0x000F000F", "0x00F000F0", "0x64006400", "0x430043
 _HALF_0, _HALF_2 = _nibbles(0, _LOW, _HALF), _nibbles(8, _LOW, _HALF)
 _HALF_1, _HALF_3 = _nibbles(0, _HIGH, _HALF), _nibbles(8, _HIGH, _HALF)
 _BRAIN_0, _BRAIN_1, _BRAIN_2, _BRAIN_3 = (_nibbles(4 * i, _LOW, _BRAIN) for i in range(4))
-_BYTE_0, _BYTE_1 = (tl.constexpr(f"prmt.b32 $0, $1, 0x64646464, {s};") for s in ("0x4240", "0x4341"))
+_BYTE_0, _BYTE_1 = (
+    tl.constexpr(f"{{ .reg .b32 t, m; mov.b32 m, 0x64806480; prmt.b32 t, $1, 0x64646464, {s}; "
+                 "sub.rn.f16x2 $0, t, m; }")
+    for s in ("0x4240", "0x4341")
+)  # fmt: skip
 
 
 @triton.constexpr_function
@@ -34,19 +38,31 @@ def lift(index: int, bits: int, dtype: tl.dtype) -> float:
 
 @triton.constexpr_function
 def excess(bits: int, dtype: tl.dtype) -> float:
-    """What stands before the number. Eight bits do not fit behind the point of a bf16 number: they go in two
-    halves, which ``raised`` gives for words of 4 bits.
+    """What stands before the number: nothing before 8 bits in fp16, from which one operation more takes it:
+    it would be far more than they are, in sums of rows of one sign. Eight bits do not fit behind the point of
+    a bf16 number: they go in two halves, which ``raised`` gives for words of 4 bits.
     """
-    return 1024.0 if dtype == tl.float16 else 128.0
+    if dtype == tl.float16:
+        return 0.0 if bits == 8 else 1024.0
+    return 128.0
+
+
+@triton.constexpr_function
+def centre(bits: int, dtype: tl.dtype) -> int:
+    """What is taken from a number as it is raised."""
+    return 128 if bits == 8 and dtype == tl.float16 else 0
 
 
 @triton.jit
 def raised(
     words: tl.tensor, INDEX: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr
 ) -> tl.tensor:
-    """Number INDEX of every 16-bit word times its ``lift``, plus ``excess``; exact in fp16 and bf16."""
+    """Number INDEX of every 16-bit word, less ``centre``, times its ``lift``, plus ``excess``; exact in fp16
+    and bf16.
+    """
     if not ASM:
         number = ((words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)).to(tl.float32)
+        number -= centre(BITS, DTYPE)
         wide = (number * lift(INDEX, BITS, DTYPE) + excess(BITS, DTYPE)).to(DTYPE)
     elif BITS == 8:
         byte: tl.constexpr = _BYTE_0 if INDEX == 0 else _BYTE_1

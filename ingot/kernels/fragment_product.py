@@ -1,10 +1,10 @@
 """The product of up to 16 rows with weights of 8 or 4 bits, loaded straight into the tensor cores' registers.
 
-Owns the loop: each warp takes chunks of columns of its own, a few chunks ahead in registers, and multiplies
-them without shared memory and without waiting for other warps; their sums meet at the end. The layout is
-stored_weight.py's, whose blocks of 16 rows are in the order of the operand, and numbers are multiplied as
-fragment_numbers.py raises them: what is too much is their excess times the sum of x, and that is a product
-with ones. Knows no epilogue. (Triton knows sums of tuples, no stars in them.)
+Owns the loop: each warp takes chunks of columns of its own and multiplies them without shared memory and
+without waiting for other warps; their sums meet at the end. The layout is stored_weight.py's, whose blocks of
+16 rows are in the order of the operand, and numbers are multiplied as fragment_numbers.py raises them: what
+is too much is their excess times the sum of x, and that is a product with ones. Knows no epilogue. (Triton
+knows sums of tuples, no stars in them.)
 
     acc = fragment_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32, rows as ``row_order`` has them
 """
@@ -16,15 +16,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.fragment_numbers import excess, lift, raised
-from ingot.kernels.overlap import start_next, wait_for_previous
+from ingot.kernels.fragment_numbers import centre, excess, lift, raised
+from ingot.kernels.overlap import wait_for_previous
 
 
 @triton.jit
-def row_order(ROWS: tl.constexpr, FRAGMENTS: tl.constexpr) -> tl.tensor:
+def row_order(ROWS: tl.constexpr) -> tl.tensor:
     """Which row each of ROWS rows of a tile is: of 16 in an operand's order, first the even ones."""
     lane = tl.arange(0, ROWS)
-    return lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2 if FRAGMENTS > 0 else lane
+    return lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _halves(pairs: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _words(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTERS: tl.constexpr) -> tl.tensor:
-    """What ``_load_words`` loads as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
+    """What ``chunk_of_words`` loads as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
     words = tl.reshape(_halves(loaded), (QUARTERS, BLOCKS, WARPS, 8, 4, 2, 2, 2))
     words = tl.permute(words, (2, 1, 5, 3, 0, 4, 6, 7))
     return tl.reshape(words, (WARPS, 16 * BLOCKS, 16 * QUARTERS))
@@ -49,7 +49,7 @@ def _columns(
     WARPS: tl.constexpr,
     QUARTERS: tl.constexpr,
 ) -> tl.tensor:
-    """What ``_load_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
+    """What ``chunk_of_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
     x = tl.reshape(
         _halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2)
     )
@@ -88,10 +88,11 @@ def _add_part(
     PART: tl.constexpr,
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    OF_X: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """The sums of raised numbers and of x, with a part's added; ``high``: of numbers that are lifted, or of
-    the upper halves of 8 bits.
+    """The sums of raised numbers and, with OF_X, of x, with a part's added; ``high``: of numbers that are
+    lifted, or of the upper halves of 8 bits.
     """
     if BITS == 8 and tl.bfloat16 == DTYPE:
         low = tl.dot(raised(words, 2 * PART, 4, DTYPE, ASM), x, low)
@@ -99,7 +100,8 @@ def _add_part(
         x_low = tl.dot(ones, x, x_low)
     elif lift(PART, BITS, DTYPE) == 1.0:
         low = tl.dot(raised(words, PART, BITS, DTYPE, ASM), x, low)
-        x_low = tl.dot(ones, x, x_low)
+        if OF_X:
+            x_low = tl.dot(ones, x, x_low)
     else:
         high = tl.dot(raised(words, PART, BITS, DTYPE, ASM), x, high)
         x_high = tl.dot(ones, x, x_high)
@@ -118,6 +120,7 @@ def _of_numbers(
     TOKENS: tl.constexpr,
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
+    OF_X: tl.constexpr,
 ) -> tl.tensor:
     """The sums of numbers less their zeros, from those of raised numbers: [.., TOKENS / 8, 4, 2]."""
     EXCESS: tl.constexpr = excess(BITS, DTYPE)
@@ -127,66 +130,153 @@ def _of_numbers(
         total, too_much, whole = low + 0.0625 * high, EXCESS * x_low + EXCESS / 16 * x_high, x_low + x_high
     else:
         total, too_much, whole = low, EXCESS * x_low, x_low
-    total = _apart(total - _for_all(too_much, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
-    return total - zero * _apart(_for_all(whole, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
+    if OF_X:
+        total = _apart(total - _for_all(too_much, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
+        whole = _apart(_for_all(whole, BLOCKS, WARPS, TOKENS), BLOCKS, WARPS, TOKENS)
+        total -= (zero - centre(BITS, DTYPE)) * whole
+    else:
+        total = _apart(total, BLOCKS, WARPS, TOKENS)
+    return total
 
 
 @triton.jit
-def _load_words(
-    places: tl.tensor,
-    warp: tl.tensor,
+def chunk_of_rows(
+    x_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    tokens: tl.tensor,
     chunk: tl.tensor,
     end: tl.tensor,
-    WORDS: tl.constexpr,
-) -> tl.tensor:
-    """A chunk of every warp; zeros, and no traffic, from chunk ``end`` on."""
-    there = (warp + chunk < end)[:, None]
-    return tl.load(places + chunk * WORDS, mask=there, other=0, eviction_policy="evict_first")
-
-
-@triton.jit
-def _load_rows(
-    places: tl.tensor,
-    column: tl.tensor,
-    real: tl.tensor,
-    chunk: tl.tensor,
     K: tl.constexpr,
-    CHUNK: tl.constexpr,
-    PARTS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    WARPS: tl.constexpr,
 ) -> tl.tensor:
-    """The columns of x of a chunk of every warp, by parts; zeros from column K on."""
-    PART: tl.constexpr = CHUNK // PARTS
+    """The columns of x of one chunk of every warp, from ``chunk`` on and below ``end``, by parts; zeros from
+    column K on.
+    """
+    PARTS: tl.constexpr = 16 // BITS
+    QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
+    PART: tl.constexpr = BLOCK_K // PARTS
+    index = tl.arange(0, 2 * BLOCK_T * WARPS * QUARTERS)
+    token, warp = index // (16 * WARPS * QUARTERS) * 8 + index // 4 % 8, index // 32 % WARPS
+    column = warp * BLOCK_K + index // (32 * WARPS) % (QUARTERS // 2) * 32 + index % 4 * 8
+    places = (token * x_stride + column)[:, None] // 2 + tl.arange(0, 4)[None, :]
+    places = x_ptr.to(tl.pointer_type(tl.int32)) + places
+    real = (token < tokens) & (warp + chunk < end)
     loaded = ()
     for part in tl.static_range(PARTS):
-        here = chunk * CHUNK + part * PART
+        here = chunk * BLOCK_K + part * PART
         there = real[:, None]
-        if K % CHUNK != 0:
+        if K % BLOCK_K != 0:
             there = (real & (column + here < K))[:, None]
         loaded = loaded + (tl.load(places + here // 2, mask=there, other=0),)  # noqa: RUF005
     return loaded
 
 
 @triton.jit
+def _threads(
+    BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTERS: tl.constexpr, RUN: tl.constexpr, GAP: tl.constexpr
+) -> tl.tensor:
+    """Of each thread's words: the warp, the block of 16 rows from the tile's first on, and their place in
+    16 words of a lane.
+    """
+    index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
+    number, quarter = index // (32 * WARPS) % BLOCKS, index // (32 * WARPS * BLOCKS)
+    return index // 32 % WARPS, number % RUN + number // RUN * GAP, quarter * 128 + index % 32 * 4
+
+
+@triton.jit
 def _load_beside(
     base: tl.tensor,
-    row_pairs: tl.tensor,
-    warp: tl.tensor,
+    pair_stride: tl.tensor,
+    block: tl.tensor,
     chunk: tl.tensor,
     end: tl.tensor,
-    pair_stride: tl.tensor,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WARPS: tl.constexpr,
+    RUN: tl.constexpr,
+    GAP: tl.constexpr,
+    LAST: tl.constexpr,
 ) -> tl.tensor:
     """Scales or zeros of a chunk of every warp, two rows' in one number, by groups of columns."""
+    index = tl.arange(0, 32 * WARPS * BLOCKS)
+    warp, number = index // 32 % WARPS, index // (32 * WARPS)
+    own = block + number % RUN + number // RUN * GAP
+    there = (warp + chunk < end) & (own <= LAST)
     loaded = ()
     for segment in tl.static_range(SEGMENTS):
         column = (warp + chunk) * CHUNK + segment * (CHUNK // SEGMENTS)
         group = tl.minimum(column // GROUP, (K - 1) // GROUP)
-        pairs = tl.load(base + group * pair_stride + row_pairs, mask=warp + chunk < end, other=0)
-        loaded = loaded + (pairs,)  # noqa: RUF005
+        places = base + group * pair_stride + own * 8 + index % 32 // 4
+        loaded = loaded + (tl.load(places, mask=there, other=0),)  # noqa: RUF005
     return loaded
+
+
+@triton.jit
+def chunk_of_words(
+    weight_ptr: tl.tensor,
+    weight_stride: tl.tensor,
+    block: tl.tensor,
+    chunk: tl.tensor,
+    end: tl.tensor,
+    BITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RUN: tl.constexpr,
+    GAP: tl.constexpr,
+    LAST: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tensor:
+    """The words of one chunk of every warp, from ``chunk`` on and below ``end``, of the tile from ``block``
+    on. Beyond the end zeros, and no traffic.
+
+    The rows are BLOCK_N / 16 blocks of 16: RUN neighbouring ones from ``block`` on, then as many GAP blocks
+    further; none beyond block LAST.
+    """
+    QUARTERS: tl.constexpr = BLOCK_K * BITS // 256
+    BLOCKS: tl.constexpr = BLOCK_N // 16
+    WORDS: tl.constexpr = 128 * QUARTERS  # of 32 bits, in 16 rows of a chunk
+    warp, number, place = _threads(BLOCKS, WARPS, QUARTERS, RUN, GAP)
+    place += number * (weight_stride * 8) + warp * WORDS
+    here = weight_ptr.to(tl.pointer_type(tl.int32)) + block.to(tl.int64) * (weight_stride * 8) + chunk * WORDS
+    there = (warp + chunk < end) & (block + number <= LAST)
+    places = here + (place[:, None] + tl.arange(0, 4)[None, :])
+    return tl.load(places, mask=there[:, None], other=0, eviction_policy="evict_first")
+
+
+@triton.jit
+def chunk_of_scales(
+    scale_ptr: tl.tensor,
+    scale_stride: tl.tensor,
+    zero_ptr: tl.tensor,
+    block: tl.tensor,
+    chunk: tl.tensor,
+    end: tl.tensor,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    RUN: tl.constexpr,
+    GAP: tl.constexpr,
+    LAST: tl.constexpr,
+    WARPS: tl.constexpr,
+) -> tl.tensor:
+    """The scales and the zeros of such a chunk's groups, as they are stored; none without groups."""
+    BLOCKS: tl.constexpr = BLOCK_N // 16
+    SEGMENTS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    scales, zeros = (), ()
+    if GROUP > 0:
+        scales = _load_beside(scale_ptr.to(tl.pointer_type(tl.int32)), scale_stride // 2, block, chunk, end,
+                              K, GROUP, BLOCK_K, SEGMENTS, BLOCKS, WARPS, RUN, GAP, LAST)  # fmt: skip
+        if zero_ptr is not None:
+            zeros = _load_beside(zero_ptr.to(tl.pointer_type(tl.int16)), scale_stride // 2, block, chunk, end,
+                                 K, GROUP, BLOCK_K, SEGMENTS, BLOCKS, WARPS, RUN, GAP, LAST)  # fmt: skip
+    return scales, zeros
 
 
 @triton.jit
@@ -201,7 +291,7 @@ def fragment_tile(
     zero_ptr: tl.tensor,
     block: tl.tensor,
     first: tl.tensor,
-    steps: tl.tensor,
+    end: tl.tensor,
     K: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -216,101 +306,92 @@ def fragment_tile(
     OVERLAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """Rows of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk ``first``.
+    """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns; rows are
+    as of ``chunk_of_words``.
 
-    The rows are BLOCK_N / 16 blocks of 16: RUN neighbouring ones from ``block`` on, then as many GAP blocks
-    further; none beyond block LAST. DEPTH chunks of every warp are asked for before the wait for the previous
-    kernel, and stay ahead.
+    Of 4 bits DEPTH chunks of every warp are asked for before the wait for the previous kernel, and stay
+    ahead. Of 8 bits every chunk is asked for at its step, together with the rows of x, the first before the
+    wait: with fewer registers more programs are there at once, and that was faster.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     PARTS: tl.constexpr = 16 // BITS
     QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
     BLOCKS: tl.constexpr = BLOCK_N // 16
-    WORDS: tl.constexpr = 128 * QUARTERS  # of 32 bits, in 16 rows of a chunk
     # Parts of a chunk that share scales; within one the sums may run on.
     SEGMENTS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     EACH: tl.constexpr = PARTS // SEGMENTS
-    APART: tl.constexpr = BITS == 4  # sums are freed of their excess in every chunk
     GROUPED: tl.constexpr = GROUP > 0
-    end = first + steps
-    # Threads as the operands have them: 8 groups of 4 in a warp.
-    index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
-    lane, warp = index % 32, index // 32 % WARPS
-    number, quarter = index // (32 * WARPS) % BLOCKS, index // (32 * WARPS * BLOCKS)
-    blocks = tl.minimum(block + number % RUN + number // RUN * GAP, LAST).to(tl.int64)
-    places = blocks * (weight_stride * 8) + warp * WORDS + quarter * 128 + lane * 4
-    places = weight_ptr.to(tl.pointer_type(tl.int32)) + places[:, None] + tl.arange(0, 4)[None, :]
-    of_x = tl.arange(0, 2 * BLOCK_T * WARPS * QUARTERS)
-    token = of_x // (16 * WARPS * QUARTERS) * 8 + of_x // 4 % 8
-    column = of_x // 32 % WARPS * BLOCK_K + of_x // (32 * WARPS) % (QUARTERS // 2) * 32 + of_x % 4 * 8
-    real = token < tokens
-    x_places = (token * x_stride + column)[:, None] // 2 + tl.arange(0, 4)[None, :]
-    x_places = x_ptr.to(tl.pointer_type(tl.int32)) + x_places
-    beside = tl.arange(0, 32 * WARPS * BLOCKS)
-    own, number = beside // 32 % WARPS, beside // (32 * WARPS)
-    row_pairs = tl.minimum(block + number % RUN + number // RUN * GAP, LAST) * 8 + beside % 32 // 4
-    scale_pairs = scale_ptr.to(tl.pointer_type(tl.int32))
-
+    AHEAD: tl.constexpr = DEPTH if BITS == 4 else 0
+    OF_X: tl.constexpr = zero_ptr is not None or centre(BITS, DTYPE) == 0
     ahead, scales, zeros = (), (), ()
-    for depth in tl.static_range(DEPTH):
+    for depth in tl.static_range(AHEAD):
         chunk = first + depth * WARPS
-        ahead = ahead + (_load_words(places, warp, chunk, end, WORDS),)  # noqa: RUF005
-        if GROUPED:
-            scales = scales + _load_beside(scale_pairs, row_pairs, own, chunk, end, scale_stride // 2,
-                                           K, GROUP, BLOCK_K, SEGMENTS)  # fmt: skip
-            if zero_ptr is not None:
-                zeros = zeros + _load_beside(zero_ptr.to(tl.pointer_type(tl.int16)), row_pairs, own, chunk,
-                                             end, scale_stride // 2, K, GROUP, BLOCK_K, SEGMENTS)  # fmt: skip
+        words = chunk_of_words(weight_ptr, weight_stride, block, chunk, end, BITS, BLOCK_N, BLOCK_K, RUN, GAP,
+                               LAST, WARPS)  # fmt: skip
+        more_scales, more_zeros = chunk_of_scales(scale_ptr, scale_stride, zero_ptr, block, chunk, end, K,
+                                                  GROUP, BLOCK_N, BLOCK_K, RUN, GAP, LAST,
+                                                  WARPS)  # fmt: skip
+        ahead = ahead + (words,)  # noqa: RUF005
+        scales, zeros = scales + more_scales, zeros + more_zeros
     zero = tl.full((WARPS, BLOCK_N, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
-    if zero_ptr is not None and not GROUPED:
-        pair = tl.load(zero_ptr.to(tl.pointer_type(tl.int16)) + row_pairs)
-        zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
-    if OVERLAP == 4:
-        start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
-
+    if not GROUPED:  # asked for before the sums, so that nothing waits for them after
+        lanes = row_order(BLOCK_N)
+        own = block + lanes // 16 % RUN + lanes // 16 // RUN * GAP
+        row_scales = tl.load(scale_ptr + tl.minimum(own, LAST) * 16 + lanes % 16).to(tl.float32)
+        if zero_ptr is not None:
+            beside = tl.arange(0, 32 * WARPS * BLOCKS)
+            number = beside // (32 * WARPS)
+            own = tl.minimum(block + number % RUN + number // RUN * GAP, LAST)
+            pair = tl.load(zero_ptr.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
+            zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
+    if AHEAD > 0:
+        wait_for_previous(OVERLAP)
     ones = tl.full((WARPS, 16, 16 * QUARTERS), 1.0, dtype=tl.float32).to(DTYPE)
     nothing = tl.zeros((WARPS, BLOCK_N, BLOCK_T), dtype=tl.float32)
     none = tl.zeros((WARPS, 16, BLOCK_T), dtype=tl.float32)
-    acc, low, high, x_low, x_high = nothing, nothing, nothing, none, none
-    for step in tl.range(0, tl.cdiv(steps, WARPS), num_stages=1, loop_unroll_factor=DEPTH):
+    acc = nothing
+    for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=max(AHEAD, 1)):
         chunk = first + step * WARPS
-        rows = _load_rows(
-            x_places, column, real & (of_x // 32 % WARPS + chunk < end), chunk, K, BLOCK_K, PARTS
-        )
-        words = _words(ahead[0], BLOCKS, WARPS, QUARTERS)
-        ahead = ahead[1:]
+        if AHEAD > 0:
+            words = ahead[0]
+            ahead = ahead[1:]
+            rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+        else:
+            words = chunk_of_words(weight_ptr, weight_stride, block, chunk, end, BITS, BLOCK_N, BLOCK_K, RUN,
+                                   GAP, LAST, WARPS)  # fmt: skip
+            if step == 0:
+                wait_for_previous(OVERLAP)
+                rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+            else:  # in a branch: else the compiler would ask for some of them only at their use, and wait
+                rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+        operand = _words(words, BLOCKS, WARPS, QUARTERS)
         for segment in tl.static_range(SEGMENTS):
-            if APART:
-                low, high, x_low, x_high = nothing, nothing, none, none
+            # Freed of their excess in every chunk: it is a thousand times the numbers, and all columns' of
+            # rows of one sign would leave little of a sum in fp32.
+            low, high, x_low, x_high = nothing, nothing, none, none
             for part in tl.static_range(EACH):
                 x = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)
-                low, high, x_low, x_high = _add_part(low, high, x_low, x_high, words, x, ones,
-                                                     segment * EACH + part, BITS, DTYPE, ASM)  # fmt: skip
-            if APART:
-                if GROUPED and zero_ptr is not None:
-                    zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
-                    zeros = zeros[1:]
-                sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE)
-                if GROUPED:
-                    scale = _halves(scales[0]).to(DTYPE, bitcast=True)
-                    sums = sums * _beside(scale, BLOCKS, WARPS, BLOCK_T)
-                    scales = scales[1:]
-                acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
-        then = chunk + DEPTH * WARPS
-        ahead = ahead + (_load_words(places, warp, then, end, WORDS),)  # noqa: RUF005
-        if GROUPED:
-            scales = scales + _load_beside(scale_pairs, row_pairs, own, then, end, scale_stride // 2,
-                                           K, GROUP, BLOCK_K, SEGMENTS)  # fmt: skip
-            if zero_ptr is not None:
-                zeros = zeros + _load_beside(zero_ptr.to(tl.pointer_type(tl.int16)), row_pairs, own, then,
-                                             end, scale_stride // 2, K, GROUP, BLOCK_K, SEGMENTS)  # fmt: skip
-    if not APART:
-        sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE)
-        acc = tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
+                low, high, x_low, x_high = _add_part(low, high, x_low, x_high, operand, x, ones,
+                                                     segment * EACH + part, BITS, DTYPE, OF_X,
+                                                     ASM)  # fmt: skip
+            if GROUPED and zero_ptr is not None:
+                zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
+                zeros = zeros[1:]
+            sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE, OF_X)
+            if GROUPED:
+                sums = sums * _beside(_halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS, BLOCK_T)
+                scales = scales[1:]
+            acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
+        if AHEAD > 0:
+            then = chunk + AHEAD * WARPS
+            words = chunk_of_words(weight_ptr, weight_stride, block, then, end, BITS, BLOCK_N, BLOCK_K, RUN,
+                                   GAP, LAST, WARPS)  # fmt: skip
+            ahead = ahead + (words,)  # noqa: RUF005
+            more_scales, more_zeros = chunk_of_scales(scale_ptr, scale_stride, zero_ptr, block, then, end, K,
+                                                      GROUP, BLOCK_N, BLOCK_K, RUN, GAP, LAST,
+                                                      WARPS)  # fmt: skip
+            scales, zeros = scales + more_scales, zeros + more_zeros
     y = tl.sum(acc, axis=0)
     if not GROUPED:
-        lanes = row_order(BLOCK_N, 1)
-        of_tile = tl.minimum(block + lanes // 16 % RUN + lanes // 16 // RUN * GAP, LAST) * 16 + lanes % 16
-        y *= tl.load(scale_ptr + of_tile).to(tl.float32)[:, None]
+        y *= row_scales[:, None]
     return y

@@ -16,7 +16,6 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.fragment_product import fragment_tile
 from ingot.kernels.overlap import LINE_BYTES, prefetch_lines, wait_for_previous
 from ingot.kernels.packed_product import packed_tile
 from ingot.kernels.stored_weight import StoredWeight
@@ -185,33 +184,21 @@ def weight_tile(
     live: tl.tensor,
     first: tl.tensor,
     steps: tl.tensor,
-    block: tl.tensor,
     K: tl.constexpr,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LAST: tl.constexpr,
-    WARPS: tl.constexpr,
-    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """``matrix_tile``, or, of a weight of fewer BITS than x, ``packed_tile`` or, FRAGMENTS chunks ahead,
-    ``fragment_tile``: [BLOCK_N, BLOCK_T]. What only that one takes: block, RUN, GAP, LAST, WARPS.
-    """
+    """``matrix_tile``, or, of a weight of fewer BITS than x, ``packed_tile``: [BLOCK_N, BLOCK_T]."""
     if BITS == 16 or x_ptr.dtype.element_ty == tl.int8:
         acc = matrix_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
                           scale_ptr, rows, live, first, steps, K, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
                           PREFETCH, OVERLAP)  # fmt: skip
-    elif FRAGMENTS > 0:
-        acc = fragment_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
-                            zero_ptr, block, first, steps, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
-                            RUN, GAP, LAST, WARPS, FRAGMENTS, OVERLAP, ASM)  # fmt: skip
     else:
         acc = packed_tile(x_ptr, x_stride, tokens, weight_ptr, weight_stride, scale_ptr, scale_stride,
                           zero_ptr, rows, live, first, steps, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
@@ -239,8 +226,8 @@ def multiprocessors(device: torch.device) -> int:
 
 def matrix_shape(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
     """The constants and the depth of a matrix product's kernel for an op's tiles."""
-    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "FRAGMENTS", "PREFETCH", "OVERLAP", "num_stages")
-    return {**number_format(weight), **{name: choice[name] for name in names}, "WARPS": choice["num_warps"]}
+    names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP", "num_stages")
+    return {**number_format(weight), **{name: choice[name] for name in names}}
 
 
 def number_format(weight: StoredWeight) -> dict[str, int]:

@@ -63,7 +63,7 @@ SPLIT_4 = {
 # inputs) BLOCK_N, warps, FRAGMENTS, SPLITS.
 FRAGMENTS_8 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
 FRAGMENTS_4 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
-FRAGMENTS_SPLIT_8 = [(8192, 32, 4, 1, 4), (0, 32, 4, 2, 4)]
+FRAGMENTS_SPLIT_8 = [(0, 32, 4, 1, 4)]
 FRAGMENTS_SPLIT_4 = [(8192, 32, 4, 1, 4), (0, 32, 2, 2, 4)]
 FRAGMENT_ROWS = 8
 

@@ -22,10 +22,11 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
-from ingot.kernels.fragment_product import row_order
+from ingot.kernels.fragment_kernels import fragment_gate_up
 from ingot.kernels.gated_mlp import silu_mul_reference
 from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_ends import split_pairs, store_activated
 from ingot.kernels.product_tiles import settled, whole_chunks
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.small_linear import small_linear_reference
@@ -37,7 +38,6 @@ from ingot.kernels.small_product import (
     product_shape,
     product_tile,
     small_tiles,
-    split_pairs,
 )
 from ingot.kernels.stored_weight import BLOCK_ROWS, AnyWeight, StoredWeight, expect_weight, stored
 
@@ -113,8 +113,6 @@ def small_gate_up_matrix_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -123,26 +121,23 @@ def small_gate_up_matrix_kernel(
         start_next(OVERLAP)
     PAIRS: tl.constexpr = BLOCK_N // 2
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
     start = tl.program_id(0) * SHARE
-    lane = row_order(BLOCK_N, FRAGMENTS) % PAIRS
+    lane = tl.arange(0, BLOCK_N) % PAIRS
     rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
     live = None if SHARE == PAIRS else lane < SHARE
     acc = weight_tile(x_ptr, x_stride, None, 0, tokens, weight_ptr, weight_stride,
-                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, start // 16, K, BITS, GROUP,
-                      BLOCK_T, BLOCK_N, BLOCK_K, PAIRS // 16, INNER // 16, INNER // 8 - 1, WARPS, FRAGMENTS,
-                      PREFETCH, OVERLAP, ASM)  # fmt: skip
+                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
+                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
-    gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    token = tl.arange(0, BLOCK_T)
-    outputs = start + row_order(PAIRS, FRAGMENTS)
-    inside = (outputs < tl.minimum(start + SHARE, INNER))[:, None] & (token < tokens)[None, :]
-    tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+    store_activated(acc, start + tl.arange(0, PAIRS), tl.minimum(start + SHARE, INNER), y_ptr, tokens, INNER,
+                    PAIRS, BLOCK_T)  # fmt: skip
 
 
 def _matrix(x: torch.Tensor, weight: StoredWeight, y: torch.Tensor, choice: Mapping[str, int]) -> None:
+    if choice["FRAGMENTS"]:
+        fragment_gate_up(x, weight, y, choice)
+        return
     share = even_share(y.shape[1], choice["BLOCK_N"] // 2, choice, x.device)
     small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], share),)](
         x,

@@ -37,7 +37,6 @@ def int8_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
     """The constants of a product's kernel for an op's tiles."""
     names = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "PREFETCH", "OVERLAP", "num_stages")
     shape = {"K": x.values.shape[1], "BITS": 8, "GROUP": x.group, "ASM": False}
-    shape |= {"WARPS": choice["num_warps"], "FRAGMENTS": 0}
     return {**shape, **{name: choice[name] for name in names}}
 
 

@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect, expect_float, expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.fragment_product import row_order
+from ingot.kernels.fragment_kernels import fragment_linear
 from ingot.kernels.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_ends import store_sums
 from ingot.kernels.product_tiles import settled, split_tiles, whole_chunks
 from ingot.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from ingot.kernels.small_product import (
@@ -115,8 +116,6 @@ def small_linear_matrix_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-    FRAGMENTS: tl.constexpr,
     PREFETCH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -129,27 +128,18 @@ def small_linear_matrix_kernel(
     start, split = tl.program_id(0) * SHARE, tl.program_id(1)
     INT8: tl.constexpr = x_ptr.dtype.element_ty == tl.int8
     STEPS: tl.constexpr = K // GROUP if INT8 and GROUP > 0 else (K + BLOCK_K - 1) // BLOCK_K
-    lane = row_order(BLOCK_N, FRAGMENTS)
+    lane = tl.arange(0, BLOCK_N)
     rows = tl.minimum(start + lane, N - 1)
     live = None if SHARE == BLOCK_N else lane < SHARE
     first = split * STEPS // SPLITS
     acc = weight_tile(x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride,
                       scale_ptr, scale_stride, zero_ptr, rows, live, first,
-                      (split + 1) * STEPS // SPLITS - first, start // 16, K, BITS, GROUP,
-                      BLOCK_T, BLOCK_N, BLOCK_K, BLOCK_N // 16, 0, N // 16 - 1, WARPS, FRAGMENTS, PREFETCH,
-                      OVERLAP, ASM)  # fmt: skip
+                      (split + 1) * STEPS // SPLITS - first, K, BITS, GROUP, BLOCK_T, BLOCK_N, BLOCK_K,
+                      PREFETCH, OVERLAP, ASM)  # fmt: skip
     if OVERLAP == 4:
         start_next(OVERLAP)
-    token = tl.arange(0, BLOCK_T)
-    outputs = start + lane
-    inside = (outputs < tl.minimum(start + SHARE, N))[:, None] & (token < tokens)[None, :]
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + rows).to(tl.float32)[:, None]
-    if residual_ptr is not None:
-        places = token[None, :] * residual_stride + outputs[:, None]
-        acc += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
-    y_rows = (split * tokens + token).to(tl.int64)
-    tl.store(y_ptr + y_rows[None, :] * N + outputs[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+    store_sums(acc, start + lane, tl.minimum(start + SHARE, N), split, bias_ptr, residual_ptr,
+               residual_stride, y_ptr, tokens, N, BLOCK_T)  # fmt: skip
 
 
 def _matrix(
@@ -160,6 +150,9 @@ def _matrix(
     y: torch.Tensor,
     choice: Mapping[str, int],
 ) -> None:
+    if choice["FRAGMENTS"]:
+        fragment_linear(x, weight, bias, residual, y, choice)
+        return
     outputs = weight.out_features
     share = even_share(outputs, choice["BLOCK_N"], choice, x.device)
     small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
@@ -285,8 +278,8 @@ def small_linear(
             product; 0: weights and x are pipelined; 1: the weights alone, from before the wait on; 2: and x
             a step ahead in registers; 64 and more: as 0, and so many columns are asked into L2 before the
             wait; of weights of few bits all but 1 are as 0), ``FRAGMENTS`` (of weights of few bits and up to
-            16 rows: so many chunks a warp ahead, straight into registers; 0: through shared memory),
-            ``num_warps``, ``num_stages``.
+            16 rows: straight into registers, of 4 bits so many chunks a warp ahead; 0: through shared
+            memory), ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

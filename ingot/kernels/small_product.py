@@ -133,12 +133,6 @@ def product_tile(
     return tl.sum(sums, axis=1)[:, None], w
 
 
-@triton.jit
-def split_pairs(acc: tl.tensor, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr) -> tl.tensor:
-    """The first and the second PAIRS rows of [2 PAIRS, BLOCK_T]."""
-    return tl.split(tl.permute(tl.reshape(acc, [2, PAIRS, BLOCK_T]), [1, 2, 0]))
-
-
 def small_tiles(
     num_tokens: int, weight: StoredWeight, itemsize: int, device: torch.device, blocks: bool = True
 ) -> dict[str, int]:

@@ -27,10 +27,12 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
+from ingot.kernels.fragment_kernels import fragment_qkv
 from ingot.kernels.matrix_product import matrix_shape, multiprocessors, weight_pointers
 from ingot.kernels.overlap import launch_options, start_next
+from ingot.kernels.product_ends import split_pairs, turns
 from ingot.kernels.product_tiles import settled, whole_chunks
-from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel, turns
+from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
 from ingot.kernels.small_linear import small_linear_reference
@@ -42,7 +44,6 @@ from ingot.kernels.small_product import (
     product_shape,
     product_tile,
     small_tiles,
-    split_pairs,
 )
 from ingot.kernels.stored_weight import BLOCK_ROWS, AnyWeight, expect_weight, stored
 
@@ -223,6 +224,9 @@ def small_qkv_triton(
     if choice["BLOCK_T"] > 1:
         if norm_weight is not None:
             x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
+        if choice["FRAGMENTS"]:
+            fragment_qkv(x, weight, bias, places, (*strides, inverse_log), shape, choice)
+            return q
         heads = num_heads + 2 * num_kv_heads
         share = pair_share(heads, head_dim, choice, x.device)
         grid = (heads * triton.cdiv(head_dim // 2, share),)

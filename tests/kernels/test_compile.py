@@ -19,6 +19,9 @@ KERNELS = {
     "best_token_kernel",
     "bin_scores_kernel",
     "find_cut_kernel",
+    "fragment_gate_up_kernel",
+    "fragment_linear_kernel",
+    "fragment_qkv_kernel",
     "dequantize_kernel",
     "expand_int8_kernel",
     "int8_matmul_kernel",
@@ -132,7 +135,7 @@ def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any
         "4 bits 8 fp16 by 128 overlapping",
         "4 bits 8 bf16 by 64 with zeros",
     )
-    found = [row for row in rows if row["case"] in names and row["sm"] == 90 and "matrix" in row["kernel"]]
+    found = [row for row in rows if row["case"] in names and row["sm"] == 90 and "fragment" in row["kernel"]]
     assert len(found) == 12
     for row in found:
         assert set(row["moves"]) == {"shuffles", "shared stores"}, row

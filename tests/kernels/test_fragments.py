@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.fragment_numbers import excess, lift
+from ingot.kernels.fragment_numbers import centre, excess, lift
 from ingot.kernels.product_tiles import matrix_tiles, settled, split_tiles
 from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
 from ingot.kernels.small_linear import (
@@ -21,7 +21,15 @@ from tests.kernels.test_small_products import EPS, normed64, qkv_arguments
 from tests.kernels.test_stored_weight import random_weight
 
 HALVES = (torch.float16, torch.bfloat16)
-FORMS = [(8, 0, False), (4, 0, True), (4, 32, False), (4, 64, True), (4, 128, True), (4, 256, False)]
+FORMS = [
+    (8, 0, False),
+    (8, 0, True),
+    (4, 0, True),
+    (4, 32, False),
+    (4, 64, True),
+    (4, 128, True),
+    (4, 256, False),
+]
 CPU = torch.device("cpu")
 # BLOCK_N, warps, chunks ahead, parts of the sums
 TILES = [(16, 2, 1, 1), (32, 4, 2, 2), (32, 8, 1, 1), (64, 2, 4, 4)]
@@ -53,12 +61,15 @@ def test_few_rows_of_whole_blocks_take_them() -> None:
 
 
 def test_the_numbers_of_a_word() -> None:
-    """Where bit operations put them: beyond 1024 in fp16, half of them sixteenfold, beyond 128 in bf16."""
+    """Where bit operations put them: 4 bits beyond 1024 in fp16, half of them sixteenfold, beyond 128 in
+    bf16; 8 bits in fp16 around 0.
+    """
     import triton.language as tl
 
     assert [lift(i, 4, tl.float16) for i in range(4)] == [1.0, 16.0, 1.0, 16.0]
     assert [lift(i, 4, tl.bfloat16) for i in range(4)] == [1.0] * 4
-    assert (excess(4, tl.float16), excess(8, tl.float16), excess(4, tl.bfloat16)) == (1024.0, 1024.0, 128.0)
+    assert (excess(4, tl.float16), excess(8, tl.float16), excess(4, tl.bfloat16)) == (1024.0, 0.0, 128.0)
+    assert [centre(bits, dtype) for bits in (8, 4) for dtype in (tl.float16, tl.bfloat16)] == [128, 0, 0, 0]
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
