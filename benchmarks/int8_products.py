@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--json", type=Path, help="file to write the list to as well")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     versions = {"torch": torch.__version__, "triton": triton.__version__}
@@ -150,6 +152,8 @@ def main() -> None:
             for row in sorted(table, key=lambda row: row.get("us", float("inf"))):
                 print(row, file=sys.stderr, flush=True)
             found += table
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
     print(json.dumps(found))
 
 

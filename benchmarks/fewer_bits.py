@@ -1,0 +1,83 @@
+"""Every figure of engines in fewer bits that docs/benchmarks.md has, one command after another.
+
+Each is a command that can be run alone, with a time limit of its own; what it writes stays when another one
+fails. Prints what it runs, the seconds it took and its last lines.
+
+    python benchmarks/fewer_bits.py --json docs/results --within 600
+    python benchmarks/fewer_bits.py --json /tmp/figures latency_7b_w8a16 mixed_7b_w4a16
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHAPE = ["--random-weights", str(HERE / "shapes" / "llama-7b.json"), "--max-seq-len", "4096"]
+DECODED = ("w8a16", "w4a16", "w8a8", "w4a8", "rptq-w8a8")
+MIXED = {"w8a16": [], "w4a16": [], "w8a8": [], "w8a8_kv8": ["--kv-dtype", "int8"]}
+SCRIPTS = ("quantized_products", "packed_matmul", "int8_products", "int8_cache")
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Name of the figures and command; the name of its JSON file follows."""
+    ingot = [sys.executable, "-m", "ingot", "bench"]
+    for quant in DECODED:
+        ways = ["--quant", quant, "--batch", "1,8,32,64", "--repeats", "3"]
+        yield f"latency_7b_{quant.replace('-', '_')}", [*ingot, "latency", *SHAPE, *ways]
+    for quant in ("w8a8", "w4a16"):
+        once = ["--quant", quant, "--batch", "1", "--prompt-tokens", "2048", "--new-tokens", "1"]
+        yield f"prefill_7b_{quant}", [*ingot, "latency", *SHAPE, *once]
+    for name, more in MIXED.items():
+        load = ["--quant", name.split("_")[0], "--mixed", "256", "--repeats", "3", *more]
+        yield f"mixed_7b_{name}", [*ingot, "throughput", *SHAPE, *load]
+    for script in SCRIPTS:
+        sweep = ["--sweep"] if script == "int8_cache" else []
+        yield script, [sys.executable, str(HERE / f"{script}.py"), *sweep]
+
+
+def run(command: list[str], seconds: float, shown: int) -> str:
+    """What became of a command, and its last lines."""
+    start = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
+        )
+        ended, output = "done" if done.returncode == 0 else f"failed ({done.returncode})", done.stdout
+    except subprocess.TimeoutExpired as stopped:
+        caught = stopped.output or b""
+        ended, output = "stopped", caught if isinstance(caught, str) else caught.decode()
+    tail = "\n".join(output.rstrip().splitlines()[-shown:])
+    return f"{ended} after {time.perf_counter() - start:.0f} s\n{tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="of figures; all without")
+    parser.add_argument("--json", type=Path, required=True, help="folder of the JSON files")
+    parser.add_argument("--limit", type=float, default=120, help="seconds of one command")
+    parser.add_argument("--within", type=float, default=3600, help="seconds of all")
+    parser.add_argument("--lines", type=int, default=12, help="of a command's output")
+    given = parser.parse_args()
+    known = dict(commands())
+    if unknown := set(given.names) - set(known):
+        parser.error(f"no figures of the name {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    given.json.mkdir(parents=True, exist_ok=True)
+    end = time.perf_counter() + given.within
+    for name in given.names or known:
+        left = end - time.perf_counter()
+        if left < 1:
+            print(f"== {name}: no time left", flush=True)
+            continue
+        command = [*known[name], "--json", str(given.json / f"{name}.json")]
+        print(f"== {name}: {run(command, min(left, given.limit), given.lines)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
