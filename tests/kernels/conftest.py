@@ -1,5 +1,5 @@
-"""For every kernel test: allocated memory that is never written reads as NaN; the interpreter rounds to
-bf16."""
+"""For every kernel test: allocated memory that is never written reads as NaN; the interpreter rounds to bf16,
+and repeats nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import fill_bfloat16_gaps
+from tests.kernels.quick_interpreter import quicken
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +26,4 @@ def poisoned_allocations() -> Iterator[None]:
 def rounding_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 under the interpreter behaves as on a GPU."""
     fill_bfloat16_gaps(monkeypatch)
+    quicken(monkeypatch)
