@@ -57,16 +57,20 @@ LEAST_SCALE = tl.constexpr(1e-30)  # below any scale
 
 
 @triton.jit
-def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr) -> tl.tensor:
-    """int8 of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the compiler's own way."""
+def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr = False) -> tl.tensor:
+    """int8 of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the compiler's own way.
+
+    A compiler that sees that a product's operand was of 8 bits gives some tensor-core instructions columns in
+    another order, to save shuffles; ORDER hides it, so that sums are those of an operand that was wide.
+    """
     if not ASM:
         wide = x.to(tl.float32).to(DTYPE)
     elif tl.float16 == DTYPE:
-        wide = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], tl.float16, is_pure=True, pack=4)
+        wide = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], tl.float16, is_pure=not ORDER, pack=4)
     elif tl.bfloat16 == DTYPE:
-        wide = tl.inline_asm_elementwise(_BRAINS, "=r,=r,r", [x], tl.bfloat16, is_pure=True, pack=4)
+        wide = tl.inline_asm_elementwise(_BRAINS, "=r,=r,r", [x], tl.bfloat16, is_pure=not ORDER, pack=4)
     else:
-        wide = tl.inline_asm_elementwise(_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=True, pack=4)
+        wide = tl.inline_asm_elementwise(_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4)
     return wide
 
 

@@ -36,6 +36,18 @@ def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def as_wide(places: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """Places of numbers, the same, that a thread stores in runs as long as those of DTYPE.
+
+    Longer runs, which bytes allow, would give a thread other channels than in the kernel that stores DTYPE,
+    and sums over a row another order: one row would not have the same bits in both. The compiler takes a run
+    for as long as it can prove places aligned; of what is added it knows no more than that RUN divides it.
+    """
+    RUN: tl.constexpr = 128 // DTYPE.primitive_bitwidth  # 16 bytes
+    return places + tl.minimum(tl.program_id(0), 0) * RUN
+
+
+@triton.jit
 def store_int8_row(
     wide: tl.tensor,
     y_ptr: tl.tensor,
@@ -43,15 +55,18 @@ def store_int8_row(
     row: tl.tensor,
     inside: tl.tensor,
     STATIC: tl.constexpr,
+    DTYPE: tl.constexpr,
 ) -> None:
-    """Store a row [BLOCK] at ``y_ptr``, zeros where not ``inside``; its scale is stored, or STATIC read."""
+    """Store a row [BLOCK] of DTYPE, zeros where not ``inside``, at ``y_ptr``; its scale is stored, or STATIC
+    read.
+    """
     cols = tl.arange(0, wide.shape[0])
     if STATIC:
         inverse = tl.div_rn(1.0, tl.load(scale_ptr))
     else:
         scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
         tl.store(scale_ptr + row, scale)
-    tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse), mask=inside)
 
 
 @triton.jit
@@ -89,11 +104,12 @@ def store_block_numbers(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
 ) -> None:
-    """Store a row [BLOCK] of COUNT values at ``y_ptr`` in WIDTH numbers."""
+    """Store a row [BLOCK] of COUNT values of DTYPE at ``y_ptr`` in WIDTH numbers."""
     cols = tl.arange(0, wide.shape[0])
     numbers = block_numbers(wide, cols, step_ptr, zero_ptr, COUNT, WIDTH, GROUP, BITS)
-    tl.store(y_ptr + cols, numbers, mask=cols < WIDTH)
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers, mask=cols < WIDTH)
 
 
 def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:

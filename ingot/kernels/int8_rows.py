@@ -89,7 +89,8 @@ def quantize_rows(x: torch.Tensor, group: int = 0, static: torch.Tensor | None =
     pieces = wide.unflatten(1, (-1, group)) if group else wide[:, None]
     most = pieces.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
     values = _rounded(pieces, MOST / most).flatten(1)
-    scales = (most / MOST)[..., 0]
+    # By a tensor: on a GPU PyTorch divides by a number by multiplying with its inverse, a last bit off.
+    scales = (most / torch.full_like(most, MOST))[..., 0]
     return Int8Rows(values, scales if group else scales[:, 0], group)
 
 

@@ -74,7 +74,7 @@ def _attend(
     """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest.
 
     With scales keys and values are in 8 bits; what each means is rounded to the dtype of q by itself, since a
-    scale that a tile shares would depend on which tokens are there.
+    scale that a tile shares would depend on which tokens are there. Products sum in a wide cache's order.
     """
     cols = tl.arange(0, BLOCK_D)
     for tile in range(lower, upper, BLOCK_N):
@@ -94,7 +94,7 @@ def _attend(
             k = tl.load(key_ptr + offsets)
         if key_scale_ptr is not None:
             scales = tl.load(key_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
-            k = (widened(k, tl.float32, ASM) * scales[:, None]).to(q.dtype)
+            k = (widened(k, tl.float32, ASM, True) * scales[:, None]).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
@@ -111,7 +111,7 @@ def _attend(
             v = tl.load(value_ptr + offsets)
         if value_scale_ptr is not None:
             scales = tl.load(value_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
-            v = (widened(v, tl.float32, ASM) * scales[:, None]).to(q.dtype)
+            v = (widened(v, tl.float32, ASM, True) * scales[:, None]).to(q.dtype)
         acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
         top = new_top
     return acc_all, total_all, top_all, acc, total, top

@@ -60,7 +60,7 @@ def rms_norm_blocks_kernel(
     y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
     if order_ptr is not None:
         y = tl.gather(y, tl.load(order_ptr + cols, mask=inside, other=0), axis=0)
-    store_block_numbers(y, y_ptr + row * WIDTH, step_ptr, zero_ptr, HIDDEN, WIDTH, GROUP, BITS)
+    store_block_numbers(y, y_ptr + row * WIDTH, step_ptr, zero_ptr, HIDDEN, WIDTH, GROUP, BITS, dtype)
 
 
 def rms_norm_in_blocks_triton(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.int8_round import numbers_of
+from ingot.kernels.int8_round import as_wide, numbers_of
 
 
 @triton.jit
@@ -66,7 +66,10 @@ def store_heads(
     is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
     is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
     tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
-    keys = ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
-    tl.store(key_ptr + keys, kept, mask=is_k[:, None] & inside[None, :])
-    values = ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
-    tl.store(value_ptr + values, kept, mask=is_v[:, None] & inside[None, :])
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    keys = key_ptr + ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
+    values = value_ptr + ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
+    if NARROW:
+        keys, values = as_wide(keys, dtype), as_wide(values, dtype)
+    tl.store(keys, kept, mask=is_k[:, None] & inside[None, :])
+    tl.store(values, kept, mask=is_v[:, None] & inside[None, :])

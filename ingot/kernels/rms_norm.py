@@ -65,7 +65,7 @@ def rms_norm_kernel(
     if scale_ptr is None:
         tl.store(y_ptr + row * HIDDEN + cols, y, mask=inside)
     else:
-        store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC)
+        store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC, dtype)
 
 
 def default_tiles(hidden: int, device: torch.device | None = None) -> dict[str, int]:

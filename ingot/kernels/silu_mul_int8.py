@@ -57,7 +57,7 @@ def silu_mul_int8_kernel(
         up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
         activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
         y = (activated * up).to(dtype).to(tl.float32)
-    store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC)
+    store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
 
 
 def default_tiles(inner: int, device: torch.device) -> dict[str, int]:

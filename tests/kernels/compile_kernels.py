@@ -132,6 +132,20 @@ def moves(ptx: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def reductions(ttgir: str) -> list[str]:
+    """How the tensors that are summed up lie in threads: what decides the order of their sums."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.MULTILINE))
+    found = re.findall(r'"tt\.reduce"\(.*?\}\) : \(tensor<(\w+), (#\w+)>\)', ttgir, re.DOTALL)
+    return sorted({f"{shape} {layouts.get(name, name)}" for shape, name in found})
+
+
+def operand_runs(ttgir: str) -> list[int]:
+    """How many neighbouring columns of a product's operand a thread holds: what decides which are summed in
+    one instruction.
+    """
+    return sorted({int(size) for size in re.findall(r"kWidth = (\d+)", ttgir)})
+
+
 def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
     """What every launch of every case compiles to."""
     for case, call in (CASES | OVERLAPPING).items():
@@ -149,6 +163,8 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "moves": moves(binary.asm["ptx"]),
                     "overlap": kwargs.get("OVERLAP", 1),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
+                    "reductions": reductions(binary.asm["ttgir"]),
+                    "operand_runs": operand_runs(binary.asm["ttgir"]),
                     **resources(binary.asm["cubin"]),
                 }
 

@@ -107,6 +107,28 @@ def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) ->
     assert wide
 
 
+def test_ending_in_8_bits_changes_no_order_of_sums(rows: list[dict[str, Any]]) -> None:
+    """A norm that ends in 8 bits gives each thread the channels that the wide one gives it."""
+
+    def found(case: str) -> list[list[str]]:
+        chosen = [row for row in rows if row["case"] == case and row["kernel"] == "rms_norm_kernel"]
+        return [row["reductions"] for row in chosen if row["sm"] == 90]
+
+    (wide,) = found("norms 4096 fp16")
+    narrow = found("ends in 8 bits fp16")
+    assert len(wide) == 1
+    assert len(narrow) >= 2
+    assert all(layouts == wide for layouts in narrow)
+
+
+def test_a_cache_in_8_bits_changes_no_order_of_invariant_sums(rows: list[dict[str, Any]]) -> None:
+    """Decodes and prompts take different instructions: of 16 bits both must sum neighbouring columns."""
+    found = [row for row in rows if row["kernel"] == "invariant_attention_kernel"]
+    halves = [row for row in found if "fp32" not in row["case"]]
+    assert len([row for row in halves if row["case"].startswith("int8 cache")]) >= 4
+    assert [row for row in halves if row["operand_runs"] != [2]] == []
+
+
 def test_the_early_fetch_changes_no_arithmetic(rows: list[dict[str, Any]]) -> None:
     """Decode attention asks for keys before the wait: the same operations as after it."""
     cases = [f"decode 32x128 fp16{how}" for how in ("", " overlapping", " fetching early")]

@@ -31,7 +31,7 @@ def assert_heads(found: Int8Rows, attended: torch.Tensor, static: torch.Tensor |
     expected = quantize_rows(attended.flatten(1), 0 if static is not None else attended.shape[2], static)
     assert found.group == expected.group
     assert torch.equal(found.values, expected.values)
-    torch.testing.assert_close(found.scales, expected.scales, rtol=3e-7, atol=0)
+    assert torch.equal(found.scales, expected.scales)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
