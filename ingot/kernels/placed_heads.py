@@ -65,7 +65,6 @@ def store_heads(
     is_q = heads < HEADS
     is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
     is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
-    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     keys = key_ptr + ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
     values = value_ptr + ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
@@ -73,3 +72,5 @@ def store_heads(
         keys, values = as_wide(keys, dtype), as_wide(values, dtype)
     tl.store(keys, kept, mask=is_k[:, None] & inside[None, :])
     tl.store(values, kept, mask=is_v[:, None] & inside[None, :])
+    # Queries last: after them the compiler cannot lay out numbers of a partly turned fp32 head (3.6, 3.7).
+    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])

@@ -47,6 +47,15 @@ def int8_attention(
     prefill_attention_triton(q, cache, cache, tables, bounds, lengths, longest, 0.1, window, scales=scales)
 
 
+def int8_written(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, rotary: int) -> None:
+    """Writes with head norms, of heads that turn in part."""
+    cache, scales = int8_cache(kv_heads, head_dim)
+    index, qkv = empty(4, dtype=LONG), empty(4, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    place = (empty(100, rotary, dtype=FULL), index, index, index, cache, cache, heads, kv_heads, head_dim)
+    norm = empty(head_dim, dtype=dtype)
+    rope_kv_write_triton(qkv, *place, norm, norm, 1e-6, scales=scales)
+
+
 def int8_invariant(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
     """Batch-invariant attention over a cache in 8 bits: decodes and prompts."""
     cache, scales = int8_cache(kv_heads, head_dim)
@@ -69,6 +78,9 @@ INT8_CASES: dict[str, Callable[[], Any]] = {
     "int8 cache 14/2x64 fp32": lambda: int8_attention(FULL, 14, 2, 64, 4, 512),
     "int8 cache 8x256 bf16": lambda: int8_attention(BRAIN, 8, 8, 256, 4, 512),
     "int8 cache 16/8x256 fp16": lambda: int8_attention(HALF, 16, 8, 256, 16, 512),
+    "int8 cache 8/2x64 fp32 half turned": lambda: int8_written(FULL, 8, 2, 64, 32),
+    "int8 cache 8/2x64 fp16 half turned": lambda: int8_written(HALF, 8, 2, 64, 32),
+    "int8 cache 16x80 bf16 all turned": lambda: int8_written(BRAIN, 16, 16, 80, 80),
     "int8 cache invariant 32x128 fp16": lambda: int8_invariant(HALF, 32, 32, 128),
     "int8 cache invariant 32/8x128 bf16": lambda: int8_invariant(BRAIN, 32, 8, 128),
     "int8 cache invariant 12x64 fp32": lambda: int8_invariant(FULL, 12, 12, 64),
