@@ -26,6 +26,7 @@ DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 LONGEST = (
     "tests/kernels/test_compile.py",
     "tests/kernels/test_fragments.py",
+    "tests/parity/test_walks_by_kernels.py",
     "tests/kernels/test_int8_heads.py",
     "tests/quant/test_int4_engine.py",
     "tests/kernels/test_stored_weight.py",

@@ -14,7 +14,6 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.config.quant import QuantConfig
-from ingot.config.runtime import RuntimeConfig
 from ingot.layers.blocks_walk import walks_in_blocks
 from ingot.runtime import forward
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -86,27 +85,3 @@ def test_other_shapes_run_module_by_module(tmp_path: Path) -> None:
     assert not walks_in_blocks(LLM(engine(tmp_path / "c", "rptq-w8a8"), device="cpu").engine.model)
     save_model(tiny_config("llama"), tmp_path / "d" / "c", seed=3)
     assert not walks_in_blocks(LLM(tmp_path / "d" / "c", device="cpu", quant="w8a8").engine.model)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("scheme", ["rptq-w8a8", "rptq-w4a8", "rptq-w4a4"])
-@pytest.mark.parametrize("group", [32, 128])
-def test_it_is_plain_on_a_gpu(dtype: str, graphs: bool, scheme: str, group: int, tmp_path: Path) -> None:
-    save_model(tiny_config("llama", **SIZES), tmp_path / "c", seed=3)
-    folder = engine(tmp_path / "c", scheme, group, dtype, "cuda")
-    runs = []
-    for fused in (True, False):
-        llm = LLM(folder, device="cuda", runtime=RuntimeConfig(cuda_graphs=graphs, fused_decode=fused))
-        assert llm.executor.runner.forward.fused == fused
-        assert llm.executor.runner.forward.blocks
-        params = SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=0)
-        runs.append(llm.generate([*PROMPTS, random_ids(90, seed=4)], params))
-    tolerance = {"fp16": 0.1, "bf16": 0.5}[dtype]
-    for one, other in zip(*runs, strict=True):
-        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        agreed = same.index(False) if False in same else len(same)
-        assert agreed >= 1
-        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
-            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)

@@ -102,41 +102,6 @@ def test_a_tap_sees_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert seen == {"int8_logits": [], "int8_hidden": []}
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("quant", ["w8a8", "w4a8"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("prompts", [[[1], [1, 400], [1, 300, 301]], [[1, *range(3, 90)]] * 2])
-def test_walks_are_plain_on_a_gpu(
-    golden: Path,
-    dtype: str,
-    quant: str,
-    graphs: bool,
-    prompts: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs = []
-    for fused in (True, False):
-        runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
-        llm = LLM(
-            golden / "llama_aidreams260K" / "hf",
-            device="cuda",
-            compute_dtype=dtype,
-            quant=quant,
-            runtime=runtime,
-        )
-        assert llm.executor.runner.forward.fused == fused
-        assert llm.executor.runner.forward.int8
-        runs.append(llm.generate(prompts, SamplingParams(max_new_tokens=12, ignore_eos=True, logprobs=0)))
-    tolerance = {"fp16": 0.05, "bf16": 0.25}[dtype]
-    for one, other in zip(*runs, strict=True):
-        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        agreed = same.index(False) if False in same else len(same)
-        assert agreed >= 3
-        for a, b in zip(one.logprobs[:agreed], other.logprobs[:agreed], strict=True):
-            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)
-
-
 def test_over_a_cache_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tiny_config("llama"), tmp_path, seed=3)
     llm = LLM(tmp_path, device="cpu", quant="w8a8", runtime=RuntimeConfig(kv_dtype="int8"))

@@ -1,0 +1,203 @@
+"""A second witness of every kernel of a walk: its twin, with the very operands that the kernel had.
+
+Where activations are rounded to 8 bits, one last bit of 16 moves a whole model's logarithms, so that two
+right ways through it may end apart. Here each kernel of a real step is held to its own twin instead: exact
+where sums are of whole numbers, within two last places of the dtype where they are of floats, and numbers of
+8 bits that are neighbours at most, of which few differ. Owns the copies, the comparison and its bounds; knows
+no walk.
+
+    with Witness(torch.float16, int8_walk, attention) as witness:
+        llm.generate(...)
+    assert witness.faults() == []
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums
+
+# Two last places of a number, of its own size and of its row's largest; of fp32 the error of a long sum.
+REACH = {torch.float32: 2.0**-17, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+# The share of numbers of 8 bits that may be a neighbour's: of kernels that sum floats in another order and
+# then round to the dtype, and of attention, which rounds weights of keys to the dtype before their sum.
+MOVED = {torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 5e-3}
+ATTENDED = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+ATTENTION = ("paged_attention", "prefill_attention")
+
+
+@contextmanager
+def interpreted(wanted: Callable[[], bool]) -> Iterator[None]:
+    """On the CPU ops launch their kernels, which Triton interprets, while ``wanted()``; else twins run."""
+    changed = [
+        (module, module.runs_on_gpu)
+        for name, module in list(sys.modules.items())
+        if name.startswith("ingot.kernels.")
+        and name != "ingot.kernels.checks"
+        and hasattr(module, "runs_on_gpu")
+    ]
+    for module, original in changed:
+        choose = lambda x, original=original: wanted() if x.device.type == "cpu" else original(x)  # noqa: E731
+        module.runs_on_gpu = choose
+    try:
+        yield
+    finally:
+        for module, original in changed:
+            module.runs_on_gpu = original
+
+
+def ops_of(module: ModuleType) -> list[str]:
+    """The names by which a module calls ops that choose between a kernel and its twin."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if callable(value)
+        and (getattr(value, "__module__", None) or "").startswith("ingot.kernels.")
+        and hasattr(sys.modules[value.__module__], "runs_on_gpu")
+        and "runs_on_gpu" in getattr(getattr(value, "__code__", None), "co_names", ())
+    ]
+
+
+class Witness:
+    """While it is entered, ops that the ``modules`` call run again by their twins, on the CPU.
+
+    Args:
+        dtype: of the model's activations.
+        modules: those whose calls are watched.
+    """
+
+    def __init__(self, dtype: torch.dtype, *modules: ModuleType) -> None:
+        self.dtype = dtype
+        self.modules = modules
+        self.calls: Counter[str] = Counter()
+        self.by_twin = False  # what interpreted() asks for
+        self._wrong: list[str] = []
+        self._numbers: dict[str, list[int]] = {}  # of an op: how many there are, how many differ
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> Witness:
+        for module in self.modules:
+            for name in ops_of(module):
+                original = getattr(module, name)
+                self._undo.append(functools.partial(setattr, module, name, original))
+                setattr(module, name, functools.partial(self._call, name, original))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def faults(self) -> list[str]:
+        """What differs by more than it may; [] if nothing does."""
+        many = [
+            f"{op}: {moved} of {total} numbers differ, {self._share(op)} of them may"
+            for op, (total, moved) in self._numbers.items()
+            if moved > max(self._share(op) * total, 1)
+        ]
+        return self._wrong + many
+
+    def moved(self) -> dict[str, float]:
+        """Of each op that gives numbers of 8 bits the share that differs."""
+        return {op: moved / max(total, 1) for op, (total, moved) in self._numbers.items()}
+
+    def _share(self, op: str) -> float:
+        return (ATTENDED if op in ATTENTION else MOVED)[self.dtype]
+
+    def _call(self, op: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = (args, kwargs)
+        before, copies = _on_cpu(given, {}), _on_cpu(given, {})
+        result = original(*args, **kwargs)
+        self.by_twin = True
+        expected = original(*copies[0], **copies[1])
+        self.by_twin = False
+        self.calls[op] += 1
+        for (name, a), (_, b) in zip(_tensors(result, "result"), _tensors(expected, "result"), strict=True):
+            self._compare(op, name, a.detach().cpu(), b, None)
+        written = zip(
+            _tensors(given, "given"), _tensors(copies, "given"), _tensors(before, "given"), strict=True
+        )
+        for (name, a), (_, b), (_, old) in written:
+            a = a.detach().cpu()
+            if not (torch.equal(a, old) and torch.equal(b, old)):
+                self._compare(op, name, a, b, old)
+        return result
+
+    def _compare(
+        self, op: str, name: str, a: torch.Tensor, b: torch.Tensor, old: torch.Tensor | None
+    ) -> None:
+        where = f"{op} {name} {tuple(a.shape)} {a.dtype}"
+        if a.shape != b.shape or a.dtype != b.dtype:
+            self._wrong.append(f"{where}: the twin has {tuple(b.shape)} {b.dtype}")
+        elif a.dtype == torch.int8:
+            away = (a.int() - b.int()).abs()
+            written = torch.ones_like(a, dtype=torch.bool) if old is None else (a != old) | (b != old)
+            count = self._numbers.setdefault(op, [0, 0])
+            count[0] += int(written.sum())
+            count[1] += int((away > 0).sum())
+            # A scale that moves by a last place of bf16 takes the largest numbers along.
+            most = 2 if op in ATTENTION and self.dtype == torch.bfloat16 else 1
+            if away.numel() and int(away.max()) > most:
+                self._wrong.append(f"{where}: numbers are {int(away.max())} apart")
+        elif not a.is_floating_point():
+            if not torch.equal(a, b):
+                self._wrong.append(f"{where}: {int((a != b).sum())} whole numbers differ")
+        elif a.numel():
+            self._compare_floats(where, name, a.double(), b.double(), a.dtype)
+
+    def _compare_floats(
+        self, where: str, name: str, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype
+    ) -> None:
+        # Scales are of magnitudes that were rounded to the dtype before.
+        reach = REACH[self.dtype if "scales" in name else dtype]
+        most = b.abs().amax(dim=-1, keepdim=True)
+        over = (a - b).abs() - reach * (b.abs() + (0 if "scales" in name else most))
+        if not bool((over <= 0).all()):  # so that NaN fails
+            at = int(over.nan_to_num(nan=torch.inf).flatten().argmax())
+            values = float(a.flatten()[at]), float(b.flatten()[at])
+            self._wrong.append(f"{where}: {values[0]} where the twin has {values[1]}")
+
+
+def _on_cpu(value: Any, known: dict[int, torch.Tensor]) -> Any:
+    """Copies of all tensors; what was one tensor stays one."""
+    if isinstance(value, torch.Tensor):
+        if id(value) not in known:
+            known[id(value)] = value.detach().cpu().clone()
+        return known[id(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return dataclasses.replace(value, **{f.name: _on_cpu(getattr(value, f.name), known) for f in fields})
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_cpu(part, known) for part in value)
+    if isinstance(value, dict):
+        return {name: _on_cpu(part, known) for name, part in value.items()}
+    return value
+
+
+def _tensors(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
+    """All tensors; sums in parts as the whole, since parts are each way's own."""
+    if isinstance(value, Int8Sums):
+        whole = value.parts.sum(dim=0, dtype=torch.int32)
+        return [(f"{name} sums", whole), *_tensors((value.row_scales, value.weight_scales), f"{name} scales")]
+    if isinstance(value, torch.Tensor):
+        parts = value.dim() == 3 and value.dtype == torch.float32 and name == "result"
+        return [(f"{name} parts", value.sum(dim=0))] if parts else [(name, value)]
+    if isinstance(value, Int8Rows):
+        return [(f"{name} values", value.values), (f"{name} scales", value.scales)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return [pair for f in fields for pair in _tensors(getattr(value, f.name), f"{name} {f.name}")]
+    if isinstance(value, dict):
+        return [pair for key, part in value.items() for pair in _tensors(part, f"{name} {key}")]
+    if isinstance(value, (list, tuple)):
+        return [pair for part in value for pair in _tensors(part, name)]
+    return []

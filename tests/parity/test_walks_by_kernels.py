@@ -1,0 +1,238 @@
+"""Walks in 8 bits where kernels run them: on a GPU and, of tiny models, under the interpreter.
+
+Rounding to 8 bits turns one last bit of 16 into a tenth of a nat, so walk and modules are compared in fp32;
+in 16 bits each kernel is compared with its twin on the operands of a real step, and the walk with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import DTYPES
+from ingot.kernels import int8_linear, norm_int8, rope_kv_write
+from ingot.layers import attention, blocks_walk, int8_walk
+from ingot.quant import int4_in_int8
+from tests.kernels.interpreter import fill_bfloat16_gaps
+from tests.parity.kernel_witness import Witness, interpreted
+from tests.parity.test_blocks_walk import PROMPTS, SIZES, engine
+from tests.parity.walk_ways import (
+    by_every_way,
+    expect_graphs_agree,
+    expect_mostly,
+    expect_near,
+    expect_one_result,
+    found_of,
+)
+from tests.tiny_models import random_ids, save_model, tiny_config
+
+PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
+WATCHED = (int8_walk, blocks_walk, attention, int4_in_int8)
+INT8_OPS = {
+    *("rms_norm_int8", "int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm_int8", "sum_norm"),
+    *("rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
+}
+BLOCK_OPS = {
+    *("rms_norm_in_blocks", "int8_linear", "in_blocks", "silu_mul_in_blocks", "rms_norm"),
+    *("rope_kv_write", "paged_attention", "prefill_attention"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and how it is rounded; without a ``kind`` the trained one of 260,000 weights."""
+
+    quant: str
+    kind: str = "llama"
+    group: int = 0
+    kv_dtype: str = "auto"
+    ops: set[str] = field(default_factory=lambda: INT8_OPS | {"small_int8_qkv"})
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "w8a8 trained": Case("w8a8", kind=""),
+    "w4a8 trained": Case("w4a8", kind="", ops=INT8_OPS | {"small_int8_qkv", "expand_int8"}),
+    "w8a8 biases": Case("w8a8", changes={"num_key_value_heads": 4, "attention_bias": True}),
+    "w8a8 window": Case("w8a8", "mistral", changes={"sliding_window": 16}),
+    "w8a8 head norms": Case("w8a8", "qwen3", ops=INT8_OPS),
+    "w8a8 int8 cache": Case("w8a8", kv_dtype="int8", ops=INT8_OPS),
+    "rptq-w8a8 32": Case("rptq-w8a8", group=32, ops=BLOCK_OPS),
+    "rptq-w8a8 128": Case("rptq-w8a8", group=128, ops=BLOCK_OPS),
+    "rptq-w4a8 128": Case("rptq-w4a8", group=128, ops=BLOCK_OPS),
+    "rptq-w4a4 32": Case("rptq-w4a4", group=32, ops=BLOCK_OPS),
+    "rptq-w4a4 128 int8 cache": Case("rptq-w4a4", group=128, kv_dtype="int8", ops=BLOCK_OPS),
+}
+
+
+def prompts_of(case: Case) -> list[list[list[int]]]:
+    """Steps of few rows and of more than small products take."""
+    few = PROMPTS if case.kind else [[1], [1, 400], [1, 300, 301]]
+    return [few, [*few, random_ids(90, seed=4)]]
+
+
+class Models:
+    """Makes models; engines of RPTQ are built once."""
+
+    def __init__(self, folder: Path, data: Path) -> None:
+        self.folder, self.data = folder, data
+
+    def __call__(
+        self, case: Case, dtype: str, *, graphs: bool = False, sizes: bool = True, device: str = "cuda"
+    ) -> LLM:
+        """One that walks in every dtype; with ``sizes`` such that the kernels read whole tiles."""
+        blocks = case.quant.startswith("rptq")
+        folder = self._checkpoint(case, SIZES if sizes else {})
+        if blocks:
+            built = folder.with_name(f"engine {case.quant} {case.group} {dtype}")
+            if not built.exists():
+                engine(folder, case.quant, case.group, dtype, device).rename(built)
+            folder = built
+        runtime = RuntimeConfig(
+            cuda_graphs=graphs, cache_tokens=2048, prefix_reuse=False, kv_dtype=case.kv_dtype
+        )
+        rounded = {} if blocks else {"quant": case.quant}
+        llm = LLM(folder, device=device, compute_dtype=dtype, runtime=runtime, **rounded)
+        forward = llm.executor.runner.forward
+        assert forward.blocks if blocks else forward.int8
+        forward.fused = True
+        return llm
+
+    def _checkpoint(self, case: Case, sizes: dict[str, int]) -> Path:
+        if not case.kind:
+            return self.data / "golden" / "llama_aidreams260K" / "hf"
+        folder = self.folder / f"{case.kind} {sorted((sizes | case.changes).items())}" / "checkpoint"
+        if not folder.exists():
+            save_model(tiny_config(case.kind, **sizes | case.changes), folder, seed=3)
+        return folder
+
+
+@pytest.fixture
+def poisoned_allocations() -> Iterator[None]:
+    """What a kernel forgets to write is NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Models:
+    return Models(tmp_path_factory.mktemp("models"), data)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+class TestOnAGpu:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_walk_and_modules(self, name: str, dtype: str, models: Models) -> None:
+        """The same bits each time and without early starts; in fp32 what the modules give."""
+        llm = models(CASES[name], dtype)
+        with by_every_way(llm) as steps:
+            for prompts in prompts_of(CASES[name]):
+                llm.generate(prompts, PARAMS)
+        expect_one_result(steps)
+        if dtype == "fp32":
+            expect_near(steps)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.usefixtures("poisoned_allocations")
+    def test_kernels(self, name: str, dtype: str, models: Models) -> None:
+        """Each kernel is its twin on the operands of a real step."""
+        llm = models(CASES[name], dtype)
+        with Witness(DTYPES[dtype], *WATCHED) as witness:
+            for prompts in prompts_of(CASES[name]):
+                llm.generate(prompts, PARAMS)
+        assert witness.faults() == []
+        assert set(witness.calls) == CASES[name].ops
+
+    @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+    def test_graphs(self, name: str, dtype: str, models: Models) -> None:
+        """Captured steps: the same bits each time and without early starts; in fp32 what the modules give."""
+        case = CASES[name]
+        for prompts in prompts_of(case):
+            found = expect_graphs_agree(lambda: models(case, dtype, graphs=True), prompts, PARAMS)
+            if dtype == "fp32":
+                llm = models(case, dtype)
+                llm.executor.runner.forward.fused = False
+                expect_mostly(found, found_of(llm, prompts, PARAMS))
+
+
+interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
+SHORT = SamplingParams(max_new_tokens=2, ignore_eos=True, logprobs=0)
+BRIEF = [[5, 6, 7], list(range(9)), [90]]
+
+
+@interpreter
+@pytest.mark.usefixtures("poisoned_allocations")
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("w8a8 biases", "fp16"),
+        ("w8a8 head norms", "bf16"),
+        ("rptq-w8a8 32", "fp16"),
+        ("rptq-w4a4 32", "bf16"),
+    ],
+)
+def test_interpreted_kernels(name: str, dtype: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_bfloat16_gaps(monkeypatch)
+    llm = models(CASES[name], dtype, sizes=False, device="cpu")
+    with Witness(DTYPES[dtype], *WATCHED) as witness, interpreted(lambda: not witness.by_twin):
+        llm.generate(BRIEF, SHORT)
+    assert witness.faults() == []
+    assert set(witness.calls) == CASES[name].ops
+
+
+@interpreter
+@pytest.mark.parametrize("name", ["w8a8 biases", "rptq-w8a8 32"])
+def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
+    llm = models(CASES[name], "fp32", sizes=False, device="cpu")
+    runs = {"kernels": True}
+
+    def choose(walk: bool) -> None:
+        runs["kernels"] = walk
+
+    with interpreted(lambda: runs["kernels"]), by_every_way(llm, 1, choose) as steps:
+        llm.generate(BRIEF, SHORT)
+    expect_one_result(steps)
+    expect_near(steps)
+
+
+@interpreter
+@pytest.mark.parametrize(
+    ("module", "twin"),
+    [
+        (norm_int8, "rms_norm_int8_reference"),
+        (int8_linear, "int8_linear_reference"),
+        (rope_kv_write, "rope_kv_write_reference"),
+    ],
+)
+def test_a_wrong_result_is_seen(
+    module: ModuleType, twin: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The witness itself: one call of many gives, or writes, something else."""
+    original, calls = getattr(module, twin), []
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        calls.append(result)
+        if len(calls) == 5:  # calls of the op and of its twin take turns
+            keys = args[5] if module is rope_kv_write else None
+            changed = result[0].values if module is norm_int8 else result if keys is None else keys
+            changed[0] += 3
+        return result
+
+    monkeypatch.setattr(module, twin, wrong)
+    llm = models(CASES["w8a8 head norms"], "fp16", sizes=False, device="cpu")
+    with Witness(torch.float16, *WATCHED) as witness:
+        llm.generate(BRIEF, SHORT)
+    assert len(calls) >= 6
+    assert witness.faults()
+    assert all(fault.startswith(twin.removesuffix("_reference")) for fault in witness.faults())

@@ -1,0 +1,160 @@
+"""One step of a model by every way that should agree: its walk, repeated, without early starts; its modules.
+
+Owns the replay: every way begins with the same cache, and the tokens go on as the modules say, so that no
+step carries another's differences along. Knows no scheme.
+
+    with by_every_way(llm) as steps:
+        llm.generate(prompts, params)
+    expect_one_result(steps)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.layers.batch import ForwardBatch
+from ingot.runtime.forward import Forward
+
+REPEATS = 3
+NEAR = 1e-3  # nats, of two ways in fp32
+FEW = 0.1  # of all rows of logits: those in which a number of 8 bits went to its neighbour
+
+
+@dataclass(frozen=True)
+class Step:
+    """Logits [L, vocab_size] of one step.
+
+    Attributes:
+        decodes: whether every request had one token.
+        walks: of the walk, several times.
+        alone: of the walk without early starts.
+        modules: module by module.
+    """
+
+    decodes: bool
+    walks: list[torch.Tensor]
+    alone: list[torch.Tensor]
+    modules: torch.Tensor
+
+
+@contextmanager
+def early_starts(wanted: bool) -> Iterator[None]:
+    """With ``wanted`` False no kernel begins before the one before it has ended; else as ever.
+
+    Products of many rows ask the same question for their descriptors, and are left alone.
+    """
+    kept = ("ingot.kernels.overlap", "ingot.kernels.int8_matmul")
+    asking = [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("ingot.") and name not in kept and hasattr(module, "overlaps")
+    ]
+    assert asking
+    with pytest.MonkeyPatch.context() as patch:
+        for module in () if wanted else asking:
+            patch.setattr(module, "overlaps", lambda device: False)
+        yield
+
+
+@contextmanager
+def by_every_way(
+    llm: LLM, repeats: int = REPEATS, choose: Callable[[bool], None] = lambda walk: None
+) -> Iterator[list[Step]]:
+    """Steps that the model computes meanwhile, without graphs.
+
+    Args:
+        repeats: runs of the walk; without early starts one less.
+        choose: called before a way runs, with whether it is the walk.
+    """
+    own, steps, call = llm.executor.runner.forward, [], Forward.__call__
+
+    def every(self: Forward, batch: ForwardBatch) -> torch.Tensor:
+        if self is not own:
+            return call(self, batch)
+        kept = [[tensor.clone() for tensor in cache.tensors] for cache in self.caches]
+
+        def way(walk: bool, early: bool = True) -> torch.Tensor:
+            for cache, tensors in zip(self.caches, kept, strict=True):
+                for tensor, before in zip(cache.tensors, tensors, strict=True):
+                    tensor.copy_(before)
+            self.fused = walk
+            choose(walk)
+            with nullcontext() if early else early_starts(False):
+                return call(self, batch).clone()
+
+        walks = [way(True) for _ in range(repeats)]
+        alone = [way(True, False) for _ in range(repeats - 1)]
+        steps.append(Step(batch.max_query_len == 1, walks, alone, way(False)))
+        return steps[-1].modules
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forward, "__call__", every)
+        patch.setattr(own, "fused", own.fused)
+        yield steps
+
+
+def expect_one_result(steps: Sequence[Step]) -> None:
+    """Raise unless the walk gave the same bits each time: a race would move some."""
+    assert {step.decodes for step in steps} == {True, False}
+    for step in steps:
+        for logits in (*step.walks, *step.alone):
+            assert torch.equal(logits, step.walks[0])
+
+
+def expect_near(steps: Sequence[Step]) -> None:
+    """Raise unless walk and modules, both in fp32, agree: rows of logits to NEAR, with the same best tokens,
+    but for a FEW rows.
+    """
+    walk, modules = (
+        torch.cat(rows).float().log_softmax(-1)
+        for rows in ([step.walks[0] for step in steps], [step.modules for step in steps])
+    )
+    away = (walk - modules).abs().amax(dim=-1)
+    apart = (away > NEAR) | (walk.argmax(-1) != modules.argmax(-1)) | away.isnan()
+    assert float(away.median()) <= NEAR / 10
+    assert int(apart.sum()) <= FEW * len(away), away.sort().values[-8:]
+
+
+Found = list[tuple[list[int], list[float]]]
+
+
+def found_of(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> Found:
+    """Tokens, and logarithms of their probabilities, of each prompt."""
+    outputs = llm.generate(prompts, params)
+    return [(out.token_ids, [entry.logprob for entry in out.logprobs or ()]) for out in outputs]
+
+
+def expect_graphs_agree(make: Callable[[], LLM], prompts: list[list[int]], params: SamplingParams) -> Found:
+    """What captured steps give, the same each time and without early starts, or raise.
+
+    Between replayed kernels nothing waits for a host, so that an early one meets the one before at its work.
+
+    Args:
+        make: a model with graphs, that shares no beginnings of prompts.
+    """
+    found = []
+    for early in (True, False):
+        with early_starts(early):
+            llm = make()
+            found += [found_of(llm, prompts, params) for _ in range(REPEATS if early else 1)]
+    assert all(each == found[0] for each in found[1:])
+    return found[0]
+
+
+def expect_mostly(found: Found, expected: Found) -> None:
+    """Raise unless most tokens are as expected, and their logarithms to NEAR: in a whole answer a number that
+    goes to its neighbour is carried along by the cache.
+    """
+    near = [
+        a == b and abs(x - y) <= NEAR
+        for one, other in zip(found, expected, strict=True)
+        for a, b, x, y in zip(one[0], other[0], one[1], other[1], strict=True)
+    ]
+    assert sum(near) > len(near) / 2, f"{sum(near)} of {len(near)}"
