@@ -70,6 +70,16 @@ def store_int8_row(
 
 
 @triton.jit
+def zeroed_numbers(wide: tl.tensor, step: tl.tensor, zero: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """fp32 values as int32 numbers by the rule of block_rows.py; steps and zeros broadcast to them."""
+    LOW: tl.constexpr = -(1 << (BITS - 1))
+    HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
+    inverse = tl.div_rn(1.0, step)
+    cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
+    return (cut + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS + zero.to(tl.int32)
+
+
+@triton.jit
 def block_numbers(
     wide: tl.tensor,
     cols: tl.tensor,
@@ -84,14 +94,10 @@ def block_numbers(
 
     A step and a zero are of GROUP columns; there are such of WIDTH columns.
     """
-    LOW: tl.constexpr = -(1 << (BITS - 1))
-    HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
     known = cols < WIDTH
-    inverse = tl.div_rn(1.0, tl.load(step_ptr + cols // GROUP, mask=known, other=1.0))
+    step = tl.load(step_ptr + cols // GROUP, mask=known, other=1.0)
     zero = tl.load(zero_ptr + cols // GROUP, mask=known, other=0.0)
-    cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
-    number = (cut + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS + zero.to(tl.int32)
-    return tl.where(cols < COUNT, number, 0).to(tl.int8)
+    return tl.where(cols < COUNT, zeroed_numbers(wide, step, zero, BITS), 0).to(tl.int8)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.int8_heads import expect_out, is_static, put_heads
+from ingot.kernels.int8_heads import OutScales, end_constants, end_pointers, expect_out, put_heads
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.paged_single import paged_attention_single_kernel
 from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton
@@ -102,7 +102,7 @@ def paged_attention_triton(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
@@ -128,8 +128,8 @@ def paged_attention_triton(
     block_d = max(next_power_of_two(head_dim), 16)
     chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * itemsize)
     paged_attention_single_kernel[(num_splits, num_heads, batch)](
-        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out, out_scales),
-        *(partial, lse),
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(*end_pointers(out_scales), partial, lse),
         arrivals if num_splits > 1 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         scale * LOG2_E,
@@ -142,9 +142,9 @@ def paged_attention_triton(
         HAS_WINDOW=window > 0,
         BLOCK_N=choice["BLOCK_N"],
         CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
-        STATIC=is_static(out_scales),
         ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
+        **end_constants(out_scales, num_heads * head_dim),
         **launch_options(choice, q.device),
     )
     return out
@@ -160,7 +160,7 @@ def paged_attention_reference(
     max_seq_len: int,
     window: int = 0,
     out: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
@@ -196,7 +196,7 @@ def paged_attention(
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
@@ -219,7 +219,7 @@ def paged_attention(
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.
         out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
-            static scale of all (int8_heads.py); None: the output is in the dtype of q.
+            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
         scales: of caches in 8 bits, which are contiguous then.
 
     Returns:

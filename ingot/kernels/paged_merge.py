@@ -63,6 +63,7 @@ def paged_attention_merge_kernel(
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     q_ptr: tl.tensor,
     window: tl.tensor,
     num_splits: tl.tensor,
@@ -74,6 +75,7 @@ def paged_attention_merge_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Weigh the splits of one head by their sums of exponentials; zeros where there was no key. Of the
@@ -90,5 +92,7 @@ def paged_attention_merge_kernel(
         wait_for_previous(OVERLAP)
     place = (request * tl.num_programs(0) + head) * num_splits
     out = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-    this = request * tl.num_programs(0) + head + tl.arange(0, 1)
-    store_heads(out[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)
+    own = head + tl.arange(0, 1)
+    this = request * tl.num_programs(0) + own
+    store_heads(out[None, :], out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, this, own, this >= 0, HEAD_DIM, 1,
+                STATIC, BITS)  # fmt: skip

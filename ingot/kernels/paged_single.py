@@ -98,6 +98,7 @@ def paged_attention_single_kernel(
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
@@ -117,6 +118,7 @@ def paged_attention_single_kernel(
     BLOCK_N: tl.constexpr,
     CHAINS: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -195,9 +197,11 @@ def paged_attention_single_kernel(
     divisor = tl.where(total_all == 0.0, 1.0, total_all)
     # Without a key the tile is undefined: a padding row is zeros whatever was in the registers.
     out = tl.where(total_all == 0.0, 0.0, tl.sum(acc * weights[:, None], axis=0) / divisor)
-    this = request * num_heads + head + tl.arange(0, 1)
+    own = head + tl.arange(0, 1)
+    this = request * num_heads + own
     if live == 1:
-        store_heads(out[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)
+        store_heads(out[None, :], out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, this, own, this >= 0,
+                    HEAD_DIM, 1, STATIC, BITS)  # fmt: skip
         return
     if arrivals_ptr is not None:
         place = (request * num_heads + head) * num_splits
@@ -206,4 +210,5 @@ def paged_attention_single_kernel(
         if arrive_last(arrivals_ptr + request * num_heads + head, live):
             BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
             merged = merged_splits(partial_ptr, lse_ptr, place, live, HEAD_DIM, BLOCK_D, BLOCK_S)
-            store_heads(merged[None, :], out_ptr, out_scale_ptr, q_ptr, this, this >= 0, HEAD_DIM, 1, STATIC)
+            store_heads(merged[None, :], out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, this, own, this >= 0,
+                        HEAD_DIM, 1, STATIC, BITS)  # fmt: skip

@@ -20,7 +20,7 @@ import triton.language as tl
 from ingot.kernels.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
 from ingot.kernels.cache_scales import CacheScales, scale_pointers
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
-from ingot.kernels.int8_heads import is_static, store_heads
+from ingot.kernels.int8_heads import OutScales, end_constants, end_pointers, store_heads
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
 from ingot.kernels.paged_tile import split_bounds, tile_rows
@@ -35,6 +35,7 @@ MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each 
 def _store_span(
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     q_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
@@ -50,6 +51,7 @@ def _store_span(
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
 ) -> None:
     """A span's output for each query head: the result itself if it is the ``only`` one, else a part of it."""
     group, cols = tl.arange(0, top.shape[0]), tl.arange(0, acc.shape[AXIS])
@@ -57,9 +59,10 @@ def _store_span(
     mask = tl.expand_dims(group < GROUP, AXIS) & (channels < HEAD_DIM)
     divisor = tl.where(total == 0.0, 1.0, total)
     out = acc / tl.expand_dims(divisor, AXIS)
+    heads = tl.program_id(0) * GROUP + tl.minimum(group, GROUP - 1)
     if partial_ptr is None:
-        store_heads(out, out_ptr, out_scale_ptr, q_ptr, head_row + group, group < GROUP, HEAD_DIM, AXIS,
-                    STATIC)  # fmt: skip
+        store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, head_row + group, heads, group < GROUP,
+                    HEAD_DIM, AXIS, STATIC, BITS)  # fmt: skip
     else:
         place = head_row * num_splits + span
         parts = ((rows - head_row) * num_splits + place) * HEAD_DIM + channels
@@ -67,8 +70,8 @@ def _store_span(
             tl.store(partial_ptr + parts, out, mask=mask)
         else:
             tl.store(partial_ptr + parts, out, mask=mask & (not only))
-            store_heads(out, out_ptr, out_scale_ptr, q_ptr, head_row + group, (group < GROUP) & only,
-                        HEAD_DIM, AXIS, STATIC)  # fmt: skip
+            store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, head_row + group, heads,
+                        (group < GROUP) & only, HEAD_DIM, AXIS, STATIC, BITS)  # fmt: skip
         tl.store(lse_ptr + place + group * num_splits, top + tl.log2(divisor), mask=group < GROUP)
 
 
@@ -76,6 +79,7 @@ def _store_span(
 def _merge_if_last(
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     q_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
@@ -89,6 +93,7 @@ def _merge_if_last(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
 ) -> None:
     """The last of ``expected`` programs (0: nothing to merge) weighs the ``live`` spans of all its heads.
 
@@ -97,7 +102,8 @@ def _merge_if_last(
     heads: tl.constexpr = triton.next_power_of_2(GROUP)
     step: tl.constexpr = max(min(MERGED_AT_ONCE // heads, BLOCK_S), 1)
     group, cols = tl.arange(0, heads), tl.arange(0, BLOCK_D)
-    rows = head_row + tl.minimum(group, GROUP - 1)
+    shared = tl.minimum(group, GROUP - 1)
+    rows = head_row + shared
     if expected > 0:  # noqa: SIM102  Triton's `and` would count every program
         if arrive_last(count_ptr, expected):
             every = tl.arange(0, BLOCK_S)[None, :]
@@ -119,7 +125,9 @@ def _merge_if_last(
                 )
                 acc += tl.sum(partial * tl.exp2(lse - top[:, None])[:, :, None], axis=1)
             out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            store_heads(out, out_ptr, out_scale_ptr, q_ptr, rows, group < GROUP, HEAD_DIM, 1, STATIC)
+            own = tl.program_id(0) * GROUP + shared
+            store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, rows, own, group < GROUP, HEAD_DIM,
+                        1, STATIC, BITS)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["programs", "num_splits"])
@@ -133,6 +141,7 @@ def paged_stream_kernel(
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     partial_ptr: tl.tensor,
     lse_ptr: tl.tensor,
     arrivals_ptr: tl.tensor,
@@ -157,6 +166,7 @@ def paged_stream_kernel(
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -262,22 +272,25 @@ def paged_stream_kernel(
             if NARROW:
                 acc = acc * unit
                 unit = LEAST_SCALE + 0.0 * scale_log2
-            _store_span(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, head_row, span, num_splits,
-                        live == 1, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC)  # fmt: skip
+            _store_span(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr, head_row, span,
+                        num_splits, live == 1, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC,
+                        BITS)  # fmt: skip
             span += 1
             stop += length
             top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
             total = tl.zeros([BLOCK_G], dtype=tl.float32)
             acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
     if seq_len <= base:  # a padding row
-        _store_span(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, head_row, 0, num_splits, True, top,
-                    total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC)  # fmt: skip
+        _store_span(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr, head_row, 0,
+                    num_splits, True, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC,
+                    BITS)  # fmt: skip
     if MERGE == 2 and partial_ptr is not None:
         expected = tl.where(live > 1, tl.cdiv(live, run), 0)
         pair = request * tl.num_programs(0) + kv_head
         BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
-        _merge_if_last(out_ptr, out_scale_ptr, q_ptr, partial_ptr, lse_ptr, arrivals_ptr + pair, head_row,
-                       num_splits, live, expected, GROUP, HEAD_DIM, BLOCK_D, BLOCK_S, STATIC)  # fmt: skip
+        _merge_if_last(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr,
+                       arrivals_ptr + pair, head_row, num_splits, live, expected, GROUP, HEAD_DIM, BLOCK_D,
+                       BLOCK_S, STATIC, BITS)  # fmt: skip
 
 
 def paged_stream_triton(
@@ -293,7 +306,7 @@ def paged_stream_triton(
     out: torch.Tensor | None = None,
     arrivals: torch.Tensor | None = None,
     programs: int | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.paged_attention.paged_attention`, unchecked.
@@ -323,7 +336,7 @@ def paged_stream_triton(
         "MIN_TOKENS": min_tokens,
         "HAS_WINDOW": window > 0,
         "BLOCK_N": choice["BLOCK_N"],
-        "STATIC": is_static(out_scales),
+        **end_constants(out_scales, num_heads * head_dim),
     }
     partial = lse = None
     if num_splits > 1:
@@ -333,8 +346,8 @@ def paged_stream_triton(
         if arrivals is None and choice["MERGE"] == 2:
             arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
     paged_stream_kernel[(num_kv_heads, batch, sharing)](
-        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out, out_scales),
-        *(partial, lse),
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(*end_pointers(out_scales), partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
         *(scale * LOG2_E, window, num_splits, programs),
@@ -352,7 +365,7 @@ def paged_stream_triton(
     if lse is not None and choice["MERGE"] == 1:
         then = {**choice, "num_warps": 4, "OVERLAP": min(choice["OVERLAP"], 2)}
         paged_attention_merge_kernel[(num_heads, batch)](
-            *(partial, lse, seq_lens, out, out_scales, q, window, num_splits),
+            *(partial, lse, seq_lens, out, *end_pointers(out_scales), q, window, num_splits),
             BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),
             OVERLAP=then["OVERLAP"],
             **shared,

@@ -30,7 +30,15 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.int8_heads import expect_out, is_static, put_heads, store_heads
+from ingot.kernels.int8_heads import (
+    OutScales,
+    end_constants,
+    end_pointers,
+    expect_out,
+    put_heads,
+    scales_at,
+    store_heads,
+)
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.paged_tile import tile_place
 from ingot.kernels.prefill_tiles import default_tiles
@@ -130,6 +138,7 @@ def prefill_attention_kernel(
     seq_lens_ptr: tl.tensor,
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
     q_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
@@ -145,6 +154,7 @@ def prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STATIC: tl.constexpr,
+    BITS: tl.constexpr,
     ASM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -203,8 +213,8 @@ def prefill_attention_kernel(
     if key_scale_ptr is not None:
         acc = acc * unit
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    store_heads(out, out_ptr, out_scale_ptr, q_ptr, token * tl.num_programs(0) + head, queries < num_queries,
-                HEAD_DIM, 1, STATIC)  # fmt: skip
+    store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, token * tl.num_programs(0) + head,
+                head + tl.arange(0, 1), queries < num_queries, HEAD_DIM, 1, STATIC, BITS)  # fmt: skip
 
 
 def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
@@ -225,7 +235,7 @@ def prefill_attention_triton(
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
@@ -237,7 +247,7 @@ def prefill_attention_triton(
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
             *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens, out),
-            *(out_scales, q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+            *(*end_pointers(out_scales), q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
             scale * LOG2_E,
             window,
             GROUP=num_heads // key_cache.shape[1],
@@ -247,9 +257,9 @@ def prefill_attention_triton(
             HAS_WINDOW=window > 0,
             BLOCK_M=choice["BLOCK_M"],
             BLOCK_N=choice["BLOCK_N"],
-            STATIC=is_static(out_scales),
             ASM=knows_asm(q),
             OVERLAP=choice["OVERLAP"],
+            **end_constants(out_scales, num_heads * head_dim),
             **_options(choice, q.device),
         )
     return out
@@ -266,7 +276,7 @@ def prefill_attention_reference(
     scale: float,
     window: int = 0,
     out: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
@@ -274,7 +284,7 @@ def prefill_attention_reference(
         arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
         attended = prefill_attention_reference(*arguments, scale, window, scales=scales)
         own = slice(int(query_start[0]), int(query_start[-1]))
-        put_heads(attended[own], out[own], out_scales if is_static(out_scales) else out_scales[own])
+        put_heads(attended[own], out[own], scales_at(out_scales, own))
         return out
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
@@ -322,7 +332,7 @@ def prefill_attention(
     window: int = 0,
     tiles: Mapping[str, int] | None = None,
     out: torch.Tensor | None = None,
-    out_scales: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
@@ -346,8 +356,7 @@ def prefill_attention(
             (as in overlap.py), ``num_warps``, ``num_stages``.
         out: [T, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
         out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
-            static scale of all (int8_heads.py); None: the output is in the dtype of q.
-        out: [T, num_heads, head_dim] contiguous, or None: receives the result.
+            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
         scales: of caches in 8 bits, which are contiguous then.
 
     Returns:

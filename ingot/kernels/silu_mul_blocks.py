@@ -5,7 +5,7 @@ columns in another order where there is one; then numbers by the rule of block_r
 before, so that a program takes a piece of a row. Knows no projection.
 
     inner = silu_mul_in_blocks(gate_up, steps)
-    x8 = in_blocks(x, steps)           # where no kernel that makes x does it: attention, taps, other norms
+    x8 = in_blocks(x, steps)           # where no kernel that makes x does it: taps, other norms
 """
 
 from __future__ import annotations

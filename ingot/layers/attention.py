@@ -15,7 +15,7 @@ from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import TileTable
-from ingot.kernels.int8_heads import is_static
+from ingot.kernels.int8_heads import OutScales, scales_at
 from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
@@ -107,19 +107,18 @@ class Attention(nn.Module):
         batch: ForwardBatch,
         cache: LayerCache,
         out: torch.Tensor | None = None,
-        out_scales: torch.Tensor | None = None,
+        out_scales: OutScales | None = None,
     ) -> torch.Tensor:
         """Queries [T, num_heads, head_dim] → the same shape, ``out`` where it is given.
 
         Leading requests of one token go to the decode kernel, the others to the prefill kernel. With
-        ``out_scales``, as in ``kernels/int8_heads.py``, ``out`` is in 8 bits; never with ``batch_invariant``.
+        ``out_scales``, as in ``kernels/int8_heads.py``, ``out`` is int8; never with ``batch_invariant``.
         """
         if self.batch_invariant:
             assert out is None
             return self._attend_invariantly(query, batch, cache)
         config, single = self.config, batch.leading_decodes
         out = torch.empty_like(query) if out is None else out
-        static = out_scales is None or is_static(out_scales)
         if single:
             paged_attention(
                 query[:single],
@@ -133,7 +132,7 @@ class Attention(nn.Module):
                 tiles=self.tiles_of(self.decode_tiles, single, cache),
                 out=out[:single],
                 arrivals=batch.arrivals,
-                out_scales=out_scales if static or out_scales is None else out_scales[:single],
+                out_scales=None if out_scales is None else scales_at(out_scales, slice(single)),
                 scales=cache.scales,
             )
         if single < batch.seq_lens.shape[0]:

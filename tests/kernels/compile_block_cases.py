@@ -13,6 +13,8 @@ import torch
 from ingot.kernels.block_rows import BlockSteps
 from ingot.kernels.int8_linear import int8_linear_triton
 from ingot.kernels.norm_blocks import rms_norm_in_blocks_triton
+from ingot.kernels.paged_attention import paged_attention_triton
+from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty, weight_in_8
 
@@ -44,6 +46,32 @@ def wide(dtype: torch.dtype) -> None:
     rms_norm_in_blocks_triton(x, norm, 1e-6, block_steps(16384, 128, 8, True), x)
 
 
+def attention(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    head_dim: int,
+    block: int,
+    bits: int = 8,
+    batch: int = 8,
+    longest: int = 2048,
+    window: int = 0,
+    **tiles: int,
+) -> None:
+    """A step of decodes and one of prompts that end in numbers; ``heads`` of queries and of keys."""
+    cache, steps = (
+        empty(100, heads[1], 64, head_dim, dtype=dtype),
+        block_steps(heads[0] * head_dim, block, bits),
+    )
+    place = (cache, cache, empty(batch, 64, dtype=torch.int32))
+    lengths, bounds = empty(batch, dtype=torch.int32), empty(batch + 1, dtype=torch.int32)
+    q = empty(batch, heads[0], head_dim, dtype=dtype)
+    out = empty(*q.shape, dtype=torch.int8)
+    paged_attention_triton(q, *place, lengths, 0.1, 4096, window, tiles, out, None, steps)
+    q = empty(batch * longest, heads[0], head_dim, dtype=dtype)
+    out = empty(*q.shape, dtype=torch.int8)
+    prefill_attention_triton(q, *place, bounds, lengths, longest, 0.1, window, None, out, steps)
+
+
 BLOCK_CASES: dict[str, Callable[[], Any]] = {
     "blocks 1 fp16": lambda: in_blocks(HALF, 1),
     "blocks 16 bf16 of 64 in 4 bits": lambda: in_blocks(BRAIN, 16, 64, 4),
@@ -51,7 +79,16 @@ BLOCK_CASES: dict[str, Callable[[], Any]] = {
     "blocks 2048 fp16": lambda: in_blocks(HALF, 2048),
     "blocks 256 bf16 of 64": lambda: in_blocks(BRAIN, 256, 64),
     "blocks of a wide norm": lambda: wide(HALF),
+    "blocks of 32x128 heads fp16": lambda: attention(HALF, (32, 32), 128, 128),
+    "blocks of 32x128 heads bf16 alone by 64": lambda: attention(BRAIN, (32, 32), 128, 64, 4, 1, 64),
+    "blocks of 32/8x128 heads bf16 of 64": lambda: attention(BRAIN, (32, 8), 128, 128, 8, 64, 16),
+    "blocks of 32/8x128 heads fp16 by 64": lambda: attention(HALF, (32, 8), 128, 64, 8, 1, 512),
+    "blocks of 28/4x80 heads bf16 across": lambda: attention(BRAIN, (28, 4), 80, 128, 4, 8, 512, 256),
+    "blocks of 12x64 heads fp32": lambda: attention(FULL, (12, 12), 64, 128, 8, 4, 512),
+    "blocks of 14/2x64 heads fp32 by 32": lambda: attention(FULL, (14, 2), 64, 32, 8, 4, 512),
 }
 BLOCK_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "blocks 8 fp16 overlapping": lambda: in_blocks(HALF, 8, OVERLAP=2),
+    "blocks of 32x128 heads fp16 overlapping": lambda: attention(HALF, (32, 32), 128, 128, OVERLAP=4),
+    "blocks of 32/8x128 heads fp16 overlapping": lambda: attention(HALF, (32, 8), 128, 128, OVERLAP=4),
 }

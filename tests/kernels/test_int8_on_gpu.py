@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.kernels.block_rows import quantize_in_blocks
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.int8_heads import int8_heads
 from ingot.kernels.int8_linear import int8_linear
@@ -23,6 +24,7 @@ from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import paged_case
+from tests.kernels.test_block_rows import block_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -104,7 +106,12 @@ def test_7b_attention(dtype: torch.dtype, heads: int, kv_heads: int, batch: int)
         out = torch.full(q.shape, 99, dtype=torch.int8, device="cuda")
         scales = torch.full(q.shape[:2], float("nan"), device="cuda")
         call(out=out, out_scales=scales)
-        assert_numbers(int8_heads(out, scales), quantize_rows(call().flatten(1), 128))
+        attended = call().flatten(1)
+        assert_numbers(int8_heads(out, scales), quantize_rows(attended, 128))
+        for block in (64, 128, 256):
+            steps, out = block_steps(heads * 128, block, 8, False, "cuda"), out.fill_(99)
+            call(out=out, out_scales=steps)
+            assert_numbers(int8_heads(out, steps), quantize_in_blocks(attended, steps))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64])

@@ -14,6 +14,7 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.config.quant import QuantConfig
+from ingot.layers import blocks_walk
 from ingot.layers.blocks_walk import walks_in_blocks
 from ingot.runtime import forward
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -78,6 +79,31 @@ def test_it_is_plain(name: str, scheme: str, tmp_path: Path, monkeypatch: pytest
         for a, b in zip(one.logprobs, other.logprobs, strict=True):
             near = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
             assert torch.allclose(*near, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(("group", "passes"), [(32, 0), (128, 1)])
+def test_attention_ends_in_numbers(
+    group: int, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as of a pass after it, which is left only where 64 columns do not fill a block."""
+    save_model(tiny_config("llama"), tmp_path / "c", seed=3)
+    llm = LLM(engine(tmp_path / "c", "rptq-w8a8", group), device="cpu")
+    llm.executor.runner.forward.fused = True
+    calls: list[int] = []
+    original = blocks_walk.in_blocks
+
+    def counted(x, steps):  # type: ignore[no-untyped-def]
+        calls.append(x.shape[0])
+        return original(x, steps)
+
+    monkeypatch.setattr(blocks_walk, "in_blocks", counted)
+    steps = count_walks(monkeypatch)
+    found = llm.generate(PROMPTS, PARAMS)
+    assert len(calls) == passes * len(steps) * llm.engine.model.config.num_layers
+    monkeypatch.setattr(blocks_walk, "takes_steps", lambda *_: False)
+    for one, other in zip(found, llm.generate(PROMPTS, PARAMS), strict=True):
+        assert one.token_ids == other.token_ids
+        assert [a.top for a in one.logprobs] == [b.top for b in other.logprobs]
 
 
 def test_other_shapes_run_module_by_module(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ INT8_OPS = {
     *("rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
 }
 BLOCK_OPS = {
-    *("rms_norm_in_blocks", "int8_linear", "in_blocks", "silu_mul_in_blocks", "rms_norm"),
+    *("rms_norm_in_blocks", "int8_linear", "silu_mul_in_blocks", "rms_norm"),
     *("rope_kv_write", "paged_attention", "prefill_attention"),
 }
 
