@@ -18,6 +18,7 @@ import torch
 from ingot.errors import ConfigError, DeviceError
 
 DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_E4M3_SINCE = (8, 9)  # compute capability
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
@@ -48,6 +49,24 @@ def resolve_device(name: str | torch.device) -> torch.device:
             fix="--device",
         )
     return torch.device("cuda", number)
+
+
+def expect_e4m3(device: torch.device) -> None:
+    """Raise unless a KV cache in fp8 can be on ``device``: a CPU, or a GPU that converts e4m3.
+
+    Raises:
+        DeviceError: the GPU's compute capability is below 8.9.
+    """
+    if device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < _E4M3_SINCE:
+        raise DeviceError(
+            "this GPU does not have the numbers of a KV cache in fp8",
+            seen="compute capability {}.{}".format(*found),
+            allowed="{}.{} or later".format(*_E4M3_SINCE),
+            fix="--kv-dtype int8 (kv_dtype=)",
+        )
 
 
 def host_memory() -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ingot.config.build import NARROW_KV_DTYPES
+
 Record = dict[str, Any]
 Spread = dict[str, float] | None
 
@@ -96,7 +98,8 @@ def _who(side: Record) -> str:
     """A side's name, and the mode that it runs in."""
     spec = side["spec"]
     modes = ["batch invariant"] if spec.get("batch_invariant") else []
-    modes += ["int8 KV cache"] if spec.get("kv_dtype") == "int8" else []
+    kv_dtype = spec.get("kv_dtype")
+    modes += [f"{kv_dtype} KV cache"] if kv_dtype in NARROW_KV_DTYPES else []
     return ", ".join([str(side["name"]), *modes])
 
 

@@ -36,6 +36,7 @@ from ingot.bench.sweep_line import (
 from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
+from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
@@ -136,7 +137,7 @@ class Sweep:
         words = [
             dtype,
             *([] if quant == "none" else [quant]),
-            *(["int8 cache"] if kv_dtype == "int8" else []),
+            *([f"{kv_dtype} cache"] if kv_dtype in NARROW_KV_DTYPES else []),
         ]
         return Line(" ".join(words), self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype), quant)
 

@@ -50,9 +50,9 @@ def build(
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="What the KV cache holds unless a run says otherwise: int8 (docs/quantization.md), or "
-            "model, the engine's dtype.",
-            metavar="model|int8",
+            help="What the KV cache holds unless a run says otherwise: int8 or fp8 "
+            "(docs/quantization.md), or model, the engine's dtype.",
+            metavar="model|int8|fp8",
             show_default="model",
             rich_help_panel=QUANT_PANEL,
         ),

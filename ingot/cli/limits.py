@@ -72,9 +72,9 @@ BatchInvariant = Annotated[
 KvDtype = Annotated[
     str | None,
     typer.Option(
-        help="Numbers of the KV cache: int8 (half the bytes of 16 bits, costs quality), model (the dtype of "
-        "arithmetic), or auto: as built.",
-        metavar="auto|model|int8",
+        help="Numbers of the KV cache: int8 or fp8 (half the bytes of 16 bits, cost quality), model (the "
+        "dtype of arithmetic), or auto: as built.",
+        metavar="auto|model|int8|fp8",
         show_default="auto",
         rich_help_panel=PANEL,
     ),

@@ -81,8 +81,8 @@ def plan(
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of the KV cache: int8, or model: the dtype of arithmetic.",
-            metavar="auto|model|int8",
+            help="Numbers of the KV cache: int8, fp8, or model: the dtype of arithmetic.",
+            metavar="auto|model|int8|fp8",
             show_default="auto: the engine's, or model",
         ),
     ] = None,

@@ -51,7 +51,7 @@ def sweep(
         str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, with commas between.")
     ] = "none",
     kv_dtype: Annotated[
-        str, typer.Option(help="Numbers of the KV cache: model, int8, with commas between.")
+        str, typer.Option(help="Numbers of the KV cache: model, int8, fp8, with commas between.")
     ] = "model",
     dtype: Annotated[
         str,

@@ -15,6 +15,8 @@ from ingot.errors import ConfigError
 
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_SEQ_LEN = 8192
+NARROW_KV_DTYPES = ("int8", "fp8")  # a KV cache in 8 bits
+BUILT_KV_DTYPES = ("model", *NARROW_KV_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -23,20 +25,22 @@ class BuildConfig(JsonConfig):
 
     ``max_seq_len`` counts prompt and output together. ``layers`` keeps only the decoder layers [start, end),
     for looking inside a part of a model. ``kv_dtype`` is what the KV cache holds unless a run says otherwise:
-    ``model``, numbers of ``dtype``, or ``int8``.
+    ``model``, numbers of ``dtype``, or ``int8`` or ``fp8`` with scales.
     """
 
     dtype: Literal["fp16", "bf16", "fp32"]
     max_batch_size: int = DEFAULT_MAX_BATCH_SIZE
     max_seq_len: int = DEFAULT_MAX_SEQ_LEN
     layers: tuple[int, ...] | None = None
-    kv_dtype: Literal["model", "int8"] = "model"
+    kv_dtype: Literal["model", "int8", "fp8"] = "model"
 
     def __post_init__(self) -> None:
         if self.dtype not in ("fp16", "bf16", "fp32"):
             raise ConfigError("unknown dtype", seen=self.dtype, allowed="fp16, bf16, fp32", fix="--dtype")
-        if self.kv_dtype not in ("model", "int8"):
-            raise ConfigError("unknown kv_dtype", seen=self.kv_dtype, allowed="model, int8", fix="--kv-dtype")
+        if self.kv_dtype not in BUILT_KV_DTYPES:
+            raise ConfigError(
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(BUILT_KV_DTYPES), fix="--kv-dtype"
+            )
         for name, flag in (("max_batch_size", "--max-batch-size"), ("max_seq_len", "--max-seq-len")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:

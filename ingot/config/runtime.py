@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ingot.config.base import JsonConfig
+from ingot.config.build import BUILT_KV_DTYPES
 from ingot.errors import ConfigError
 
-KV_DTYPES = ("auto", "model", "int8")
+KV_DTYPES = ("auto", *BUILT_KV_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class RuntimeConfig(JsonConfig):
             work is hidden; a request that ends computes one token more than it gives.
         batch_invariant: compute a request's logits to the same bits whatever runs beside it, in whatever
             chunks, after a preemption, or on cached beginnings; slower (docs/numerics.md has the figures).
-        kv_dtype: numbers of the KV cache: ``model``, the dtype of arithmetic; ``int8``, with a scale for each
-            token's head of keys and of values (docs/quantization.md has what it costs); ``auto``, as the
+        kv_dtype: numbers of the KV cache: ``model``, the dtype of arithmetic; ``int8`` or ``fp8``
+            (e4m3), with a scale for each token's head of keys and of values (docs/quantization.md has what
+            they cost); ``auto``, as the
             engine was built.
     """
 
@@ -52,7 +54,7 @@ class RuntimeConfig(JsonConfig):
     fused_decode: bool = True
     run_ahead: bool = True
     batch_invariant: bool = False
-    kv_dtype: Literal["auto", "model", "int8"] = "auto"
+    kv_dtype: Literal["auto", "model", "int8", "fp8"] = "auto"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:
@@ -68,6 +70,6 @@ class RuntimeConfig(JsonConfig):
                 "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), fix="--kv-dtype"
             )
 
-    def of_engine(self, kv_dtype: Literal["model", "int8"]) -> Self:
+    def of_engine(self, kv_dtype: Literal["model", "int8", "fp8"]) -> Self:
         """What an engine runs with that was built for a cache in ``kv_dtype``: no ``auto`` is left."""
         return self if self.kv_dtype != "auto" else self.replace(kv_dtype=kv_dtype)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from ingot.config.base import JsonConfig
+from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.device import parse_dtype
 from ingot.engine.fix_text import where_of
@@ -174,7 +173,7 @@ class _Search:
         """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
         the least quality.
         """
-        if setting.kv_dtype != torch.int8:
+        if setting.runtime.kv_dtype not in NARROW_KV_DTYPES:
             narrow = setting.replace(runtime=setting.runtime.replace(kv_dtype="int8"))
             if _reached(self.bill(narrow), self.goal):
                 yield self.fix(narrow, "--kv-dtype int8", "quality", _KV_QUALITY)

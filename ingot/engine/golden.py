@@ -122,10 +122,9 @@ def _make(
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
         cases = [_Under(i, p, model.rope_offset(len(p.ids))) for i, p in enumerate(prompts)]
         try:
-            int8_cache = build.kv_dtype == "int8"
-            lane = Lane(model, weights, EXACT, int8_cache=int8_cache)
+            lane = Lane(model, weights, EXACT, kv_dtype=build.kv_dtype)
             _continue(lane, cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, dtype, int8_cache)
+            floors = _floors(model, weights, cases, dtype, build.kv_dtype)
             _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite numbers")
@@ -263,7 +262,7 @@ def _position(row: torch.Tensor) -> Position:
 
 
 def _floors(
-    model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.dtype, int8_cache: bool
+    model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.dtype, kv_dtype: str
 ) -> dict[str, Floor]:
     """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
 
@@ -278,12 +277,10 @@ def _floors(
     ways: dict[str, Arithmetic] = {"fp64": FINER, "fp32": EXACT}
     if dtype != torch.float32:
         ways[dtype_name(dtype)] = Arithmetic(torch.float32, dtype)
-    if int8_cache or any_rounded(model):
+    if kv_dtype != "model" or any_rounded(model):
         ways[_FLIPS] = FLIPPED
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
-    lanes = {
-        name: Lane(model, weights, way, single=True, int8_cache=int8_cache) for name, way in ways.items()
-    }
+    lanes = {name: Lane(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()}
     found = _outputs(weights, lanes, spans, chosen)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}

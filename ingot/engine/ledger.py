@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from ingot.config.base import JsonConfig
+from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
@@ -250,7 +251,7 @@ def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
     yield Item("weights", "rotary table", table, f"fp32, {setting.max_seq_len} positions")
     blocks = setting.wanted_blocks
     tokens = f"{blocks} blocks of {runtime.block_size} tokens, {size_text(setting.block_bytes)} each"
-    tokens += ", int8" if setting.kv_dtype == torch.int8 else ""
+    tokens += f", {runtime.kv_dtype}" if runtime.kv_dtype in NARROW_KV_DTYPES else ""
     yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
     yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")

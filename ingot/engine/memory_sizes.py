@@ -29,7 +29,7 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
-from ingot.kernels.cache_scales import SCALE_BYTES
+from ingot.kernels.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.kernels.int4_weight import num_groups
 from ingot.layers.linear import Linear, linears
 from ingot.layers.rotary import RotaryTable
@@ -75,14 +75,14 @@ def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 def cache_dtype(dtype: torch.dtype, kv_dtype: str) -> torch.dtype:
     """What the KV cache holds where arithmetic is in ``dtype``; ``auto``, with no engine known, is that."""
-    return torch.int8 if kv_dtype == "int8" else dtype
+    return NARROW_CACHES.get(kv_dtype, dtype)
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value, and of int8
-    4 bytes a head for its scale.
+    """Bytes of one token's keys and values in all layers: 2 · layers · kv_size · bytes per value, and of 8
+    bits 4 bytes a head for its scale.
     """
-    scale = SCALE_BYTES if dtype == torch.int8 else 0
+    scale = SCALE_BYTES if dtype in NARROW_CACHES.values() else 0
     head = config.head_dim * dtype.itemsize + scale
     return 2 * config.num_layers * config.num_kv_heads * head
 
@@ -128,7 +128,7 @@ def activation_bytes(
         layer = max(
             layer,
             *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens),
-            *([_widened_cache_elements(config)] if runtime.kv_dtype == "int8" else []),
+            *([_widened_cache_elements(config)] if runtime.kv_dtype in NARROW_CACHES else []),
         )
     most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
     return most + _narrow_bytes(config, quant or QuantConfig(), dtype, tokens, kernels)

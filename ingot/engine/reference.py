@@ -32,7 +32,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.plain_rows import rounded_heads, rounded_rows
 from ingot.quant.schemes import Dense
 from ingot.quant.weight_only import WeightOnly
 
@@ -117,8 +117,8 @@ class Weights:
 
 class Lane:
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
-    are not kept. ``feed`` stands before every product's input, None: nothing does. ``int8_cache``: keys and
-    values are rounded as a cache in 8 bits rounds them.
+    are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
+    values are rounded as such a cache rounds them (``BuildConfig``).
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Lane:
         *,
         single: bool = False,
         feed: Feed | None = None,
-        int8_cache: bool = False,
+        kv_dtype: str = "model",
     ) -> None:
         self._single = single
         self._feed = feed
-        self._int8_cache = int8_cache
+        self._kv_dtype = kv_dtype
         self.model = model
         self.config = model.config
         self.weights = weights
@@ -267,8 +267,7 @@ class Lane:
             factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
             q = q * factor.clamp(min=1)[:, None, None]
         q, k = self.arithmetic.round(q), self.arithmetic.round(k)
-        if self._int8_cache:
-            k, v = (rounded_rows(part, flips=self.arithmetic.flips) for part in (k, v))
+        k, v = (rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips) for part in (k, v))
         before = self._cache.get((index, span.sequence))
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])

@@ -1,13 +1,14 @@
 """Numbers of a KV cache in 8 bits, made wide in the registers of those that read it.
 
-Owns the instructions, and where a tile's scales lie. Knows no attention; int8_round.py makes the numbers, and
-cache_scales.py has the rule in plain PyTorch.
+Owns the instructions, and where a tile's scales lie. Knows no attention; cache_round.py makes the numbers,
+and cache_scales.py has the rule in plain PyTorch.
 
     k = widened(k, tl.float16, ASM)
 
 A signed byte with its top bit turned is the byte plus 128; below the point of a power of two it is that
 power plus as much, exactly, and one difference leaves the byte. The compiler's own way takes an instruction a
-number on a unit that has a quarter of the others' lanes.
+number on a unit that has a quarter of the others' lanes. Two numbers of e4m3 become two of fp16 in one
+instruction there.
 """
 
 from __future__ import annotations
@@ -53,17 +54,25 @@ def _floats() -> tl.constexpr:
 
 
 _HALVES, _BRAINS, _FLOATS = _halves(), _brains(), _floats()
+_E4M3 = tl.constexpr(  # four bytes as fp16
+    "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
+)
 LEAST_SCALE = tl.constexpr(1e-30)  # below any scale
 
 
 @triton.jit
 def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr = False) -> tl.tensor:
-    """int8 of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the compiler's own way.
+    """Numbers (int8, fp8e4nv) of any shape in DTYPE (fp16, bf16, fp32), exactly. ASM: without it in the
+    compiler's own way, as e4m3 is but for ORDER.
 
     A compiler that sees that a product's operand was of 8 bits gives some tensor-core instructions columns in
     another order, to save shuffles; ORDER hides it, so that sums are those of an operand that was wide.
     """
-    if not ASM:
+    if x.dtype == tl.float8e4nv:
+        if ASM and ORDER:
+            x = tl.inline_asm_elementwise(_E4M3, "=r,=r,r", [x], tl.float16, is_pure=False, pack=4)
+        wide = x.to(DTYPE)
+    elif not ASM:
         wide = x.to(tl.float32).to(DTYPE)
     elif tl.float16 == DTYPE:
         wide = tl.inline_asm_elementwise(_HALVES, "=r,=r,r", [x], tl.float16, is_pure=not ORDER, pack=4)

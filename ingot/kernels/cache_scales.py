@@ -1,11 +1,14 @@
 """A KV cache in 8 bits: what its numbers mean, and how keys and values become numbers.
 
-Owns the scales that stand beside such a cache, and its rule in plain PyTorch: each token's head of keys, and
-of values, is a group of int8_rows.py with a scale of its own. Knows no attention; kernels that write or read
-such a cache are held against this file.
+Owns the scales that stand beside such a cache, its two kinds of numbers, and its rule in plain PyTorch: each
+token's head of keys, and of values, has a scale of its own. Numbers of int8 are those of a group of
+int8_rows.py; of e4m3 (1 sign, 4 exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et
+al., 2022) the largest magnitude m becomes 448: the scale is m / 448 and numbers are x · (448 / m), rounded to
+the nearest, ties to even. Knows no attention; kernels that write or read such a cache are held against this
+file.
 
     scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device)
-    write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where the cache is int8
+    write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where there are scales
 
 keys = key_cache · scales.keys, number by number: exact in fp32, rounded once in 16 bits.
 """
@@ -17,8 +20,11 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.int8_rows import quantize_rows
+from ingot.kernels.int8_rows import LEAST_MAGNITUDE, quantize_rows
 
+E4M3 = torch.float8_e4m3fn
+E4M3_MOST = 448.0
+NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # what the caches in 8 bits hold, by the user's words
 SCALE_BYTES = 4  # fp32: the rule's own; 16 bits would round a scale after its numbers were chosen
 
 
@@ -48,14 +54,21 @@ def scale_pointers(scales: CacheScales | None) -> tuple[Any, Any]:
     return (None, None) if scales is None else scales.tensors
 
 
-def quantize_heads(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Heads x [..., head_dim] of any float dtype → int8 of the same shape, fp32 scales [...]."""
+def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads x [..., head_dim] of any float dtype → numbers in ``dtype``, int8 or e4m3, of the same shape, and
+    fp32 scales [...].
+    """
+    if dtype == E4M3:
+        wide = x.float()
+        most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
+        numbers = (wide * (E4M3_MOST / most)).clamp(-E4M3_MOST, E4M3_MOST).to(E4M3)
+        return numbers, (most / torch.full_like(most, E4M3_MOST))[..., 0]  # by a tensor: as int8_rows.py
     rows = quantize_rows(x.reshape(-1, x.shape[-1]))
     return rows.values.view(x.shape), rows.scales.view(x.shape[:-1])
 
 
 def dequantize_heads(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What int8 [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
+    """What numbers [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
     return (values.float() * scales[..., None]).to(dtype)
 
 
@@ -70,7 +83,7 @@ def write_tokens(
     if scales is None:
         cache[blocks, :, offsets] = x.to(cache.dtype)
     else:
-        cache[blocks, :, offsets], scales[blocks, :, offsets] = quantize_heads(x)
+        cache[blocks, :, offsets], scales[blocks, :, offsets] = quantize_heads(x, cache.dtype)
 
 
 def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from ingot.errors import DeviceError, IngotError
-from ingot.kernels.cache_scales import CacheScales
+from ingot.kernels.cache_scales import NARROW_CACHES, CacheScales
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -100,7 +100,10 @@ def expect_cache(
     """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout: in
     the dtype of ``like``, or contiguous and in 8 bits with scales.
     """
-    dtype = like.dtype if scales is None else torch.int8
+    dtype = like.dtype if scales is None else key_cache.dtype
+    if scales is not None and dtype not in NARROW_CACHES.values():
+        allowed = ", ".join(map(str, NARROW_CACHES.values()))
+        raise KernelArgumentError("key_cache has the wrong dtype", seen=dtype, allowed=allowed)
     expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like, dtype=dtype)
     expect("value_cache", value_cache, tuple(key_cache.shape), like=like, dtype=dtype)
     if scales is not None:

@@ -89,7 +89,7 @@ def _attend(
         offsets = rows[:, None] + cols[None, :]
         mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(key_ptr + offsets, mask=mask, other=0)
+            k = tl.load(key_ptr + offsets, mask=mask, other=0.0)
         else:
             k = tl.load(key_ptr + offsets)
         if key_scale_ptr is not None:
@@ -106,7 +106,7 @@ def _attend(
         fade = tl.exp2(top - new_top)
         total = total * fade + sum_rows(p)
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(value_ptr + offsets, mask=mask, other=0)
+            v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
         else:
             v = tl.load(value_ptr + offsets)
         if value_scale_ptr is not None:

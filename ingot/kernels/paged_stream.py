@@ -232,7 +232,7 @@ def paged_stream_kernel(
             rows = tile_rows(table_ptr, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
             tiles = rows[:, None] + cols[None, :]
         if NARROW:
-            numbers = tl.load(key_ptr + place + tiles, mask=mask, other=0)
+            numbers = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
             k = widened(numbers, q_ptr.dtype.element_ty, ASM)
             k_scale = tile_scales(key_scale_ptr, place, table_ptr, tile, end, block_stride, token_stride,
                                   HEAD_DIM, BLOCK_SIZE, BLOCK_N) * scale_log2  # fmt: skip
@@ -254,7 +254,7 @@ def paged_stream_kernel(
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=AXIS)
         if NARROW:
-            numbers = tl.load(value_ptr + place + tiles, mask=mask, other=0)
+            numbers = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
             v = widened(numbers, q_ptr.dtype.element_ty, ASM)
             new_unit = tl.maximum(unit, tl.max(v_scale, axis=0))
             p = p * tl.expand_dims(v_scale / new_unit, 1 - AXIS)

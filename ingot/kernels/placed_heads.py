@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.int8_round import as_wide, numbers_of
+from ingot.kernels.cache_round import cache_numbers_of
+from ingot.kernels.int8_round import as_wide
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def store_heads(
     NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
     """
     x = x.to(q_ptr.dtype.element_ty)
-    kept = numbers_of(x.to(tl.float32), inverse[:, None]) if NARROW else x
+    kept = cache_numbers_of(x.to(tl.float32), inverse[:, None], key_ptr.dtype.element_ty) if NARROW else x
     is_q = heads < HEADS
     is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
     is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT

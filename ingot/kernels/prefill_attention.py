@@ -89,7 +89,7 @@ def _attend(
         )
         mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
         if MASKED or HEAD_DIM < BLOCK_D:
-            k = tl.load(key_ptr + start + offsets, mask=mask, other=0)
+            k = tl.load(key_ptr + start + offsets, mask=mask, other=0.0)
         else:
             k = tl.load(key_ptr + start + offsets)
         if NARROW:
@@ -112,7 +112,7 @@ def _attend(
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=1)
         if MASKED or HEAD_DIM < BLOCK_D:
-            v = tl.load(value_ptr + start + offsets, mask=mask, other=0)
+            v = tl.load(value_ptr + start + offsets, mask=mask, other=0.0)
         else:
             v = tl.load(value_ptr + start + offsets)
         if NARROW:

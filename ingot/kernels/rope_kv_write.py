@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.cache_round import cache_scale_of
 from ingot.kernels.cache_scales import CacheScales, scale_pointers, write_tokens
 from ingot.kernels.checks import (
     KernelArgumentError,
@@ -31,7 +32,6 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.int8_round import scale_of
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 from ingot.kernels.placed_heads import largest, normed, store_heads
 
@@ -133,7 +133,7 @@ def rope_kv_write_kernel(
             most = tl.maximum(largest(turned_first, q_ptr), largest(turned_second, q_ptr))
         if 2 * HALF < HEAD_DIM:
             most = tl.maximum(most, largest(tail, q_ptr))
-        scale, inverse = scale_of(most)
+        scale, inverse = cache_scale_of(most, key_ptr.dtype.element_ty)
         is_kv = (heads >= HEADS) & real & has_slot
         # Scales have the caches' shape without channels, which stand side by side.
         row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
@@ -303,8 +303,8 @@ def rope_kv_write(
         rope_rows: [T] int64, row of cos_sin for each token.
         positions: [T] int64, 0-based position in the request; read for logn only.
         slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
-        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or int8 with ``scales``;
-            changed in place.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or in 8 bits with
+            ``scales``; changed in place.
         value_cache: as key_cache, and with the same strides.
         num_heads: query heads.
         num_kv_heads: key-value heads.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.kernels.cache_scales import CacheScales
+from ingot.device import expect_e4m3
+from ingot.kernels.cache_scales import E4M3, NARROW_CACHES, CacheScales
 
 
 @dataclass
@@ -63,7 +64,7 @@ class ForwardBatch:
 @dataclass
 class LayerCache:
     """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim], in
-    the model's dtype, or int8 with ``scales``.
+    the model's dtype, or int8 or e4m3 with ``scales``.
     """
 
     keys: torch.Tensor
@@ -80,10 +81,16 @@ class LayerCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> LayerCache:
-        """A new cache in ``dtype``; torch.int8 gets scales."""
+        """A new cache in ``dtype``; torch.int8 and torch.float8_e4m3fn get scales.
+
+        Raises:
+            DeviceError: e4m3 on a GPU that has no such numbers.
+        """
+        if dtype == E4M3:
+            expect_e4m3(device)
         shape = (num_blocks, num_kv_heads, block_size, head_dim)
         keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        narrow = dtype == torch.int8
+        narrow = dtype in NARROW_CACHES.values()
         scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device) if narrow else None
         return cls(keys, values, scales)
 

@@ -22,7 +22,7 @@ from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.plain_rows import rounded_heads, rounded_rows
 
 
 def plain_layer(
@@ -34,7 +34,7 @@ def plain_layer(
     dtype: torch.dtype,
     *,
     flips: bool = False,
-    int8_cache: bool = False,
+    kv_dtype: str = "model",
 ) -> torch.Tensor:
     """A layer's hidden states for all tokens of a request, in ``dtype`` on the CPU.
 
@@ -43,11 +43,11 @@ def plain_layer(
         positions: [T] int64: 0 to T - 1.
         rope: [T, rotary dim], each token's cosines and sines; None for learned positions.
         flips: where inputs are rounded to 8 bits, each token's closest call goes the other way.
-        int8_cache: round keys and values as a cache in 8 bits does.
+        kv_dtype: round keys and values as such a cache does (``RuntimeConfig``); ``model`` and ``auto``: not.
     """
     x = hidden.to("cpu", dtype)
     normed = _norm(layer.input_layernorm, x)
-    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope, flips, int8_cache)
+    x = x + _attention(layer.self_attn, config, normed, positions.cpu(), rope, flips, kv_dtype)
     return x + _mlp(layer.mlp, config, _norm(layer.post_attention_layernorm, x), flips)
 
 
@@ -79,7 +79,7 @@ def _attention(
     positions: torch.Tensor,
     rope: torch.Tensor | None,
     flips: bool,
-    int8_cache: bool,
+    kv_dtype: str,
 ) -> torch.Tensor:
     qkv = _product(attention.qkv_proj, x, flips)
     qkv = qkv.unflatten(-1, (-1, config.head_dim))  # [T, heads + 2 kv_heads, d]
@@ -92,8 +92,7 @@ def _attention(
     if config.logn_length:
         scale = torch.log(positions.double() + 1) / math.log(config.logn_length)
         query = query * scale.clamp(min=1.0).to(query)[:, None, None]
-    if int8_cache:
-        key, value = (rounded_rows(part, flips=flips) for part in (key, value))
+    key, value = (rounded_heads(part, kv_dtype, flips=flips) for part in (key, value))
     hidden_from = _mask(positions, config.sliding_window)
     group = config.num_heads // config.num_kv_heads
     heads = [

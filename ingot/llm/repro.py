@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import cast_weight
@@ -119,8 +120,7 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
         with on_device(device):
             layer, rope = _layer(bundle, device, dtype)
             sizes = {"block_size": facts.block_size, "max_seq_len": facts.build.max_seq_len}
-            int8 = facts.kv_dtype == "int8"
-            output = run_layer(layer, bundle.inputs, rope, device=device, int8_cache=int8, **sizes)
+            output = run_layer(layer, bundle.inputs, rope, device=device, kv_dtype=facts.kv_dtype, **sizes)
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
         raise OutOfMemoryError("the layer does not fit the device", seen=seen, fix="--device cpu") from None
@@ -229,12 +229,12 @@ def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[tor
     rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
     dtype = llm.engine.dtype
     given = (module, config, inputs.hidden, inputs.positions, rope)
-    int8_cache = llm.runtime.kv_dtype == "int8"
+    kv_dtype = llm.runtime.kv_dtype
     with torch.inference_mode():
-        wide = plain_layer(*given, _WIDER[dtype], int8_cache=int8_cache)
-        others = [plain_layer(*given, dtype, int8_cache=int8_cache)]
-        if int8_cache or any_rounded(module):
-            others.append(plain_layer(*given, _WIDER[dtype], flips=True, int8_cache=int8_cache))
+        wide = plain_layer(*given, _WIDER[dtype], kv_dtype=kv_dtype)
+        others = [plain_layer(*given, dtype, kv_dtype=kv_dtype)]
+        if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
+            others.append(plain_layer(*given, _WIDER[dtype], flips=True, kv_dtype=kv_dtype))
         errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
         return wide, max(e for e, _ in errors), max(e for _, e in errors)
 

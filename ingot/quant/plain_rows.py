@@ -1,9 +1,10 @@
 """Activations as numbers of 8 or 4 bits hold them, in plain floating point.
 
-Owns the rules of kernels/int8_rows.py and block_rows.py a second time, for references that share nothing with
-what they judge: any dtype, no numbers but what they mean. Knows no layer.
+Owns the rules of kernels/int8_rows.py, block_rows.py and cache_scales.py a second time, for references that
+share nothing with what they judge: any dtype, no numbers but what they mean. Knows no layer.
 
     near = rounded_rows(x, group=128)                     # [T, K]
+    near = rounded_heads(keys, "fp8")                     # [T, kv_heads, head_dim]
     near = rounded_blocks(x, steps, zeros, 128, bits=8, order=order)
     near = rounded_rows(x, flips=True)                    # what another rounding of x may give
 
@@ -17,6 +18,7 @@ import torch
 
 _MOST = 127
 _TINY = 1e-10
+_E4M3_MOST, _E4M3_LEAST_POWER, _E4M3_FRACTION = 448, -6, 3
 
 
 def rounded_rows(
@@ -36,6 +38,32 @@ def rounded_rows(
     if flips:
         near = _other_way(exact.flatten(-2), near.flatten(-2), -_MOST, _MOST).view_as(near)
     return (near.clamp(-_MOST, _MOST) * steps).flatten(-2)
+
+
+def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> torch.Tensor:
+    """Keys or values x [..., head_dim] as a KV cache in ``kv_dtype`` holds them, in their own dtype.
+
+    Args:
+        kv_dtype: ``int8`` or ``fp8``; any other word is a cache in the model's dtype: x itself.
+        flips: as of ``rounded_rows``; nearest as the step between the two numbers counts.
+    """
+    if kv_dtype == "int8":
+        return rounded_rows(x, flips=flips)
+    return _rounded_e4m3(x, flips) if kv_dtype == "fp8" else x
+
+
+def _rounded_e4m3(x: torch.Tensor, flips: bool) -> torch.Tensor:
+    """A number in [2^e, 2^(e+1)) has steps of 2^(e - 3), and below 2^-6 of 2^-9."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _E4M3_MOST
+    exact = x / scale
+    power = (torch.frexp(exact).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
+    step = torch.ldexp(torch.ones_like(exact), power - _E4M3_FRACTION)
+    near = (exact / step).round() * step
+    if flips:
+        off = exact - near
+        where = (off / step).abs().argmax(-1, keepdim=True)
+        near = near.scatter_add(-1, where, off.gather(-1, where).sign() * step.gather(-1, where))
+    return near.clamp(-_E4M3_MOST, _E4M3_MOST) * scale
 
 
 def rounded_blocks(

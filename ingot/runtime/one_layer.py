@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ingot.engine.memory_sizes import cache_dtype
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import DecoderLayer
 
@@ -95,7 +96,7 @@ def run_layer(
     block_size: int,
     max_seq_len: int,
     device: torch.device,
-    int8_cache: bool = False,
+    kv_dtype: str = "model",
 ) -> torch.Tensor:
     """Repeat the calls; returns the layer's hidden states [T, hidden_size] in its dtype, on the CPU.
 
@@ -103,13 +104,13 @@ def run_layer(
         layer: on ``device``, in the dtype to compute in.
         rope: the rotary table on ``device``; None for learned positions.
         max_seq_len: the engine's, which decode attention sizes its work by.
-        int8_cache: keep keys and values in 8 bits.
+        kv_dtype: of the cache, as in ``RuntimeConfig``.
     """
     weight = layer.input_layernorm.weight
     attention = layer.self_attn.config
     num_blocks = -(-sum(inputs.counts) // block_size)
     shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
-    cache = LayerCache.zeros(*shape, torch.int8 if int8_cache else weight.dtype, device)
+    cache = LayerCache.zeros(*shape, cache_dtype(weight.dtype, kv_dtype), device)
     ends = list(itertools.accumulate(inputs.counts))
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):

@@ -30,7 +30,7 @@ from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 def make_caches(
     model: Decoder, num_blocks: int, block_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[LayerCache]:
-    """Zeroed keys and values of every layer, in ``dtype``: the model's, or torch.int8."""
+    """Zeroed keys and values of every layer, in ``dtype``: the model's, or 8 bits."""
     config = model.config
     shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
     return [LayerCache.zeros(*shape, dtype, device) for _ in range(config.num_layers)]

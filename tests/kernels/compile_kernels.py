@@ -28,12 +28,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
-from tests.kernels.compile_cache_cases import INT8_CASES, INT8_OVERLAPPING
+from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
 from tests.kernels.compile_int4_cases import INT4_CASES
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 
-CASES = compile_cases.CASES | INT8_CASES | BLOCK_CASES | INT4_CASES | PACKED_CASES
-OVERLAPPING = compile_cases.OVERLAPPING | INT8_OVERLAPPING | BLOCK_OVERLAPPING | PACKED_OVERLAPPING
+CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | INT4_CASES | PACKED_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | PACKED_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -45,7 +45,7 @@ POINTERS = {
     torch.int16: "*i16",
     torch.int8: "*i8",
     torch.uint8: "*u8",
-    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 

@@ -12,7 +12,7 @@ from ingot.kernels.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.int8_heads import int8_heads
 from ingot.kernels.paged_attention import paged_attention, paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention, prefill_attention_triton
-from tests.kernels.int8_cache_case import int8_case
+from tests.kernels.narrow_cache_case import narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
 from tests.kernels.paged_case import PagedCase, paged_case
 from tests.kernels.test_block_rows import assert_rows, block_steps
@@ -57,7 +57,7 @@ def case_of(
     )
     if not narrow:
         return case, {}
-    found = int8_case(case)
+    found = narrow_case(case, torch.int8)
     return found, {"scales": found.scales}
 
 

@@ -73,16 +73,22 @@ def test_every_byte_in_every_place(dtype: torch.dtype, turn: int) -> None:
 
 
 @triton.jit
-def copy_kernel(x_ptr: tl.tensor, y_ptr: tl.tensor, SIZE: tl.constexpr, ASM: tl.constexpr) -> None:
+def copy_kernel(
+    x_ptr: tl.tensor, y_ptr: tl.tensor, SIZE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr
+) -> None:
     places = tl.arange(0, SIZE)
-    tl.store(y_ptr + places, widened(tl.load(x_ptr + places), y_ptr.dtype.element_ty, ASM))
+    tl.store(y_ptr + places, widened(tl.load(x_ptr + places), y_ptr.dtype.element_ty, ASM, ORDER))
 
 
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("dtype", TEXTS)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_in_a_kernel(dtype: torch.dtype, device: str) -> None:
+def test_in_a_kernel(dtype: torch.dtype, device: str, kind: torch.dtype, order: bool) -> None:
     if device == "cpu" and torch.cuda.is_available():
         pytest.skip("the kernel itself runs here")
-    y = torch.empty(256, dtype=dtype, device=device)
-    copy_kernel[(1,)](BYTES.to(device), y, SIZE=256, ASM=device == "cuda")
-    assert torch.equal(y.float().cpu(), BYTES.float())
+    numbers = BYTES.view(kind)
+    numbers = torch.where(numbers.float().isnan(), 0.0, numbers.float()).to(kind)
+    y = torch.full((256,), torch.nan, dtype=dtype, device=device)
+    copy_kernel[(1,)](numbers.to(device), y, SIZE=256, ASM=device == "cuda", ORDER=order)
+    assert torch.equal(y.float().cpu(), numbers.float())

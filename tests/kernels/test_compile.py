@@ -125,7 +125,8 @@ def test_a_cache_in_8_bits_changes_no_order_of_invariant_sums(rows: list[dict[st
     """Decodes and prompts take different instructions: of 16 bits both must sum neighbouring columns."""
     found = [row for row in rows if row["kernel"] == "invariant_attention_kernel"]
     halves = [row for row in found if "fp32" not in row["case"]]
-    assert len([row for row in halves if row["case"].startswith("int8 cache")]) >= 4
+    for kind in ("int8 cache", "fp8 cache"):
+        assert len([row for row in halves if row["case"].startswith(kind)]) >= 4
     assert [row for row in halves if row["operand_runs"] != [2]] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.cache_scales import CacheScales, quantize_heads
+from ingot.kernels.cache_scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
 from ingot.kernels.invariant_attention import invariant_attention, invariant_attention_triton
 from ingot.kernels.paged_attention import candidate_tiles, paged_attention, paged_attention_triton
 from ingot.kernels.paged_stream import paged_stream_triton
@@ -20,32 +20,40 @@ from tests.kernels import test_paged_attention as decode
 from tests.kernels import test_paged_stream as stream
 from tests.kernels import test_prefill_attention as prefill
 from tests.kernels import test_rope_kv_write as rope
-from tests.kernels.int8_cache_case import Int8Case, int8_case
 from tests.kernels.interpreter import order_products
+from tests.kernels.narrow_cache_case import NarrowCase, narrow_case
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import paged_case
 
 HALF = torch.float16
 
 
+KINDS = [pytest.param(dtype, id=name) for name, dtype in NARROW_CACHES.items()]
+LARGEST = {torch.int8: 127, E4M3: 448}
+
+
 def make_case(
-    lengths: list[int], device: str, sizes: tuple[float, float] = (1.0, 1.0), **sized: int
-) -> Int8Case:
-    return int8_case(paged_case(lengths, dtype=torch.float32, device=device, **sized), sizes)
+    lengths: list[int], device: str, kind: torch.dtype, sizes: tuple[float, float] = (1.0, 1.0), **sized: int
+) -> NarrowCase:
+    return narrow_case(paged_case(lengths, dtype=torch.float32, device=device, **sized), kind, sizes)
+
+
+def poisoned(like: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """A cache in which every byte is 55."""
+    return torch.full(like.shape, 55, dtype=torch.int8, device=like.device).view(kind)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", rope.CASES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_written_is_a_wide_cache_quantized(
-    impl: Implementation, dtype: torch.dtype, case: str
+    impl: Implementation, kind: torch.dtype, dtype: torch.dtype, case: str
 ) -> None:
     arguments, options = rope.make_arguments(case, dtype, impl.device)
     op = impl(rope_kv_write, rope_kv_write_triton)
     wide_q = op(*arguments, **options)
-    keys, values = (
-        torch.full(cache.shape, 55, dtype=torch.int8, device=impl.device) for cache in arguments[5:7]
-    )
+    keys, values = (poisoned(cache, kind) for cache in arguments[5:7])
     marks = [torch.full(keys.shape[:3], mark, device=impl.device) for mark in (7.0, 9.0)]
     scales = CacheScales(*marks)
     narrow_q = op(*arguments[:5], keys, values, *arguments[7:], **options, scales=scales)
@@ -54,45 +62,45 @@ def test_what_is_written_is_a_wide_cache_quantized(
     for numbers, found, wide, mark in zip(
         (keys, values), scales.tensors, arguments[5:7], (7, 9), strict=True
     ):
-        expected, expected_scales = quantize_heads(wide)
+        expected, expected_scales = quantize_heads(wide, kind)
         for slot in range(keys.shape[0] * 16):
             place = (slot // 16, slice(None), slot % 16)
             if slot in slots:
-                assert torch.equal(numbers[place], expected[place])
+                assert torch.equal(numbers[place].float(), expected[place].float())
                 assert torch.equal(found[place], expected_scales[place])
             else:
-                assert (numbers[place] == 55).all()
+                assert (numbers[place].view(torch.int8) == 55).all()
                 assert (found[place] == mark).all()
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_a_head_of_zeros_and_one_of_large_numbers(impl: Implementation) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_of_zeros_and_one_of_large_numbers(impl: Implementation, kind: torch.dtype) -> None:
     arguments, options = rope.make_arguments("gpt2", HALF, impl.device)
     arguments[0][0], arguments[0][2] = 0, 60000
-    keys, values = (
-        torch.full(cache.shape, 55, dtype=torch.int8, device=impl.device) for cache in arguments[5:7]
-    )
+    keys, values = (poisoned(cache, kind) for cache in arguments[5:7])
     scales = CacheScales.zeros(*keys.shape[:3], keys.device)
     impl(rope_kv_write, rope_kv_write_triton)(
         *arguments[:5], keys, values, *arguments[7:], **options, scales=scales
     )
     zeros, large = rope.SLOTS[0], rope.SLOTS[2]
     for numbers, found in zip((keys, values), scales.tensors, strict=True):
-        assert (numbers[zeros // 16, :, zeros % 16] == 0).all()
+        assert (numbers[zeros // 16, :, zeros % 16].float() == 0).all()
         assert (found[zeros // 16, :, zeros % 16] > 0).all()
-        assert (numbers[large // 16, :, large % 16] == 127).all()
+        assert (numbers[large // 16, :, large % 16].float() == LARGEST[kind]).all()
         torch.testing.assert_close(
-            found[large // 16, :, large % 16] * 127, torch.full((3,), 6e4, device=impl.device)
+            found[large // 16, :, large % 16] * LARGEST[kind], torch.full((3,), 6e4, device=impl.device)
         )
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", decode.CASES)
-def test_decode_attention(impl: Implementation, dtype: torch.dtype, name: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_attention(impl: Implementation, kind: torch.dtype, dtype: torch.dtype, name: str) -> None:
     heads, kv_heads, head_dim, block_size, window = decode.CASES[name]
     lengths = decode.LENGTHS
-    case = make_case(lengths, impl.device, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+    case = make_case(lengths, impl.device, kind, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
     q = normal(len(lengths), heads, head_dim, dtype=dtype, device=impl.device)
     op = impl(paged_attention, paged_attention_triton)
     place = decode.paged_arguments(case)
@@ -104,8 +112,11 @@ def test_decode_attention(impl: Implementation, dtype: torch.dtype, name: str) -
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("batch", [1, 64, 256])
-def test_every_candidate_of_decode_attention(impl: Implementation, heads: int, batch: int) -> None:
-    case = make_case([300, 129], impl.device, kv_heads=2, head_dim=64, block_size=64)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_candidate_of_decode_attention(
+    impl: Implementation, kind: torch.dtype, heads: int, batch: int
+) -> None:
+    case = make_case([300, 129], impl.device, kind, kv_heads=2, head_dim=64, block_size=64)
     q = normal(2, heads, 64, dtype=HALF, device=impl.device)
     op = impl(paged_attention, paged_attention_triton)
     for tiles in candidate_tiles(2, heads // 2, 64, 1, q.device, batch):
@@ -116,9 +127,12 @@ def test_every_candidate_of_decode_attention(impl: Implementation, heads: int, b
 @pytest.mark.parametrize("device", stream.DEVICES)
 @pytest.mark.parametrize("name", ["group of 2", "group of 7", "group of 8, window", "wide head"])
 @pytest.mark.parametrize("variant", stream.VARIANTS)
-def test_shared_keys(device: str, name: str, variant: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_shared_keys(device: str, kind: torch.dtype, name: str, variant: str) -> None:
     heads, kv_heads, head_dim, block_size, window = stream.CASES[name]
-    case = make_case(stream.LENGTHS, device, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+    case = make_case(
+        stream.LENGTHS, device, kind, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+    )
     dtype = DTYPES[list(stream.VARIANTS).index(variant) % 3]
     q = normal(len(stream.LENGTHS), heads, head_dim, dtype=dtype, device=device)
     tiles, programs = stream.VARIANTS[variant]
@@ -131,10 +145,11 @@ def test_shared_keys(device: str, name: str, variant: str) -> None:
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", prefill.CASES)
-def test_prefill_attention(impl: Implementation, dtype: torch.dtype, name: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_attention(impl: Implementation, kind: torch.dtype, dtype: torch.dtype, name: str) -> None:
     heads, kv_heads, head_dim, block_size, window = prefill.CASES[name]
     case = make_case(
-        prefill.LENGTHS, impl.device, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
+        prefill.LENGTHS, impl.device, kind, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size
     )
     queries = prefill.QUERIES
     q = normal(sum(queries), heads, head_dim, dtype=dtype, device=impl.device)
@@ -148,11 +163,12 @@ def test_prefill_attention(impl: Implementation, dtype: torch.dtype, name: str) 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("size", [1e-3, 1e3])
+@pytest.mark.parametrize("kind", KINDS)
 def test_small_and_large_values_keep_their_relative_accuracy(
-    impl: Implementation, heads: int, size: float
+    impl: Implementation, kind: torch.dtype, heads: int, size: float
 ) -> None:
     """Scales of values that 16 bits could not hold together with a weight."""
-    case = make_case([200], impl.device, (1.0, size), kv_heads=1, head_dim=32, block_size=64)
+    case = make_case([200], impl.device, kind, (1.0, size), kv_heads=1, head_dim=32, block_size=64)
     q = normal(200, heads, 32, dtype=HALF, device=impl.device)
     place, scales = (case.key_cache, case.value_cache, case.block_tables), case.scales
     out = impl(paged_attention, paged_attention_triton)(
@@ -166,7 +182,7 @@ def test_small_and_large_values_keep_their_relative_accuracy(
     assert_near((out.float() / size).half(), prefill.expected64(q, case, [200], 0.2, 0) / size)
 
 
-def invariantly(impl: Implementation, case: Int8Case) -> Callable[..., torch.Tensor]:
+def invariantly(impl: Implementation, case: NarrowCase) -> Callable[..., torch.Tensor]:
     op = impl(invariant_attention, invariant_attention_triton)
     return lambda *arguments: op(*arguments, scales=case.scales)
 
@@ -175,11 +191,14 @@ def invariantly(impl: Implementation, case: Int8Case) -> Callable[..., torch.Ten
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", invariant.CASES)
 @pytest.mark.parametrize("one", [False, True])
-def test_invariant_attention(impl: Implementation, dtype: torch.dtype, name: str, one: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_invariant_attention(
+    impl: Implementation, kind: torch.dtype, dtype: torch.dtype, name: str, one: bool
+) -> None:
     heads, kv_heads, head_dim, block_size, window = invariant.CASES[name]
     lengths = invariant.LENGTHS
     queries = [1] * len(lengths) if one else invariant.QUERIES
-    case = make_case(lengths, impl.device, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
+    case = make_case(lengths, impl.device, kind, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
     q = normal(sum(queries), heads, head_dim, dtype=dtype, device=impl.device)
     scale = head_dim**-0.5
     out = invariant.attend(invariantly(impl, case), q, case, lengths, queries, scale, window)
@@ -188,9 +207,12 @@ def test_invariant_attention(impl: Implementation, dtype: torch.dtype, name: str
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_the_step_changes_no_bit(impl: Implementation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_step_changes_no_bit(
+    impl: Implementation, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     order_products(monkeypatch)
-    case = make_case([266], impl.device, kv_heads=1, head_dim=32, block_size=16)
+    case = make_case([266], impl.device, kind, kv_heads=1, head_dim=32, block_size=16)
     q = normal(266, 2, 32, dtype=torch.float32, device=impl.device)
     invariant.check_steps(invariantly(impl, case), q, case, 0, [7, 17, 233, 5, 1, 1, 1, 1])
 

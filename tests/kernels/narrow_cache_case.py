@@ -1,6 +1,7 @@
 """Paged caches in 8 bits, and what their numbers mean.
 
-narrow = int8_case(paged_case([5, 0, 17], kv_heads=2, head_dim=64, block_size=16, dtype=torch.float16))
+wide = paged_case([5, 0, 17], kv_heads=2, head_dim=64, block_size=16, dtype=torch.float16)
+narrow = narrow_case(wide, torch.int8)
 expected = attention64(q, narrow.keys[0], narrow.values[0], positions, scale)
 op(q, narrow.key_cache, narrow.value_cache, ..., scales=narrow.scales)
 """
@@ -17,20 +18,22 @@ from tests.kernels.paged_case import PagedCase
 
 
 @dataclass
-class Int8Case(PagedCase):
-    """A case whose caches are int8; ``keys`` and ``values`` are float64 of what they mean."""
+class NarrowCase(PagedCase):
+    """A case whose caches are in 8 bits; ``keys`` and ``values`` are float64 of what they mean."""
 
     scales: CacheScales
 
 
-def int8_case(case: PagedCase, sizes: tuple[float, float] = (1.0, 1.0)) -> Int8Case:
-    """The same requests, quantized; slots that no request owns hold 127 and a scale that is no number.
+def narrow_case(case: PagedCase, dtype: torch.dtype, sizes: tuple[float, float] = (1.0, 1.0)) -> NarrowCase:
+    """The same requests, quantized to ``dtype``; slots that no request owns hold the byte 127 (no number in
+    e4m3) and a scale that is no number.
 
     Keys and values are multiplied by ``sizes`` first; each token and head also by a size of its own, over
     four powers of ten.
     """
     found = [
-        _narrow(cache, size) for cache, size in zip((case.key_cache, case.value_cache), sizes, strict=True)
+        _narrow(cache, dtype, size)
+        for cache, size in zip((case.key_cache, case.value_cache), sizes, strict=True)
     ]
     dense = []
     for (numbers, scales), tokens in zip(found, (case.keys, case.values), strict=True):
@@ -39,14 +42,15 @@ def int8_case(case: PagedCase, sizes: tuple[float, float] = (1.0, 1.0)) -> Int8C
         dense.append([flat[_slots(case, row, len(own))] for row, own in enumerate(tokens)])
     (keys, key_scales), (values, value_scales) = found
     scales = CacheScales(key_scales, value_scales)
-    return Int8Case(dense[0], dense[1], keys, values, case.block_tables, case.seq_lens, scales)
+    return NarrowCase(dense[0], dense[1], keys, values, case.block_tables, case.seq_lens, scales)
 
 
-def _narrow(cache: torch.Tensor, size: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _narrow(cache: torch.Tensor, dtype: torch.dtype, size: float) -> tuple[torch.Tensor, torch.Tensor]:
     owned = cache.isfinite().all(dim=-1)
     own = torch.logspace(-2, 0, math.prod(cache.shape[:3])).reshape(cache.shape[:3]).to(cache.device)
-    numbers, scales = quantize_heads(cache.float().nan_to_num() * own[..., None] * size)
-    numbers[~owned], scales[~owned] = 127, math.nan
+    numbers, scales = quantize_heads(cache.float().nan_to_num() * own[..., None] * size, dtype)
+    numbers.view(torch.int8)[~owned] = 127
+    scales[~owned] = math.nan
     return numbers, scales
 
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.cache_scales import CacheScales, quantize_heads
+from ingot.kernels.cache_scales import NARROW_CACHES, CacheScales, quantize_heads
 from ingot.kernels.paged_attention import candidate_tiles, paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rope_kv_write import rope_kv_write
-from tests.kernels.int8_cache_case import Int8Case, int8_case
+from tests.kernels.narrow_cache_case import NarrowCase, narrow_case
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import attention64, paged_case
 
 pytestmark = pytest.mark.gpu
 
+KINDS = [pytest.param(dtype, id=name) for name, dtype in NARROW_CACHES.items()]
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 HEADS = [(32, 32), (32, 8), (28, 4)]
 SCALE = 128**-0.5
 
 
-def make_case(lengths: list[int], kv_heads: int) -> Int8Case:
+def make_case(lengths: list[int], kv_heads: int, kind: torch.dtype) -> NarrowCase:
     sizes = {"kv_heads": kv_heads, "head_dim": 128, "block_size": 64}
-    return int8_case(paged_case(lengths, dtype=torch.float32, device="cuda", **sizes))
+    return narrow_case(paged_case(lengths, dtype=torch.float32, device="cuda", **sizes), kind)
 
 
-def expected(q: torch.Tensor, case: Int8Case) -> torch.Tensor:
+def expected(q: torch.Tensor, case: NarrowCase) -> torch.Tensor:
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for row, keys in enumerate(case.keys):
         if len(keys):
@@ -34,16 +35,17 @@ def expected(q: torch.Tensor, case: Int8Case) -> torch.Tensor:
     return out
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(("batch", "longest"), [(1, 640), (2, 3000), (8, 640), (64, 576), (256, 300)])
 def test_decode_attention_of_7b_shapes(
-    dtype: torch.dtype, heads: tuple[int, int], batch: int, longest: int
+    kind: torch.dtype, dtype: torch.dtype, heads: tuple[int, int], batch: int, longest: int
 ) -> None:
     lengths = [max(longest - 61 * index % longest, 1) for index in range(batch)]
     if batch > 2:
         lengths[2] = 0
-    case = make_case(lengths, heads[1])
+    case = make_case(lengths, heads[1], kind)
     q = normal(batch, heads[0], 128, dtype=dtype, device="cuda")
     place = (case.key_cache, case.value_cache, case.block_tables, case.seq_lens, SCALE, longest)
     right = expected(q, case)
@@ -55,11 +57,14 @@ def test_decode_attention_of_7b_shapes(
         assert_near(paged_attention(q, *place, tiles=tiles, scales=case.scales), right)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("length", [16, 200, 2048])
-def test_prefill_attention_of_7b_shapes(dtype: torch.dtype, heads: tuple[int, int], length: int) -> None:
-    case = make_case([length], heads[1])
+def test_prefill_attention_of_7b_shapes(
+    kind: torch.dtype, dtype: torch.dtype, heads: tuple[int, int], length: int
+) -> None:
+    case = make_case([length], heads[1], kind)
     q = normal(length, heads[0], 128, dtype=dtype, device="cuda")
     starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
     place = (case.key_cache, case.value_cache, case.block_tables, starts, case.seq_lens, length, SCALE)
@@ -68,12 +73,15 @@ def test_prefill_attention_of_7b_shapes(dtype: torch.dtype, heads: tuple[int, in
     assert_near(out[rows], attention64(q[rows], case.keys[0], case.values[0], rows, SCALE))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("heads", HEADS)
-def test_written_read_and_replayed_in_a_graph(dtype: torch.dtype, heads: tuple[int, int]) -> None:
+def test_written_read_and_replayed_in_a_graph(
+    kind: torch.dtype, dtype: torch.dtype, heads: tuple[int, int]
+) -> None:
     """A write right before an attention that reads older keys early, as in a decode step."""
     batch, context = 16, 300
-    case = make_case([context] * batch, heads[1])
+    case = make_case([context] * batch, heads[1], kind)
     q_size, kv_size = heads[0] * 128, heads[1] * 128
     qkv = normal(batch, q_size + 2 * kv_size, dtype=dtype, device="cuda")
     last = torch.full((batch,), context - 1, device="cuda")
@@ -87,13 +95,13 @@ def test_written_read_and_replayed_in_a_graph(dtype: torch.dtype, heads: tuple[i
         return paged_attention(q, *caches, case.block_tables, case.seq_lens, SCALE, 4096, scales=case.scales)
 
     eager = step()
-    numbers, scales = quantize_heads(qkv.unflatten(1, (-1, 128))[:, heads[0] : heads[0] + heads[1]])
-    assert torch.equal(case.key_cache[slots // 64, :, slots % 64], numbers)
+    numbers, scales = quantize_heads(qkv.unflatten(1, (-1, 128))[:, heads[0] : heads[0] + heads[1]], kind)
+    assert torch.equal(case.key_cache[slots // 64, :, slots % 64].float(), numbers.float())
     assert torch.equal(case.scales.keys[slots // 64, :, slots % 64], scales)
     for row in range(batch):
         parts = qkv[row].unflatten(0, (-1, 128))
         for dense, at in ((case.keys, heads[0]), (case.values, heads[0] + heads[1])):
-            own = quantize_heads(parts[at : at + heads[1]])
+            own = quantize_heads(parts[at : at + heads[1]], kind)
             dense[row][-1] = own[0].double() * own[1].double()[:, None]
     assert_near(eager, expected(qkv[:, :q_size].unflatten(1, (-1, 128)), case))
     torch.cuda.synchronize()
@@ -107,7 +115,7 @@ def test_written_read_and_replayed_in_a_graph(dtype: torch.dtype, heads: tuple[i
 
 
 def test_scales_of_another_device_are_refused() -> None:
-    case = make_case([5], 1)
+    case = make_case([5], 1, torch.int8)
     q = normal(1, 1, 128, dtype=torch.float16, device="cuda")
     place = (case.key_cache, case.value_cache, case.block_tables, case.seq_lens, SCALE, 64)
     scales = CacheScales(*(tensor.cpu() for tensor in case.scales.tensors))
