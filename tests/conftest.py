@@ -24,7 +24,8 @@ DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 # Files that take long: the workers of ``make test`` take whole files in this order, and short ones
 # are left to fill up the end.
 LONGEST = (
-    "tests/kernels/test_compile.py",
+    "tests/kernels/test_compile_sm_90.py",
+    "tests/kernels/test_compile_sm_80.py",
     "tests/kernels/test_fragments.py",
     "tests/parity/test_walks_by_kernels.py",
     "tests/kernels/test_int8_heads.py",

@@ -1,0 +1,104 @@
+"""What the compiler reports of every kernel for one GPU that is not there, and what holds for any.
+
+Owns the list of kernels, and the run of compile_kernels.py in a process of its own. A file of tests for each
+GPU, so that two workers share the work.
+
+    rows = compiled_for(90, tmp_path)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
+LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
+KERNELS = {
+    "keep_tokens_kernel",
+    "best_token_kernel",
+    "bin_scores_kernel",
+    "find_cut_kernel",
+    "fragment_gate_up_kernel",
+    "fragment_linear_kernel",
+    "fragment_qkv_kernel",
+    "dequantize_kernel",
+    "expand_int8_kernel",
+    "int8_matmul_kernel",
+    "invariant_attention_kernel",
+    "invariant_linear_kernel",
+    "invariant_meet_kernel",
+    "layer_norm_kernel",
+    "take_tokens_kernel",
+    "list_scores_kernel",
+    "packed_matmul_kernel",
+    "paged_attention_merge_kernel",
+    "paged_attention_single_kernel",
+    "paged_stream_kernel",
+    "pick_token_kernel",
+    "prefill_attention_kernel",
+    "rms_norm_blocks_kernel",
+    "rms_norm_kernel",
+    "rope_kv_write_kernel",
+    "silu_mul_blocks_kernel",
+    "silu_mul_int8_kernel",
+    "silu_mul_kernel",
+    "small_gate_up_kernel",
+    "small_gate_up_matrix_kernel",
+    "small_linear_kernel",
+    "small_linear_matrix_kernel",
+    "small_qkv_kernel",
+    "tile_tops_kernel",
+    "tile_weights_kernel",
+    "small_qkv_matrix_kernel",
+    "sum_norm_kernel",
+}
+
+
+def compiled_for(capability: int, cache: Path) -> list[dict[str, Any]]:
+    """A row a kernel and launch, from a process of its own: this one may run Triton's interpreter."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compile_kernels", str(capability)],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_all_fit(rows: list[dict[str, Any]], capability: int) -> None:
+    """Every kernel is there, for this GPU alone, and takes no more shared memory than it has."""
+    assert {row["sm"] for row in rows} == {capability}
+    assert {row["kernel"] for row in rows} == KERNELS
+    assert [row for row in rows if row["shared"] > SHARED_LIMIT[capability]] == []
+
+
+def check_int8_products(rows: list[dict[str, Any]], least: int) -> list[dict[str, Any]]:
+    """Numbers of 8 bits are multiplied by the tensor cores, into int32, and by nothing else; those rows."""
+    found = [row for row in rows if row["case"].startswith("both in 8 bits")]
+    assert len(found) >= least
+    for row in found:
+        names = list(row["products"])
+        assert names, row
+        assert all(".s32.s8.s8" in name for name in names), row
+    return found
+
+
+def check_invariant_sums(
+    rows: list[dict[str, Any]], least: int, kinds: tuple[str, ...] = ("int8 cache",)
+) -> None:
+    """Decodes and prompts take different instructions: of 16 bits both must sum neighbouring columns."""
+    found = [row for row in rows if row["kernel"] == "invariant_attention_kernel"]
+    halves = [row for row in found if "fp32" not in row["case"]]
+    for kind in kinds:
+        assert len([row for row in halves if row["case"].startswith(kind)]) >= least
+    assert [row for row in halves if row["operand_runs"] != [2]] == []
