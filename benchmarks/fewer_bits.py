@@ -19,7 +19,13 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SHAPE = ["--random-weights", str(HERE / "shapes" / "llama-7b.json"), "--max-seq-len", "4096"]
 DECODED = ("w8a16", "w4a16", "w8a8", "w4a8", "rptq-w8a8")
-MIXED = {"w8a16": [], "w4a16": [], "w8a8": [], "w8a8_kv8": ["--kv-dtype", "int8"]}
+MIXED = {
+    "w8a16": [],
+    "w4a16": [],
+    "w8a8": [],
+    "w8a8_kv8": ["--kv-dtype", "int8"],
+    "w8a8_fp8": ["--kv-dtype", "fp8"],
+}
 SCRIPTS = ("quantized_products", "packed_matmul", "int8_products", "int8_cache")
 
 
