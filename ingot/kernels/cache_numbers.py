@@ -53,7 +53,7 @@ def _floats() -> tl.constexpr:
     return tl.constexpr("{ " + body + " }")
 
 
-_HALVES, _BRAINS, _FLOATS = _halves(), _brains(), _floats()
+_HALVES, _BRAINS, FOUR_FLOATS = _halves(), _brains(), _floats()
 _E4M3 = tl.constexpr(  # four bytes as fp16
     "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }"
 )
@@ -79,7 +79,7 @@ def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.cons
     elif tl.bfloat16 == DTYPE:
         wide = tl.inline_asm_elementwise(_BRAINS, "=r,=r,r", [x], tl.bfloat16, is_pure=not ORDER, pack=4)
     else:
-        wide = tl.inline_asm_elementwise(_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4)
+        wide = tl.inline_asm_elementwise(FOUR_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4)
     return wide
 
 

@@ -56,7 +56,7 @@ def default_tiles(
     if group > 1:
         return stream_tiles(pairs, head_dim, itemsize, device)
     row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    tiles = {"MIN_SPLIT": 64, "OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1}
+    tiles = {"MIN_SPLIT": 64, "OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1, "PREFETCH": 0}
     if pairs <= FEW_PAIRS:
         splits = (LONE_PROGRAMS if pairs <= LONE_PAIRS else FEW_PROGRAMS) // pairs
         splits = min(splits, MOST_SPLITS, FEW_MERGED // next_power_of_two(head_dim))
@@ -142,6 +142,7 @@ def paged_attention_triton(
         HAS_WINDOW=window > 0,
         BLOCK_N=choice["BLOCK_N"],
         CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
+        PREFETCH=choice["PREFETCH"],
         ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
         **end_constants(out_scales, num_heads * head_dim),
@@ -213,8 +214,9 @@ def paged_attention(
         tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
             overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and, without
             groups, all keys but each request's newest before the wait, allowed if no kernel has written them
-            since the last launch without overlap), ``num_warps``, ``num_stages`` and, with groups, ``AXIS``
-            and ``MERGE`` (as in paged_stream.py).
+            since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
+            (1: a tile is asked for before the one before it is computed), with groups ``AXIS`` and ``MERGE``
+            (as in paged_stream.py).
         out: [B, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.

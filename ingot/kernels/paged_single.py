@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.cache_numbers import widened
+from ingot.kernels.cache_words import query_words, word_numbers, word_products
 from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, merged_splits
@@ -24,18 +25,18 @@ def _load(
     rows: tl.tensor,
     cols: tl.tensor,
     wanted: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    HEAD: tl.constexpr,
+    WHOLE: tl.constexpr,
 ) -> tl.tensor:
-    """A tile [BLOCK_N, BLOCK_D], streamed past the caches; zeros right of the head.
+    """A tile [BLOCK_N, columns], streamed past the caches; zeros from column HEAD on, unless all are WHOLE.
 
     What is not wanted is undefined.
     """
     places = ptr + rows[:, None] + cols[None, :]
-    if HEAD_DIM < BLOCK_D:
-        mask = (cols < HEAD_DIM)[None, :] & wanted
-        return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
-    return tl.load(places, mask=wanted, eviction_policy="evict_first")
+    if WHOLE:
+        return tl.load(places, mask=wanted, eviction_policy="evict_first")
+    mask = (cols < HEAD)[None, :] & wanted
+    return tl.load(places, mask=mask, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -54,6 +55,8 @@ def _scales(
 @triton.jit
 def _attend(
     q: tl.tensor,
+    low: tl.tensor,
+    step: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
     k_scale: tl.tensor,
@@ -66,13 +69,19 @@ def _attend(
     NARROW: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
-    """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits."""
+    """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits; with
+    ``low`` it and the queries are words of four numbers (cache_words.py).
+    """
     chains: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]
     k = tl.reshape(k, (RUN, chains, width))  # a chain's tokens meet in one thread's registers
     v = tl.reshape(v, (RUN, chains, width))
-    wide_k = widened(k, tl.float32, ASM) if NARROW else k.to(tl.float32)
-    scores = tl.sum(q[None, :, :] * wide_k, axis=2)  # [RUN, chains]
+    if low is not None:
+        products = word_products(q[None, :, :], low[None, :, :], k, ASM)
+        scores = tl.sum(products, axis=2).to(tl.float32) * step[None, :]  # [RUN, chains]
+    else:
+        wide_k = widened(k, tl.float32, ASM) if NARROW else k.to(tl.float32)
+        scores = tl.sum(q[None, :, :] * wide_k, axis=2)
     if NARROW:
         scores = scores * tl.reshape(k_scale, (RUN, chains))
     scores = tl.where(tl.reshape(seen, (RUN, chains)), scores, float("-inf"))
@@ -82,7 +91,10 @@ def _attend(
     total = total * fade + tl.sum(p, axis=0)
     if NARROW:
         p = p * tl.reshape(v_scale, (RUN, chains))
-    wide_v = widened(v, tl.float32, ASM) if NARROW else v.to(tl.float32)
+    if low is not None:
+        wide_v = word_numbers(v, ASM)
+    else:
+        wide_v = widened(v, tl.float32, ASM) if NARROW else v.to(tl.float32)
     acc = acc * fade[:, None] + tl.sum(p[:, :, None] * wide_v, axis=0)
     return new_top, total, acc
 
@@ -117,6 +129,7 @@ def paged_attention_single_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHAINS: tl.constexpr,
+    PREFETCH: tl.constexpr,
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
     ASM: tl.constexpr,
@@ -126,8 +139,9 @@ def paged_attention_single_kernel(
 
     A tile's BLOCK_N tokens form CHAINS chains, each with an online softmax of its own; they meet once, after
     the loop, so that no warp waits for another while it streams keys and values. With OVERLAP 4 the first
-    tile is on its way before the wait, unless it holds the newest token. With scales keys and values are in
-    8 bits, and rows count tokens, each of which has one.
+    tile is on its way before the wait, unless it holds the newest token; with PREFETCH each further one before
+    the tile before it is computed. With scales keys and values are in 8 bits, and rows count tokens, each of
+    which has one; int8 is read in words of four where heads have whole words and queries 16 bits.
     """
     start_next(OVERLAP)
     if OVERLAP < 4:
@@ -146,26 +160,35 @@ def paged_attention_single_kernel(
     key_ptr += head * head_stride
     value_ptr += head * head_stride
     NARROW: tl.constexpr = key_scale_ptr is not None
+    SHORT: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth == 16  # as precise as 15 bits of words
+    WORDS: tl.constexpr = SHORT and key_ptr.dtype.element_ty == tl.int8 and HEAD_DIM % 4 == 0
+    EACH: tl.constexpr = 4 if WORDS else 1  # numbers of a column
+    HEAD: tl.constexpr = HEAD_DIM // EACH
+    WHOLE: tl.constexpr = HEAD_DIM == BLOCK_D
+    if WORDS:
+        key_ptr = key_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+        value_ptr = value_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    held = tl.arange(0, BLOCK_D // EACH)
     if NARROW:
         key_scale_ptr += head * (head_stride // HEAD_DIM)
         value_scale_ptr += head * (head_stride // HEAD_DIM)
         block_stride = block_stride // HEAD_DIM
         token_stride = token_stride // HEAD_DIM
-    WIDTH: tl.constexpr = HEAD_DIM if NARROW else 1  # elements of a row's unit
+    WIDTH: tl.constexpr = HEAD if NARROW else 1  # columns of a row's unit
     table_ptr = tables_ptr + request * table_stride
     rows = held_rows(table_ptr, start, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     wanted = start < end
     old = wanted & (start + BLOCK_N < seq_len)  # the newest token's keys come only with the wait
     if OVERLAP >= 4:
-        k = _load(key_ptr, rows * WIDTH, cols, old, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows * WIDTH, cols, old, HEAD_DIM, BLOCK_D)
+        k = _load(key_ptr, rows * WIDTH, held, old, HEAD, WHOLE)
+        v = _load(value_ptr, rows * WIDTH, held, old, HEAD, WHOLE)
         k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, old)
         wait_for_previous(OVERLAP)
     if split >= live:
         return
     if OVERLAP >= 4:
-        late = (wanted & (start + BLOCK_N >= seq_len)) & in_head[None, :]
-        places = (rows * WIDTH)[:, None] + cols[None, :]
+        late = (wanted & (start + BLOCK_N >= seq_len)) & (held < HEAD)[None, :]
+        places = (rows * WIDTH)[:, None] + held[None, :]
         k = tl.load(key_ptr + places, mask=late, other=k)
         v = tl.load(value_ptr + places, mask=late, other=v)
         if NARROW:
@@ -173,24 +196,41 @@ def paged_attention_single_kernel(
             k_scale = tl.load(key_scale_ptr + rows, mask=new, other=k_scale)
             v_scale = tl.load(value_scale_ptr + rows, mask=new, other=v_scale)
     else:
-        k = _load(key_ptr, rows * WIDTH, cols, wanted, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows * WIDTH, cols, wanted, HEAD_DIM, BLOCK_D)
+        k = _load(key_ptr, rows * WIDTH, held, wanted, HEAD, WHOLE)
+        v = _load(value_ptr, rows * WIDTH, held, wanted, HEAD, WHOLE)
         k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, wanted)
     rows = held_rows(table_ptr, start + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
     places = q_ptr + request * q_stride + head * HEAD_DIM + tl.arange(0, CHAINS)[:, None] * 0 + cols[None, :]
     q = tl.load(places, mask=in_head[None, :], other=0.0).to(tl.float32) * scale_log2  # a row a chain
+    low, step = None, None
+    if WORDS:
+        q, low, step = query_words(q)
     top = tl.full([CHAINS], LEAST_SCORE, dtype=tl.float32)
     total = tl.zeros([CHAINS], dtype=tl.float32)
     acc = tl.zeros([CHAINS, BLOCK_D], dtype=tl.float32)
-    seen = (start + order < end) & (start + order >= first)
-    top, total, acc = _attend(q, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW, ASM)
-    for tile in tl.range(start + BLOCK_N, end, BLOCK_N, num_stages=1):
-        k = _load(key_ptr, rows * WIDTH, cols, tile < end, HEAD_DIM, BLOCK_D)
-        v = _load(value_ptr, rows * WIDTH, cols, tile < end, HEAD_DIM, BLOCK_D)
-        k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, tile < end)
-        rows = held_rows(table_ptr, tile + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
-        seen = (tile + order < end) & (tile + order >= first)
-        top, total, acc = _attend(q, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW, ASM)
+    if PREFETCH:
+        for tile in tl.range(start, end, BLOCK_N, num_stages=1):
+            later = tile + BLOCK_N
+            next_k = _load(key_ptr, rows * WIDTH, held, later < end, HEAD, WHOLE)
+            next_v = _load(value_ptr, rows * WIDTH, held, later < end, HEAD, WHOLE)
+            next_k_scale, next_v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, later < end)
+            rows = held_rows(table_ptr, later + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+            seen = (tile + order < end) & (tile + order >= first)
+            top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run,
+                                      NARROW, ASM)  # fmt: skip
+            k, v, k_scale, v_scale = next_k, next_v, next_k_scale, next_v_scale
+    else:
+        seen = (start + order < end) & (start + order >= first)
+        top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW,
+                                  ASM)  # fmt: skip
+        for tile in tl.range(start + BLOCK_N, end, BLOCK_N, num_stages=1):
+            k = _load(key_ptr, rows * WIDTH, held, tile < end, HEAD, WHOLE)
+            v = _load(value_ptr, rows * WIDTH, held, tile < end, HEAD, WHOLE)
+            k_scale, v_scale = _scales(key_scale_ptr, value_scale_ptr, rows, tile < end)
+            rows = held_rows(table_ptr, tile + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+            seen = (tile + order < end) & (tile + order >= first)
+            top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run,
+                                      NARROW, ASM)  # fmt: skip
     highest = tl.max(top, axis=0)
     weights = tl.exp2(top - highest)
     total_all = tl.sum(total * weights, axis=0)
