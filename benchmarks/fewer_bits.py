@@ -6,8 +6,8 @@ fails. Prints what it runs, the seconds it took and its last lines.
     python benchmarks/fewer_bits.py --json docs/results --within 600
     python benchmarks/fewer_bits.py --json /tmp/figures latency_7b_w8a16 mixed_7b_w4a16
 
-Where no kernel has been compiled before, most of a command's time is the compiler's, on one core. ``--compile 5``
-first runs the engines' commands in small, five at a time, and throws their figures away.
+Where no kernel has been compiled before, most of a command's time is the compiler's, on one core.
+``--compile 5`` first runs the engines' commands in small, five at a time, and throws their figures away.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MIXED = {
     "w8a8_kv8": ["--kv-dtype", "int8"],
     "w8a8_fp8": ["--kv-dtype", "fp8"],
 }
-SMALL = "--prompt-tokens 64 --new-tokens 3 --repeats 1 --cache-tokens 24576 --threads 1".split()
+SMALL = ["--prompt-tokens", "48", "--new-tokens", "3", "--repeats", "1"]
+BESIDE_OTHERS = ["--cache-tokens", "17408", "--threads", "1"]
 SCRIPTS = ("quantized_products", "packed_matmul", "int8_products", "int8_cache")
 
 
@@ -70,7 +71,7 @@ def run(command: list[str], seconds: float, shown: int) -> str:
 def small(command: list[str]) -> list[str]:
     """The same kernels in a few steps, beside others on one GPU; of options given twice the last counts."""
     at_once = ["--fixed" if word == "--mixed" else word for word in command]
-    return [*at_once, *SMALL]
+    return [*at_once, *SMALL, *BESIDE_OTHERS]
 
 
 def compile_kernels(asked: list[list[str]], together: int, seconds: float) -> None:

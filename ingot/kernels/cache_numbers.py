@@ -79,7 +79,9 @@ def widened(x: tl.tensor, DTYPE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.cons
     elif tl.bfloat16 == DTYPE:
         wide = tl.inline_asm_elementwise(_BRAINS, "=r,=r,r", [x], tl.bfloat16, is_pure=not ORDER, pack=4)
     else:
-        wide = tl.inline_asm_elementwise(FOUR_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4)
+        wide = tl.inline_asm_elementwise(
+            FOUR_FLOATS, "=r,=r,=r,=r,r", [x], tl.float32, is_pure=not ORDER, pack=4
+        )
     return wide
 
 

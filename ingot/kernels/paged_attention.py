@@ -1,10 +1,9 @@
 """Decode attention: one query a request over the paged KV cache, the keys split among programs.
 
-Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys, the choice of kernel, and the tiles
-where every head has keys of its own. How a request's keys are split follows from its own length and the tiles
-alone: with the same tiles its result is bitwise the same alone and in any batch. The default tiles follow the
-number of requests, rounded up to a power of two, as a captured graph pads it. Knows no model and no block
-manager.
+Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys and the choice of kernel. How a
+request's keys are split follows from its own length and the tiles alone: with the same tiles its result is
+bitwise the same alone and in any batch. The default tiles follow the number of requests, rounded up to a
+power of two, as a captured graph pads it. Knows no model and no block manager.
 
     out = paged_attention(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
 """
@@ -33,39 +32,20 @@ from ingot.kernels.int8_heads import OutScales, end_constants, end_pointers, exp
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.paged_single import paged_attention_single_kernel
 from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton
+from ingot.kernels.single_tiles import single_changes, single_tiles
 from ingot.kernels.stream_tiles import stream_tiles
 
-TARGET_PROGRAMS = 264  # two a multiprocessor of an H200, reached by a single long request
-MOST_SPLITS = 64
-FEW_PAIRS, FEW_PROGRAMS = 64, 512  # requests times heads: one wave of programs of FEW_BYTES
-LONE_PAIRS, LONE_PROGRAMS = 48, 1024  # one request: short splits are worth two waves
-FEW_BYTES = 1 << 14  # of keys, and of values, that the two warps of a program hold
-FEW_MERGED = 1 << 13  # values of all splits, which the same two warps hold at the end
-WARP_BYTES = 4096  # of keys, and of values, that one warp holds in registers
 LOAD_BYTES = 16  # by one thread at once
 
 
 def default_tiles(
     num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
 ) -> dict[str, int]:
-    """Tile choices for an H200 by the number of requests (up to its power of two) times key-value heads.
-
-    Without groups: one warp that holds 4 KiB of keys; a few pairs have two that hold 16, and more splits.
-    """
+    """Tile choices for an H200 by the number of requests (up to its power of two) times key-value heads."""
     pairs = next_power_of_two(batch) * num_kv_heads
     if group > 1:
         return stream_tiles(pairs, head_dim, itemsize, device)
-    row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-    tiles = {"MIN_SPLIT": 64, "OVERLAP": 4 if overlaps(device) else 1, "num_stages": 1, "PREFETCH": 0}
-    if pairs <= FEW_PAIRS:
-        splits = (LONE_PROGRAMS if pairs <= LONE_PAIRS else FEW_PROGRAMS) // pairs
-        splits = min(splits, MOST_SPLITS, FEW_MERGED // next_power_of_two(head_dim))
-        block = max(min(FEW_BYTES // row_bytes, 64), 16)
-        return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": 2}
-    splits = max(min(TARGET_PROGRAMS // num_kv_heads, MOST_SPLITS), 1)
-    block = max(min(WARP_BYTES // row_bytes, 64), 16)
-    warps = max(block * row_bytes // WARP_BYTES, 1)
-    return {**tiles, "BLOCK_N": block, "MAX_SPLITS": splits, "num_warps": warps}
+    return single_tiles(pairs, num_kv_heads, head_dim, itemsize, device)
 
 
 def candidate_tiles(
@@ -76,16 +56,12 @@ def candidate_tiles(
     All but a change of ``OVERLAP`` also change the last bits of the result.
     """
     first = default_tiles(num_kv_heads, group, head_dim, itemsize, device, batch)
-    block, half = first["BLOCK_N"], {"BLOCK_N": max(first["BLOCK_N"] // 2, 16)}
-    later = [{"OVERLAP": 2}] if overlaps(device) else []
     if group > 1:
+        half = {"BLOCK_N": max(first["BLOCK_N"] // 2, 16)}
+        later = [{"OVERLAP": 2}] if overlaps(device) else []
         changes = [{}, *later, {"AXIS": 1, "MERGE": 2}, {"MIN_SPLIT": 256}, half, {**half, "num_stages": 4}]
     else:
-        row_bytes = next_power_of_two(max(head_dim, 16)) * itemsize
-        wide = {"BLOCK_N": max(min(FEW_BYTES // row_bytes, 64), 16), "num_warps": 2, "MAX_SPLITS": 8}
-        fewer = {"MAX_SPLITS": max(first["MAX_SPLITS"] // 2, 1)}
-        longer = {"BLOCK_N": max(block, 32), "MIN_SPLIT": 128, **fewer}
-        changes = [{}, *later, wide, *({**wide, **late} for late in later), fewer, longer]
+        changes = single_changes(first, head_dim, itemsize, device)
     found = [{**first, **change} for change in changes]
     return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
 

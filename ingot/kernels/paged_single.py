@@ -139,8 +139,8 @@ def paged_attention_single_kernel(
 
     A tile's BLOCK_N tokens form CHAINS chains, each with an online softmax of its own; they meet once, after
     the loop, so that no warp waits for another while it streams keys and values. With OVERLAP 4 the first
-    tile is on its way before the wait, unless it holds the newest token; with PREFETCH each further one before
-    the tile before it is computed. With scales keys and values are in 8 bits, and rows count tokens, each of
+    tile is on its way before the wait, unless it holds the newest token; with PREFETCH each further one while
+    the one before is computed. With scales keys and values are in 8 bits, and rows count tokens, each of
     which has one; int8 is read in words of four where heads have whole words and queries 16 bits.
     """
     start_next(OVERLAP)

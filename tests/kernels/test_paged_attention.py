@@ -10,7 +10,7 @@ import torch
 from ingot.config.step_sizes import batch_buckets
 from ingot.errors import IngotError
 from ingot.kernels import paged_attention as module
-from ingot.kernels import paged_stream, stream_tiles
+from ingot.kernels import paged_stream, single_tiles, stream_tiles
 from ingot.kernels.paged_attention import (
     candidate_tiles,
     default_tiles,
@@ -170,7 +170,7 @@ def test_keys_are_asked_for_before_the_wait(monkeypatch: pytest.MonkeyPatch, hea
     assert default_tiles(2, heads // 2, 16, 2, cpu)["OVERLAP"] == 1, "no GPU, no overlap"
     for where, kernel in ((module, "paged_attention_single_kernel"), (paged_stream, "paged_stream_kernel")):
         monkeypatch.setattr(where, kernel, Catcher())
-    for where in (module, stream_tiles):
+    for where in (module, single_tiles, stream_tiles):
         monkeypatch.setattr(where, "overlaps", lambda device: True)
     for batch in (1, 2, 3, 64):
         case = paged_case([9] * batch, kv_heads=2, head_dim=16, block_size=16, dtype=torch.float16)
