@@ -208,7 +208,9 @@ def paged_attention_single_kernel(
     top = tl.full([CHAINS], LEAST_SCORE, dtype=tl.float32)
     total = tl.zeros([CHAINS], dtype=tl.float32)
     acc = tl.zeros([CHAINS, BLOCK_D], dtype=tl.float32)
-    if PREFETCH:
+    # Bytes that one turn hands to the next are taken apart at its end, which waits for them.
+    AHEAD: tl.constexpr = PREFETCH > 0 and (WORDS or not NARROW)
+    if AHEAD:
         for tile in tl.range(start, end, BLOCK_N, num_stages=1):
             later = tile + BLOCK_N
             next_k = _load(key_ptr, rows * WIDTH, held, later < end, HEAD, WHOLE)
