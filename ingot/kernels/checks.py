@@ -157,7 +157,8 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
     return True
 
 
-COUNTS = frozenset({"MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})  # tiles of any number
+COUNTS = frozenset({"AHEAD", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})  # of any number
+OFF_AT_0 = frozenset({"AHEAD", "FRAGMENTS", "PREFETCH", "PROGRAMS", "WIDE"})
 
 
 def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:
@@ -172,7 +173,7 @@ def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) ->
     if unknown:
         raise KernelArgumentError("unknown tile choice", seen=unknown, allowed=sorted(defaults))
     for name, value in tiles.items():
-        least = 0 if name in ("FRAGMENTS", "PROGRAMS", "PREFETCH") else 1
+        least = 0 if name in OFF_AT_0 else 1
         if not isinstance(value, int) or value < least:
             raise KernelArgumentError(f"tile {name} is too small", seen=value, allowed=f"{least} or more")
         if name not in COUNTS and value & (value - 1):

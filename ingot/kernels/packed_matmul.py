@@ -24,7 +24,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
 from ingot.kernels.matrix_product import number_format, weight_pointers
 from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
-from ingot.kernels.overlap import LINE_BYTES, launch_options, prefetch_lines, start_next, wait_for_previous
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
 from ingot.kernels.packed_tiles import FEW_OUTPUTS, PACKED_ROWS, packed_tiles
 from ingot.kernels.stored_weight import StoredWeight, chunk_columns, dequantized, expect_weight, part_columns
 from ingot.kernels.word_places import word_places
@@ -38,68 +39,6 @@ def takes_packed(rows: int, dtype: torch.dtype) -> bool:
     it is the small kernels'.
     """
     return rows <= PACKED_ROWS and dtype in DTYPES
-
-
-@triton.jit
-def _tokens(
-    source: tl.tensor,
-    stride: tl.tensor,
-    first: tl.tensor,
-    tokens: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PART: tl.constexpr,
-    MASKED: tl.constexpr,
-    TMA: tl.constexpr,
-) -> tl.tensor:
-    """PART columns of the rows of x from ``first`` on: [BLOCK, PART], zeros beyond."""
-    if TMA:
-        x = source.load([first, column])
-    else:
-        token, cols = first + tl.arange(0, BLOCK), column + tl.arange(0, PART)
-        inside = (token < tokens)[:, None]
-        if MASKED:
-            inside = inside & (cols < K)[None, :]
-        x = tl.load(source + token[:, None].to(tl.int64) * stride + cols[None, :], mask=inside, other=0.0)
-    return x
-
-
-@triton.jit
-def _of_groups(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPAN: tl.constexpr,
-    GROUPS: tl.constexpr,
-) -> tl.tensor:
-    """The numbers of each row for GROUPS spans of SPAN columns from ``column`` on; the last past the end."""
-    found = ()
-    for group in tl.static_range(GROUPS):
-        place = tl.minimum((column + group * SPAN) // GROUP, (K - 1) // GROUP)
-        found = found + (tl.load(ptr + place * stride + rows),)  # noqa: RUF005
-    return found
-
-
-@triton.jit
-def _ask_ahead(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    start: tl.tensor,
-    column: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-) -> None:
-    """Ask for the numbers of BLOCK_N rows for the group of ``column`` to come into L2."""
-    LINE: tl.constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (BLOCK_N + LINE - 1) // LINE
-    rows = start + tl.arange(0, LINES) * LINE
-    prefetch_lines(ptr + tl.minimum(column // GROUP, (K - 1) // GROUP) * stride + rows, rows < N)
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
@@ -126,7 +65,9 @@ def packed_matmul_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
+    WIDE: tl.constexpr,
     PREFETCH: tl.constexpr,
+    AHEAD: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
@@ -147,18 +88,26 @@ def packed_matmul_kernel(
     middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
     if zero_ptr is not None and GROUP == 0:
         middle = tl.load(zero_ptr + own)
+    begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
+    if ASM and AHEAD > 0:  # a weight is constant: it may come while the kernel before this one ends
+        for soon in tl.static_range(AHEAD):
+            ask_words(weight_ptr, weight_stride, start, (begin + soon) // TURNS, begin + soon < end, N, PART,
+                      BLOCK_N)  # fmt: skip
     wait_for_previous(OVERLAP)
-    for step in tl.range(split * STEPS // splits, (split + 1) * STEPS // splits):
+    for step in tl.range(begin, end):
         first = step * BLOCK_K
         if GROUP > 0:
             if zero_ptr is not None:
-                zeros = _of_groups(zero_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
-            scales = _of_groups(scale_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
+                zeros = of_groups(zero_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
+            scales = of_groups(scale_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
             if ASM and PREFETCH > 0:  # they are read where they are needed: not from memory, at least
                 ahead = first + PREFETCH * BLOCK_K
-                _ask_ahead(scale_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
+                ask_numbers(scale_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
                 if zero_ptr is not None:
-                    _ask_ahead(zero_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
+                    ask_numbers(zero_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
+        if ASM and AHEAD > 0:
+            ask_words(weight_ptr, weight_stride, start, (step + AHEAD) // TURNS, step + AHEAD < end, N, PART,
+                      BLOCK_N)  # fmt: skip
         if TURNS > 1:
             # Bits to leave out: 0 or 8. A number that is the same for all rows would be spread over them in
             # the layout in which words are copied, and they would go through shared memory again, unpacked;
@@ -167,9 +116,10 @@ def packed_matmul_kernel(
             upper = upper.to(tl.float32)
             bit = tl.where(upper == upper, 8, 0)[:, None]
         words = tl.load(places + step // TURNS * (16 * PART))
+        if WIDE:
+            x = read_tokens(x_source, x_stride, first_token, tokens, first, K, BLOCK_T, BLOCK_K, MASKED, TMA)
+        tiles = ()
         for part in tl.static_range(PARTS):
-            x = _tokens(x_source, x_stride, first_token, tokens, first + part * PART, K, BLOCK_T, PART,
-                        MASKED, TMA)  # fmt: skip
             zero = middle
             if GROUP > 0 and zero_ptr is not None:
                 zero = zeros[part * GROUPS // PARTS]
@@ -179,6 +129,14 @@ def packed_matmul_kernel(
                 w = unpack(words, zero, part, BITS, DTYPE, ASM)
             if GROUP > 0:
                 w = scaled(w, scales[part * GROUPS // PARTS], ASM)
+            if WIDE:
+                tiles = tiles + (w,)  # noqa: RUF005
+            else:
+                x = read_tokens(x_source, x_stride, first_token, tokens, first + part * PART, K, BLOCK_T,
+                                PART, MASKED, TMA)  # fmt: skip
+                acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
+        if WIDE:
+            w = side_by_side(tiles, PARTS)
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
         acc = ended(acc, ASM)
     if OVERLAP == 4:
@@ -218,7 +176,8 @@ def _launch(
     choice: Mapping[str, int],
 ) -> None:
     rows, outputs, part = x.shape[0], weight.out_features, part_columns(weight.group)
-    tma, block = _described(x, choice), [choice["BLOCK_T"], part]
+    block = [choice["BLOCK_T"], choice["BLOCK_K"] if choice["WIDE"] else part]
+    tma = _described(x, choice)
     source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
     grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
     packed_matmul_kernel[grid](
@@ -237,7 +196,9 @@ def _launch(
         BLOCK_N=choice["BLOCK_N"],
         BLOCK_K=choice["BLOCK_K"],
         TMA=tma,
+        WIDE=choice["WIDE"],
         PREFETCH=choice["PREFETCH"],
+        AHEAD=choice["AHEAD"],
         OVERLAP=choice["OVERLAP"],
         num_stages=choice["num_stages"],
         maxnreg=choice["REGISTERS"] if choice["REGISTERS"] < 256 else None,
@@ -325,7 +286,9 @@ def packed_matmul(
             descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
             (parts of the sums; those of a whole product are added up by PyTorch), ``REGISTERS`` (of a thread
             at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
-            are asked into L2; 0: not), ``num_warps``, ``num_stages``.
+            are asked into L2; 0: not), ``AHEAD`` (the same of words, those of the first steps before the
+            wait), ``WIDE`` (1: all columns of a step in one product; 0: in one for each part of the words),
+            ``num_warps``, ``num_stages``.
 
     Returns:
         [M, N], dtype of x.

@@ -2,7 +2,7 @@
 
 Owns the table and the limit. Knows no kernel.
 
-    if MAX_ROWS < rows <= PACKED_ROWS: tiles = packed_tiles(rows, weight, device)
+    if rows <= PACKED_ROWS: tiles = packed_tiles(rows, weight, device)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ingot.kernels.checks import next_power_of_two
 from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.product_tiles import shared_bytes
@@ -22,30 +23,35 @@ PACKED_ROWS = 256
 FEW_OUTPUTS = 8192  # up to here the sums of a whole product are split as well
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
-NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS")
+NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD")
 # Measured on an H200 at 64, 128 and 256 rows of the four products of a 7B model, those of few outputs split
-# (benchmarks/packed_matmul.py); rows between take the tiles of the next count, more rows those of 256.
-# By bits, for up to so many rows and outputs (0: all others): NAMES.
+# (benchmarks/packed_matmul.py); rows between take the tiles of the next count, more rows those of 256. Those
+# of up to 32 rows are estimates: as many programs as a step's waits need beside each other, and words a step
+# ahead. By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
-        (64, FEW_OUTPUTS, 64, 128, 128, 8, 3, 128),
-        (64, 16383, 128, 128, 128, 8, 4, 256),
-        (64, 0, 64, 128, 128, 8, 3, 128),
-        (128, 16383, 128, 128, 128, 8, 4, 256),
-        (128, 0, 128, 64, 128, 4, 2, 128),
-        (0, 0, 256, 128, 128, 8, 3, 256),
+        (16, 0, 16, 64, 128, 4, 6, 128, 1, 2),
+        (32, 0, 32, 64, 128, 4, 4, 128, 1, 2),
+        (64, FEW_OUTPUTS, 64, 128, 128, 8, 3, 128, 0, 0),
+        (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
+        (64, 0, 64, 128, 128, 8, 3, 128, 0, 0),
+        (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0),
+        (0, 0, 256, 128, 128, 8, 3, 256, 0, 0),
     ],
     4: [
-        (64, 0, 64, 128, 256, 8, 2, 128),
-        (128, 16383, 64, 128, 256, 8, 2, 128),
-        (128, 0, 128, 64, 128, 4, 2, 128),
-        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256),
-        (0, 0, 128, 64, 128, 4, 2, 128),
+        (16, 0, 16, 64, 256, 4, 4, 128, 1, 2),
+        (32, 0, 32, 64, 256, 4, 3, 128, 1, 2),
+        (64, 0, 64, 128, 256, 8, 2, 128, 0, 0),
+        (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0),
+        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0),
+        (0, 0, 128, 64, 128, 4, 2, 128, 0, 0),
     ],
 }
 # The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
 LARGE_BYTES = 227 << 10
-SMALLER = (128, 128, 128, 8, 3, 256)
+SMALLER = (128, 128, 128, 8, 3, 256, 0, 0)
 
 
 def packed_tiles(
@@ -83,16 +89,39 @@ def packed_candidates(
 ) -> list[dict[str, int]]:
     """What is worth timing: the default first."""
     default = packed_tiles(num_tokens, weight, device, split)
+    shapes = _few_rows(num_tokens, weight) if num_tokens <= 64 else _many_rows(num_tokens, weight)
+    found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
+    for shape in shapes:
+        tiles = default | dict(zip(NAMES, shape, strict=True))
+        whole = _splits(tiles, num_tokens, weight, multiprocessors(device))
+        splits = {whole, min(2 * whole, MAX_SPLITS)} if split else {1}
+        if num_tokens <= 64 and whole == 1:
+            splits.add(2)  # PyTorch adds up those of a whole product
+        found += [tiles | {"SPLITS": count} for count in sorted(splits)]
+    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
+
+
+def _few_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
+    """NAMES for up to 64 rows: what hides a step's waits, by itself and together."""
+    block = max(next_power_of_two(num_tokens), 16)
+    if weight.bits == 4 and weight.group != 32:
+        shapes = [(128, 256, 8, 2, 128, 0, 0), (128, 256, 8, 2, 128, 1, 0), (128, 256, 8, 2, 128, 1, 2)]
+        shapes += [(64, 256, 4, 2, 128, 1, 2), (64, 256, 4, 3, 128, 1, 0), (64, 256, 4, 3, 128, 1, 2)]
+        more = (128, 256, 8, 3, 256, 1, 2) if block == 64 else (64, 256, 4, 4, 128, 1, 2)
+    else:
+        shapes = [(128, 128, 8, 3, 128, 0, 0), (128, 128, 8, 3, 128, 1, 0), (128, 128, 8, 3, 128, 1, 2)]
+        shapes += [(64, 128, 4, 4, 128, 1, 0), (64, 128, 4, 4, 128, 1, 2), (128, 128, 8, 4, 256, 1, 2)]
+        more = (64, 128, 4, 6, 128, 1, 2)
+    return [(block, *shape) for shape in [*shapes, more]]
+
+
+def _many_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
+    """NAMES for more."""
     shapes = [(128, 128, 128, 8, 2, 128), (128, 128, 128, 8, 4, 256), (128, 256, 128, 8, 3, 256)]
     shapes += [(128, 64, 128, 4, 2, 128), (64, 128, 128, 8, 3, 128), (64, 256, 128, 8, 3, 256)]
     if num_tokens > 128:
         shapes += [(256, 128, 128, 8, 2, 256), (256, 128, 128, 8, 3, 256), (256, 64, 128, 4, 2, 256)]
     if weight.bits == 4 and weight.group != 32:
         shapes += [(128, 128, 256, 8, 2, 256), (64, 128, 256, 8, 2, 128)]
-    found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
-    for shape in shapes:
-        tiles = default | dict(zip(NAMES, shape, strict=True))
-        whole = _splits(tiles, num_tokens, weight, multiprocessors(device))
-        for splits in sorted({whole, min(2 * whole, MAX_SPLITS)}) if split else (1,):
-            found.append(tiles | {"SPLITS": splits})
-    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
+    ahead = [(64, 128, 128, 8, 3, 128, 1, 2), (128, 64, 128, 4, 2, 128, 0, 2)]
+    return [*((*shape, 0, 0) for shape in shapes), *ahead]

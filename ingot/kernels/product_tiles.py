@@ -60,10 +60,10 @@ SPLIT_4 = {
     64: [(0, 128, 256, 8, 4, 1, 0, 4)],
 }
 # The same for up to 8 rows, straight into registers: for weights of up to so many outputs (of split sums:
-# inputs) BLOCK_N, warps, FRAGMENTS, SPLITS.
-FRAGMENTS_8 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
+# inputs) BLOCK_N, warps, FRAGMENTS, SPLITS. Those of 8 bits are the best at 8 rows.
+FRAGMENTS_8 = [(16383, 32, 4, 1, 1), (65535, 64, 4, 1, 1), (0, 32, 2, 1, 1)]
 FRAGMENTS_4 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
-FRAGMENTS_SPLIT_8 = [(0, 32, 4, 1, 4)]
+FRAGMENTS_SPLIT_8 = [(0, 32, 2, 2, 8)]
 FRAGMENTS_SPLIT_4 = [(8192, 32, 4, 1, 4), (0, 32, 2, 2, 4)]
 FRAGMENT_ROWS = 8
 

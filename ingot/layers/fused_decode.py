@@ -9,8 +9,8 @@ or with weights of fewer bits to ``packed_matmul``, have the separate kernels ar
 where they can. The mathematics are those of
 ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
-    small = small_products(hidden.shape[0])
-    if fuses(decoder, small): logits = fused_logits(decoder, hidden, batch, caches, small)
+    small = small_products(hidden.shape[0], ways_of(decoder))
+    if small is not None: logits = fused_logits(decoder, hidden, batch, caches, small)
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ingot.config.quant import HEAD
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
-from ingot.kernels.packed_matmul import packed_matmul_parts
+from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.packed_tiles import PACKED_ROWS
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
@@ -35,7 +36,7 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.folded import stream_ends
-from ingot.layers.linear import Linear, all_small
+from ingot.layers.linear import Linear, all_small, linears
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import is_dense
 
@@ -45,8 +46,24 @@ NONE = frozenset[str]()
 # the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
-# Where some weight has fewer bits; more rows run module by module, with widened weights.
-NARROW_WAYS: Ways = ((MAX_ROWS, ALL), (PACKED_ROWS, NONE))
+# Where weights have fewer bits, by the fewest: the others are then packed_matmul's. More rows run module by
+# module, with widened weights. Alone in graphs on an H200, 64 rows in 4 bits, µs: gate and up 78 in the small
+# kernel with SiLU, 43 in packed_matmul and SiLU beside it; QKV 42 with rotary and cache write, 41 without.
+# That output and down product gain is an estimate (9.8 and 19.2 in packed_matmul), as is that in 8 bits, and
+# up to 32 rows, nothing does: benchmarks/narrow_variants.py. What cannot go so (fp32) takes the next way.
+NARROW_WAYS: Mapping[int, Ways] = {
+    8: ((MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
+    4: ((32, ALL), (MAX_ROWS, frozenset({"qkv", "head"})), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
+}
+
+
+def ways_of(decoder: Decoder) -> Ways:
+    """The ways that a decoder's shape and weights can take."""
+    if not all_small(decoder):
+        return ()
+    bits = min(linear.stored().bits for linear in linears(decoder).values())
+    ways = WAYS if bits == 16 else NARROW_WAYS[bits]
+    return tuple((most, small) for most, small in ways if fuses(decoder, small))
 
 
 def small_products(rows: int, ways: Ways = WAYS) -> frozenset[str] | None:
@@ -59,20 +76,27 @@ def small_products(rows: int, ways: Ways = WAYS) -> frozenset[str] | None:
 def fuses(decoder: Decoder, small: frozenset[str] = ALL) -> bool:
     """Whether the decoder's shape is one that the folded kernels compute: RMSNorm, gated MLP, weights as
     they are or in fewer bits; where another product than a small kernel's joins the stream, dense and without
-    a bias, or of fewer bits in a dtype that ``packed_matmul`` takes.
+    a bias; where another has fewer bits, in a dtype that ``packed_matmul`` takes.
     """
     config = decoder.config
     plain = not (config.qk_norm or config.mlp_bias)
     shape = all_small(decoder) and plain and config.norm == "rms_norm" and config.mlp == "silu_gated"
-    return shape and ({"o", "down"} <= small or all(_joins(linear) for linear in stream_ends(decoder)))
+    if not shape or ALL - {"head"} <= small:
+        return shape
+    ends = [] if {"o", "down"} <= small else stream_ends(decoder)
+    others = [linear for name, linear in linears(decoder).items() if name != HEAD]
+    return not any(_adds_bias(linear) for linear in ends) and all(_leaves(linear) for linear in others)
 
 
-def _joins(linear: Linear) -> bool:
-    """Whether a product of many rows can join the stream before the norm after it."""
-    if is_dense(linear.scheme):
-        return not linear.has_bias
+def _adds_bias(linear: Linear) -> bool:
+    """Whether the matrix library's product cannot join the stream before the norm after it."""
+    return is_dense(linear.scheme) and linear.has_bias
+
+
+def _leaves(linear: Linear) -> bool:
+    """Whether a product can be left to the matrix library or to ``packed_matmul``."""
     scales = linear.stored().scales
-    return scales is not None and scales.dtype in PACKED_DTYPES
+    return scales is None or scales.dtype in PACKED_DTYPES
 
 
 def fused_logits(
@@ -138,14 +162,14 @@ def _rows(
         if "qkv" in small:
             attended = _attend(decoder, layer, normed, batch, cache, None)
         else:
-            attended = _attend_library(decoder, layer, normed, batch, cache)
+            attended = _attend_apart(decoder, layer, normed, batch, cache)
         norm, output = layer.post_attention_layernorm.weight, layer.self_attn.o_proj
         normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small)
         mlp = _mlp(layer)
         if "gate_up" in small:
             inner = _gate_up(mlp, normed, None, eps)
         else:
-            inner = mlp.activate(normed, _early(normed))
+            inner = mlp.bend(_apart(mlp.gate_up_proj, normed), _early(normed))
         normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small)
     return normed
 
@@ -160,6 +184,12 @@ def _join(
     if weight.bits < 16:
         return sum_norm(packed_matmul_parts(x, weight), hidden, norm, eps, bias)
     return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=_early(hidden))
+
+
+def _apart(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    """A product that is not the small kernels': [T, out_features]."""
+    weight, bias = _weights(linear)
+    return linear(x) if weight.bits == 16 else packed_matmul(x, weight, bias)
 
 
 def _early(x: torch.Tensor) -> Mapping[str, int]:
@@ -202,12 +232,12 @@ def _attend(
     return _attended(attention, query, batch, cache)
 
 
-def _attend_library(
+def _attend_apart(
     decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache
 ) -> torch.Tensor:
-    """``_attend`` of what is normalised, with the layer's own product."""
+    """``_attend`` of what is normalised, with a product by itself."""
     attention = layer.self_attn
-    query = _placed(decoder, attention, attention.qkv_proj(hidden), batch, cache)
+    query = _placed(decoder, attention, _apart(attention.qkv_proj, hidden), batch, cache)
     return _attended(attention, query, batch, cache)
 
 

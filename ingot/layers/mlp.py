@@ -36,12 +36,16 @@ class GatedMLP(nn.Module):
         """[T, hidden_size] → [T, hidden_size]."""
         return self.down_proj(self.activate(x))
 
-    def activate(self, x: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size].
+    def activate(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
+        return self.bend(self.gate_up_proj(x))
+
+    def bend(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
+        """silu(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
 
         ``tiles`` are put over the plan's.
         """
-        return silu_mul(self.gate_up_proj(x), tiles=self.tiles.at(x.shape[0], tiles))
+        return silu_mul(gate_up, tiles=self.tiles.at(gate_up.shape[0], tiles))
 
 
 class MLP(nn.Module):

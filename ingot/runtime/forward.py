@@ -19,7 +19,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.blocks_walk import blocks_hidden, walks_in_blocks
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
-from ingot.layers.fused_decode import NARROW_WAYS, WAYS, fused_logits, fuses, small_products
+from ingot.layers.fused_decode import fused_logits, small_products, ways_of
 from ingot.layers.int8_walk import int8_hidden, int8_logits, walks_int8
 from ingot.layers.linear import all_dense
 from ingot.layers.plain_decode import is_plain, plain_logits, plain_rows
@@ -38,8 +38,7 @@ class Forward:
         self.model = model
         self.caches = caches
         self.dense = all_dense(model)
-        ways = WAYS if self.dense else NARROW_WAYS
-        self.ways = tuple((most, small) for most, small in ways if fuses(model, small))
+        self.ways = ways_of(model)
         self.fused = fused
         self.plain = fused and is_plain(model)
         self.plain_rows = plain_rows(model)

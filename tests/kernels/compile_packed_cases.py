@@ -49,6 +49,25 @@ PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "many rows in 4 bits 128 fp16 by 128 with zeros, wide": lambda: many_rows(
         HALF, 128, 4, 128, True, 22016, OVERLAP=2, TMA=2
     ),
+    "many rows in 8 bits 16 fp16, wide steps": lambda: many_rows(HALF, 16, 8, OVERLAP=2, TMA=2),
+    "many rows in 8 bits 64 bf16, wide steps": lambda: many_rows(
+        BRAIN, 64, 8, BLOCK_T=64, WIDE=1, AHEAD=2, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 16 fp16 by 128 with zeros, wide steps": lambda: many_rows(
+        HALF, 16, 4, 128, True, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 32 bf16 by 64 with zeros, wide steps": lambda: many_rows(
+        BRAIN, 32, 4, 64, True, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 64 fp16 by 128 with zeros": lambda: many_rows(
+        HALF, 64, 4, 128, True, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 64 fp16 by 128 with zeros, wide steps": lambda: many_rows(
+        HALF, 64, 4, 128, True, WIDE=1, AHEAD=2, OVERLAP=2, TMA=2
+    ),
+    "many rows in 4 bits 128 bf16 by 128 with zeros, wide steps of half a chunk": lambda: many_rows(
+        BRAIN, 128, 4, 128, True, BLOCK_K=128, num_stages=3, WIDE=1, AHEAD=2, OVERLAP=2, TMA=2
+    ),
     "many rows in 4 bits 256 bf16 by channel, whole chunks": lambda: many_rows(
         BRAIN, 256, 4, BLOCK_T=128, BLOCK_K=256, OVERLAP=2, TMA=2, num_stages=2
     ),

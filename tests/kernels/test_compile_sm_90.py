@@ -102,11 +102,12 @@ def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any
 def test_words_of_many_rows_are_unpacked_where_they_are_multiplied(rows: list[dict[str, Any]]) -> None:
     """The product's left operand comes from registers: nothing unpacked goes through shared memory."""
     found = [row for row in rows if row["case"].startswith("many rows in")]
-    assert len(found) == 20
+    assert len(found) == 34
     for row in found:
         assert all(name.startswith("wgmma") for name in row["products"]), row
         assert row["moves"].get("copies of 8 bytes", 0) >= 4, row
-        assert row["moves"]["shuffles"] == 0, row
+        # Of a wide tile of x several warps copy a part each: one shuffle tells a warp its number.
+        assert row["moves"]["shuffles"] <= int("wide steps" in row["case"]), row
     assert [
         row for row in found[::2] if row["moves"]["shared stores"]
     ] == []  # the others' ends transpose fp32

@@ -39,8 +39,8 @@ def test_equal_to_float64(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    for block_k, splits in ((128, 2), (256, 1)):
-        tiles = SMALL | {"BLOCK_K": block_k, "SPLITS": splits}
+    for block_k, splits, wide in ((128, 2, 0), (256, 1, 1), (128, 1, 1), (256, 2, 0)):
+        tiles = SMALL | {"BLOCK_K": block_k, "SPLITS": splits, "WIDE": wide}
         y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
 
@@ -60,7 +60,7 @@ def test_parts(impl: Implementation, form: tuple[int, int, bool], splits: int) -
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("rows", [256, 300])
+@pytest.mark.parametrize("rows", [9, 32, 33, 256, 300])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_default_tiles(impl: Implementation, rows: int, bits: int) -> None:
     form = (8, 0, False) if bits == 8 else (4, 128, True)
@@ -71,13 +71,14 @@ def test_default_tiles(impl: Implementation, rows: int, bits: int) -> None:
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("tma", [1, 2, 4])
-def test_rows_apart(impl: Implementation, tma: int) -> None:
+@pytest.mark.parametrize("wide", [0, 1])
+def test_rows_apart(impl: Implementation, tma: int, wide: int) -> None:
     """Rows of x that do not follow each other, by pointers and by a descriptor; none between is read."""
     whole = torch.full((130, 208), float("nan"), dtype=torch.float16, device=impl.device)
     x = whole[::2, :200]
     x.copy_(normal(65, 200, dtype=torch.float16, device=impl.device))
     weight = random_weight((4, 64, True), 40, 200, torch.float16, impl.device)
-    y = impl(packed_matmul, packed_matmul_triton)(x, weight, tiles=SMALL | {"TMA": tma})
+    y = impl(packed_matmul, packed_matmul_triton)(x, weight, tiles=SMALL | {"TMA": tma, "WIDE": wide})
     assert_near(y, expected(x, weight))
 
 
@@ -116,7 +117,7 @@ def test_what_it_takes() -> None:
 def test_candidates_are_apart() -> None:
     weight = random_weight((4, 128, True), 4096, 256, torch.float16, "cpu")
     device = torch.device("cpu")
-    for rows in (65, 512):
+    for rows in (9, 32, 64, 65, 512):
         found = packed_candidates(rows, weight, device, split=True)
         assert found[0] == packed_tiles(rows, weight, device, split=True)
         assert len({tuple(sorted(tiles.items())) for tiles in found}) == len(found)
@@ -129,6 +130,7 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     for form in ((8, 0, False), (4, 128, True)):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
         found = [packed_tiles(rows, few, device, split=True)["SPLITS"] for rows in (64, 65, 128, 129, 256)]
+        assert packed_tiles(32, few, device, split=True)["SPLITS"] == 8
         assert found == [8, 4, 4, 4, 4]
         assert packed_tiles(128, few, device)["SPLITS"] == 1
         assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
@@ -145,7 +147,7 @@ def test_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [65, 100, 256, 300, 512])
+@pytest.mark.parametrize("rows", [9, 16, 32, 64, 65, 100, 256, 300, 512])
 def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype, rows: int) -> None:
     for outputs, width in ((4096, 11008), (22016, 4096), (4093, 4000)):
         x = normal(rows, width, dtype=dtype, device="cuda")
@@ -157,7 +159,7 @@ def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype, rows: int) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rows", [96, 200, 500])
+@pytest.mark.parametrize("rows", [9, 30, 64, 96, 200, 500])
 @pytest.mark.parametrize("form", [(8, 0, False), (4, 128, True)])
 def test_every_candidate(form: tuple[int, int, bool], rows: int) -> None:
     x = normal(rows, 4096, dtype=torch.float16, device="cuda")

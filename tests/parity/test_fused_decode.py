@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.kernels import packed_matmul
+from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers import fused_decode
-from ingot.layers.fused_decode import ALL, NARROW_WAYS, NONE, fuses, small_products
+from ingot.layers.fused_decode import ALL, NARROW_WAYS, NONE, fuses, small_products, ways_of
 from ingot.runtime import forward
 from tests.tiny_models import save_model, tiny_config
 
@@ -91,31 +93,79 @@ def test_a_bias_keeps_the_products_that_add_it(tmp_path: Path) -> None:
     assert not fuses(model, frozenset({"qkv"}))
 
 
+def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a CPU walks as a GPU does, whose dtypes have 16 bits."""
+    every = (*packed_matmul.DTYPES, torch.float32)
+    monkeypatch.setattr(packed_matmul, "DTYPES", every)
+    monkeypatch.setattr(fused_decode, "PACKED_DTYPES", every)
+
+
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_narrow_weights_of_many_rows_are_plain(
     name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The walk of more rows than the small kernels take; a CPU computes it in fp32, a GPU in 16 bits."""
+    """The walk of more rows than the small kernels take."""
     save_model(tiny_config(name), tmp_path, seed=3)
     llm = LLM(tmp_path, device="cpu", quant=quant)
     assert not fuses(llm.engine.model, NONE)
-    every = (*packed_matmul.DTYPES, torch.float32)
-    monkeypatch.setattr(packed_matmul, "DTYPES", every)
-    monkeypatch.setattr(fused_decode, "PACKED_DTYPES", every)
+    packed_takes_fp32(monkeypatch)
     assert fuses(llm.engine.model, NONE)
     llm.executor.runner.forward.ways = ((1, ALL), (4, NONE))
     compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
 
 
+NARROW_HYBRIDS = [frozenset({"qkv", "head"}), ALL - {"gate_up"}, ALL - {"qkv"}, frozenset({"gate_up"})]
+
+
+@pytest.mark.parametrize("small", NARROW_HYBRIDS, ids=lambda small: "+".join(sorted(small)))
+def test_narrow_hybrids_are_plain(
+    small: frozenset[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each product by packed_matmul beside the small kernels', and no other than those."""
+    save_model(tiny_config("qwen2"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w4a16")
+    packed_takes_fp32(monkeypatch)
+    seen: set[int] = set()
+
+    def counted(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(x: torch.Tensor, weight: StoredWeight, *rest: object) -> torch.Tensor:
+            seen.add(weight.out_features * weight.in_features)
+            return original(x, weight, *rest)
+
+        return call
+
+    for name in ("packed_matmul", "packed_matmul_parts"):
+        monkeypatch.setattr(fused_decode, name, counted(getattr(fused_decode, name)))
+    llm.executor.runner.forward.ways = ((1, ALL), (4, small))
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+    layer = llm.engine.model.layers[0]
+    products = {"qkv": layer.self_attn.qkv_proj, "o": layer.self_attn.o_proj}
+    products |= {"gate_up": layer.mlp.gate_up_proj, "down": layer.mlp.down_proj}
+    left = {n: p.out_features * p.in_features for n, p in products.items() if n not in small}
+    assert seen == set(left.values())
+
+
 def test_the_table_of_rows_of_narrow_weights() -> None:
-    assert [small_products(rows, NARROW_WAYS) for rows in (1, 64, 65, 256, 257)] == [
-        ALL,
-        ALL,
-        NONE,
-        NONE,
-        None,
-    ]
+    counts = (1, 32, 33, 64, 65, 256, 257)
+    found = {bits: [small_products(rows, ways) for rows in counts] for bits, ways in NARROW_WAYS.items()}
+    assert found[8] == [ALL, ALL, ALL, ALL, NONE, NONE, None]
+    few = frozenset({"qkv", "head"})
+    assert found[4] == [ALL, ALL, few, few, NONE, NONE, None]
+
+
+@pytest.mark.parametrize("quant", ["none", "w8a16", "w4a16"])
+def test_fewest_bits_choose_the_ways(quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    model = LLM(tmp_path, device="cpu", quant=quant).engine.model
+    if quant == "none":
+        assert ways_of(model) == tuple(fused_decode.WAYS)
+        return
+    assert {small for _, small in ways_of(model)} == {ALL}  # fp32 is not packed_matmul's
+    assert small_products(64, ways_of(model)) == ALL
+    assert small_products(65, ways_of(model)) is None
+    packed_takes_fp32(monkeypatch)
+    assert ways_of(model) == tuple(NARROW_WAYS[8 if quant == "w8a16" else 4])
 
 
 def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +203,7 @@ def test_folded_is_plain_on_a_gpu(
 ) -> None:
     """With early launches around the products that are left to the matrix library."""
     folder = golden / "llama_aidreams260K" / "hf"
-    monkeypatch.setattr(forward, "WAYS", ((8, small),))
+    monkeypatch.setattr(fused_decode, "WAYS", ((8, small),))
     runs = []
     for fused in (True, False):
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
