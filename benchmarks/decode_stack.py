@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from decode_candidates import Tiles
 
 from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.stored_weight import AnyWeight, StoredWeight
 from ingot.kernels.sum_norm import sum_norm
 
 LAYERS, LONGEST, EPS = 32, 4096, 1e-6
@@ -54,6 +56,13 @@ SHAPES = LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
 
 
+def apart(x: torch.Tensor, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor:
+    """A product with nothing folded into it, by ``packed_matmul`` and the tiles where bits are few."""
+    if isinstance(weight, StoredWeight):
+        return packed_matmul(x, weight, tiles=tiles)
+    return F.linear(x, weight)
+
+
 class Stack:
     """Random weights of ``layers`` layers and a head, and the caches of a batch."""
 
@@ -63,7 +72,7 @@ class Stack:
         torch.manual_seed(0)
         options: dict[str, Any] = {"dtype": torch.float16, "device": device}
         self.layers, self.batch, self.shape = layers, batch, shape
-        self.weights = {
+        self.weights: dict[str, list[AnyWeight]] = {
             op: [
                 torch.empty(size, **options).normal_(std=1.28 / size[1] ** 0.5)
                 for _ in range(heads if op == "head" else layers)
@@ -102,7 +111,7 @@ class Stack:
         arguments = (q, *self.caches[layer], tables, lengths, self.shape.head_dim**-0.5, LONGEST)
         return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals)
 
-    def weight(self, op: str, layer: int) -> torch.Tensor:
+    def weight(self, op: str, layer: int) -> AnyWeight:
         """An op's weight in a layer."""
         return self.weights[op][layer % len(self.weights[op])]
 
@@ -131,7 +140,7 @@ class Stack:
         """Norms folded into the products: six launches a layer and one for the head."""
         x, norm = self.x[:rows], (self.norm, EPS)
         for layer in range(self.layers):
-            weights = {op: self.weight(op, layer) for op in SHAPES}
+            weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
             q = small_qkv(x, weights["qkv"], None, *norm, *self.place(rows, layer), tiles=plan.get("qkv"))
             attended = self.attend(q, layer, plan.get("attention")).flatten(1)
             x = small_linear(attended, weights["o"], residual=x, tiles=plan.get("o"))
@@ -139,38 +148,43 @@ class Stack:
             x = small_linear(inner, weights["down"], residual=x, tiles=plan.get("down"))
         return small_linear(x, self.weight("head", 0), None, None, *norm, plan.get("head"))
 
-    def hybrid_step(self, rows: int, plan: Plan, small: frozenset[str]) -> torch.Tensor:
-        """Of the products those in ``small`` by the small kernels, the others by the matrix library.
+    def hybrid_step(self, rows: int, plan: Plan, small: frozenset[str], head: bool = True) -> torch.Tensor:
+        """Of the products those in ``small`` by the small kernels, the others by the matrix library, or with
+        weights of fewer bits by ``packed_matmul`` and its tiles in the plan; up to the final norm without
+        ``head``.
 
-        The plan also names tiles of ``rms``, ``rope`` and ``silu``, the kernels beside the library's.
+        The plan also names tiles of ``rms``, ``rope`` and ``silu``, the kernels beside those products.
         """
         x, norm = self.x[:rows], (self.norm, EPS)
         x = x if "o" in small else x.clone()  # the library adds in place
         hidden, _ = rms_norm(x, *norm, tiles=plan.get("rms"))
         for layer in range(self.layers):
-            weights = {op: self.weight(op, layer) for op in SHAPES}
+            weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
             place = self.place(rows, layer)
             if "qkv" in small:
                 q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
             else:
-                q = rope_kv_write(F.linear(hidden, weights["qkv"]), *place, tiles=plan.get("rope"))
+                qkv = apart(hidden, weights["qkv"], plan.get("qkv"))
+                q = rope_kv_write(qkv, *place, tiles=plan.get("rope"))
             attended = self.attend(q, layer, plan.get("attention")).flatten(1)
             hidden, x = self._join(x, attended, weights["o"], "o", plan, small)
             if "gate_up" in small:
                 inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
             else:
-                inner = silu_mul(F.linear(hidden, weights["gate_up"]), plan.get("silu"))
+                inner = silu_mul(apart(hidden, weights["gate_up"], plan.get("gate_up")), plan.get("silu"))
             hidden, x = self._join(x, inner, weights["down"], "down", plan, small)
-        head = self.weight("head", 0)
-        return (
-            small_linear(hidden, head, tiles=plan.get("head")) if "head" in small else F.linear(hidden, head)
-        )
+        if not head:
+            return hidden
+        wide = self.weight("head", 0)
+        if "head" in small:
+            return small_linear(hidden, wide, tiles=plan.get("head"))
+        return apart(hidden, wide, plan.get("head"))
 
     def _join(
         self,
         x: torch.Tensor,
         y: torch.Tensor,
-        weight: torch.Tensor,
+        weight: AnyWeight,
         op: str,
         plan: Plan,
         small: frozenset[str],
@@ -180,4 +194,7 @@ class Stack:
             return sum_norm(
                 small_linear_parts(y, weight, plan.get(op)), x, self.norm, EPS, tiles=plan.get("norm")
             )
+        if isinstance(weight, StoredWeight):
+            parts = packed_matmul_parts(y, weight, plan.get(op))
+            return sum_norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
         return rms_norm(x.addmm_(y, weight.t()), self.norm, EPS, tiles=plan.get("rms"))

@@ -1,22 +1,27 @@
-"""Which tiles a decode step should use for weights of 8 and of 4 bits, timed inside the whole step.
+"""Whose a decode step's products should be for weights of 8 and of 4 bits, and with which tiles: timed inside
+the whole step, 16 layers of the 7B shape in a CUDA graph, without a head.
 
-Every op's candidates in turn, in a CUDA graph of 16 layers of the 7B shape and a head; what makes the step
-faster stays for the next op. Kernels are compiled by all cores first. A line a case says what to enter in
-``kernels/product_tiles.py``.
+First the ways: all products in the small kernels, each in ``packed_matmul``, and the best of those together.
+Then every op's tiles of both kinds in turn; what makes the step faster stays for the next op. A case's
+kernels are compiled by all cores before it is timed, and its figures written when it ends. A line a case says
+what to enter in ``layers/fused_decode.py``, ``kernels/product_tiles.py`` and ``kernels/packed_tiles.py``.
 
     python benchmarks/narrow_variants.py --json docs/results/narrow_variants.json
-    python benchmarks/narrow_variants.py --cases 4x1,8x8                    # bits x rows
-    python benchmarks/narrow_variants.py --dry --cases 4x2                  # tiny, on a CPU: no figures
+    python benchmarks/narrow_variants.py --cases 4x64,8x64 --limit-s 240    # bits x rows
+    python benchmarks/narrow_variants.py --dry --cases 4x9                  # tiny, on a CPU: no figures
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +29,29 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 import torch
-import torch.multiprocessing
+import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
-from decode_stack import Plan, Shape, Stack
+from decode_stack import Plan, Shape, Stack, apart
 
+from ingot.kernels.overlap import overlaps
+from ingot.kernels.packed_matmul import packed_matmul_parts
+from ingot.kernels.packed_tiles import packed_candidates
+from ingot.kernels.small_gate_up import small_gate_up
+from ingot.kernels.small_linear import small_linear_parts
+from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.stored_weight import StoredWeight, num_rows, num_words
 
-CASES = "4x1,4x8,4x16,4x32,4x64,8x1,8x8,8x16,8x32,8x64"
+CASES = "4x64,4x32,8x64,8x32,4x16,8x16,4x8,8x8,4x1,8x1"  # what is most in doubt first
 OPS = ("gate_up", "qkv", "down", "o")
 SPLIT = ("down", "o")
 LAYERS, GROUP, WORTH_US = 16, 128, 0.1  # a layer; less is noise
+PACKED_FROM = 9  # rows; fewer load words straight into registers
+SHOWN = 8  # of an op's tiles, the fastest
 TINY = Shape(hidden=128, inner=256, heads=2, head_dim=64, vocabulary=96, context=32, block=16)
-ALL = frozenset({*OPS, "head"})
+ALL = frozenset(OPS)
+Choice = tuple[bool, Tiles]  # whether a small kernel computes the op, and its tiles
 
 
 def narrow_weight(outputs: int, width: int, bits: int, device: str) -> StoredWeight:
@@ -54,24 +68,52 @@ def narrow_weight(outputs: int, width: int, bits: int, device: str) -> StoredWei
 
 
 class NarrowStack(Stack):
-    """A stack whose layers' weights have few bits; the head stays."""
+    """A stack whose layers' weights have few bits; it has no head."""
 
     def __init__(self, bits: int, rows: int, layers: int, dry: bool = False) -> None:
         device, shape = ("cpu", TINY) if dry else ("cuda", Shape())
-        super().__init__(1, rows, device, shape, heads=1)
+        super().__init__(1, rows, device, shape, heads=0)
         self.layers = layers
         self.caches = [self.caches[0]] * layers if rows > 8 else [
             [torch.randn_like(t) for t in self.caches[0]] for _ in range(layers)
         ]  # fmt: skip
-        for op, size in shape.products().items():
-            if op != "head":
-                self.weights[op] = [narrow_weight(*size, bits, device) for _ in range(layers)]  # type: ignore[misc]
+        for op in OPS:
+            size = shape.products()[op]
+            self.weights[op] = [narrow_weight(*size, bits, device) for _ in range(layers)]
         if not dry:
             torch.cuda.synchronize()
 
+    def choices(self, op: str) -> list[Choice]:
+        """What to try beside the defaults; ``packed_matmul``'s default is among it."""
+        found = [(True, tiles) for tiles in candidates(op, self.batch)]
+        if self.batch >= PACKED_FROM:
+            weight = self.weights[op][0]
+            assert isinstance(weight, StoredWeight)
+            packed = packed_candidates(self.batch, weight, self.x.device, op in SPLIT)
+            found += [(False, tiles) for tiles in packed]
+        return found
+
+    def only(self, op: str, small: bool, tiles: Tiles) -> None:
+        """One op of one layer, as the step launches it."""
+        x, weight = self.inner if op == "down" else self.x, self.weights[op][0]
+        if op in SPLIT:
+            (small_linear_parts if small else packed_matmul_parts)(x, weight, tiles)
+        elif not small:
+            apart(x, weight, tiles)
+        elif op == "qkv":
+            small_qkv(x, weight, None, None, 0.0, *self.place(self.batch, 0), tiles=tiles)
+        else:
+            small_gate_up(x, weight, tiles=tiles)
+
+    def step(self, plan: Plan, small: frozenset[str]) -> torch.Tensor:
+        """All layers; the kernels beside ``packed_matmul`` start early, as in engines."""
+        early = {"OVERLAP": 2} if overlaps(self.x.device) else None
+        beside: Plan = dict.fromkeys(("rms", "rope", "silu"), early)
+        return self.hybrid_step(self.batch, beside | plan, small, head=False)
+
 
 def candidates(op: str, rows: int) -> list[Tiles]:
-    """What to try beside the default."""
+    """What to try of the small kernels beside the default."""
     found: list[Tiles] = []
     if rows <= 8:
         for block in (16, 32) if op in SPLIT else (32, 64):
@@ -90,14 +132,15 @@ def candidates(op: str, rows: int) -> list[Tiles]:
     return found
 
 
-def compile_share(rank: int, ranks: int, cases: list[tuple[int, int]]) -> None:
-    """Launch one in ``ranks`` of all candidates once, so that its kernel is on disk."""
-    stacks: dict[tuple[int, int], NarrowStack] = {}
-    jobs = [(case, op, tiles) for case in cases for op in OPS for tiles in candidates(op, case[1])]
-    for case, op, tiles in jobs[rank::ranks]:
-        if case not in stacks:
-            stacks = {case: NarrowStack(*case, layers=1)}
-        _runs(lambda stack=stacks[case], op=op, tiles=tiles: stack.fused(op, 0, stack.batch, tiles))
+def compile_share(rank: int, ranks: int, case: tuple[int, int]) -> None:
+    """Run one in ``ranks`` of a case's kernels once, so that they are on disk."""
+    stack = NarrowStack(*case, layers=1)
+    calls = [lambda small=small: stack.step({}, small) for small in (ALL, frozenset[str]())]
+    calls = calls[: 2 if case[1] >= PACKED_FROM else 1]
+    for op in OPS:
+        calls += [lambda op=op, choice=choice: stack.only(op, *choice) for choice in stack.choices(op)]
+    for call in calls[rank::ranks]:
+        _runs(call)
 
 
 def _runs(call: Any) -> bool:
@@ -109,20 +152,16 @@ def _runs(call: Any) -> bool:
     return True
 
 
-def replay(stack: NarrowStack, plan: Plan, dry: bool) -> Any:
+def replay(stack: NarrowStack, plan: Plan, small: frozenset[str], dry: bool) -> Callable[[], float] | None:
     """A call that times one step, in microseconds a layer; None for tiles that do not fit."""
-
-    def step() -> torch.Tensor:
-        return stack.hybrid_step(stack.batch, plan, ALL)
-
     if dry:
-        step()
+        stack.step(plan, small)
         return lambda: 0.0
-    if not _runs(step):
+    if not _runs(lambda: stack.step(plan, small)):
         return None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
+        stack.step(plan, small)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def timed() -> float:
@@ -136,30 +175,75 @@ def replay(stack: NarrowStack, plan: Plan, dry: bool) -> Any:
     return timed
 
 
-def sweep(bits: int, rows: int, dry: bool) -> dict[str, Any]:
-    """The best plan of a case, op by op, and what was tried."""
-    stack = NarrowStack(bits, rows, 2 if dry else LAYERS, dry)
-    plan: Plan = {}
-    tried: dict[str, Any] = {}
+class Sweep:
+    """One case; ``end`` is when it should stop, by ``time.monotonic``."""
 
-    def median(timed: Any) -> float:
-        return statistics.median(timed() for _ in range(5))
+    def __init__(self, bits: int, rows: int, dry: bool, end: float) -> None:
+        self.stack = NarrowStack(bits, rows, 2 if dry else LAYERS, dry)
+        self.bits, self.rows, self.dry, self.end = bits, rows, dry, end
+        self.plan: Plan = {}
+        self.small = ALL
 
-    first = median(replay(stack, plan, dry))
-    for op in OPS:
-        now = replay(stack, plan, dry)
-        found = []
-        for tiles in candidates(op, rows)[: 2 if dry else None]:
-            timed = replay(stack, {**plan, op: tiles}, dry)
-            if timed is not None:
-                found.append((median(timed), tiles))
-        found.sort(key=lambda pair: pair[0])
-        if found and found[0][0] < median(now) - WORTH_US:
-            plan[op] = found[0][1]
-        tried[op] = found[:6]
-    last = median(replay(stack, plan, dry))
-    print(f"{bits} bits, {rows} rows: {first:.1f} -> {last:.1f} us a layer: {plan}", flush=True)
-    return {"bits": bits, "rows": rows, "before_us": first, "after_us": last, "plan": plan, "tried": tried}
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.end
+
+    def median(self, plan: Plan, small: frozenset[str]) -> float:
+        """Microseconds a layer; without end for tiles that do not fit."""
+        timed = replay(self.stack, plan, small, self.dry)
+        return float("inf") if timed is None else statistics.median(timed() for _ in range(5))
+
+    def ways(self) -> dict[str, float]:
+        """Which products are whose, with default tiles; the best way stays."""
+        found = {ALL: self.median({}, ALL)}
+        if self.rows >= PACKED_FROM:
+            found |= {ALL - {op}: self.median({}, ALL - {op}) for op in OPS}
+            gaining = sorted(OPS, key=lambda op: found[ALL - {op}])
+            together = [ALL.difference(gaining[:count]) for count in range(2, len(OPS) + 1)]
+            found |= {small: self.median({}, small) for small in together if not self.late()}
+        self.small = min(found, key=lambda small: found[small])
+        packed = {small: "+".join(op for op in OPS if op not in small) for small in found}
+        return {f"packed {packed[small]}" if packed[small] else "small": us for small, us in found.items()}
+
+    def tiles(self, op: str) -> list[tuple[float, str, Tiles]]:
+        """The fastest choices of an op; the best stays if it is worth it."""
+        now = self.median(self.plan, self.small)
+        choices, found = self.stack.choices(op), []
+        if self.dry:
+            choices = [choice for kind in (True, False) for choice in choices if choice[0] == kind][::7]
+        for small, tiles in choices:
+            if self.late():
+                break
+            own = self.small | {op} if small else self.small - {op}
+            found.append((self.median({**self.plan, op: tiles}, own), small, tiles))
+        found = sorted((row for row in found if row[0] < float("inf")), key=lambda row: row[0])
+        if found and found[0][0] < now - WORTH_US:
+            _, small, self.plan[op] = found[0]
+            self.small = self.small | {op} if small else self.small - {op}
+        return [(us, "small" if small else "packed", tiles) for us, small, tiles in found[:SHOWN]]
+
+    def run(self) -> dict[str, Any]:
+        """The case's figures, and a line."""
+        ways = self.ways()
+        tried = {op: self.tiles(op) for op in OPS}
+        first, last = ways["small"], self.median(self.plan, self.small)
+        told = f"small {'+'.join(sorted(self.small))} {self.plan}{', stopped early' if self.late() else ''}"
+        print(
+            f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}\n"
+            + "\n".join(f"    {name}: {us:.1f}" for name, us in ways.items()),
+            flush=True,
+        )
+        return {
+            "bits": self.bits,
+            "rows": self.rows,
+            "before_us": first,
+            "after_us": last,
+            "small": sorted(self.small),
+            "plan": self.plan,
+            "stopped_early": self.late(),
+            "ways": ways,
+            "tried": tried,
+        }
 
 
 def main() -> None:
@@ -167,24 +251,30 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", default=CASES, help="bits x rows, comma-separated")
-    parser.add_argument("--json", type=Path, help="file to write")
+    parser.add_argument("--json", type=Path, help="file to write, after every case")
+    parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
     parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
     given = parser.parse_args()
-    cases = [tuple(int(n) for n in case.split("x")) for case in given.cases.split(",")]
-    if not given.dry:
-        begun, ranks = time.perf_counter(), max((os.cpu_count() or 2) - 1, 1)
-        torch.multiprocessing.spawn(compile_share, (ranks, cases), nprocs=ranks)
-        print(f"compiled in {time.perf_counter() - begun:.0f} s", flush=True)
-    rows = [sweep(bits, count, given.dry) for bits, count in cases]
-    if given.json:
-        gpu = "none" if given.dry else torch.cuda.get_device_name()
-        told = {
-            "command": " ".join(["python", *sys.argv]),
-            "gpu": gpu,
-            "torch": torch.__version__,
-            "cases": rows,
-        }
-        given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    told: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "gpu": "none" if given.dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cases": [],
+    }
+    end, ranks = time.monotonic() + given.limit_s, max((os.cpu_count() or 2) - 1, 1)
+    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:  # none starts in a dry run
+        for case in given.cases.split(","):
+            bits, rows = (int(n) for n in case.split("x"))
+            begun = time.monotonic()
+            if begun > end:
+                break
+            if not given.dry:
+                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [(bits, rows)] * ranks))
+                print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
+            told["cases"].append(Sweep(bits, rows, given.dry, end).run())
+            if given.json:
+                given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

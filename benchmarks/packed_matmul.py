@@ -1,4 +1,4 @@
-"""Products of 65 to 512 rows with weights of 8 and of 4 bits: tiles of the kernel that unpacks them in
+"""Products of 9 to 512 rows with weights of 8 and of 4 bits: tiles of the kernel that unpacks them in
 registers, and the matrix library.
 
 Every candidate of ``kernels/packed_tiles.py`` at every shape of a 7B model, in microseconds (median of CUDA

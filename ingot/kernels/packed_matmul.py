@@ -35,8 +35,8 @@ ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
 
 
 def takes_packed(rows: int, dtype: torch.dtype) -> bool:
-    """Whether a product of so many rows of x is this kernel's rather than the matrix library's; of fewer rows
-    it is the small kernels'.
+    """Whether a product of so many rows of x is this kernel's rather than the matrix library's; of up to
+    ``MAX_ROWS`` rows it is, module by module, the small kernels'.
     """
     return rows <= PACKED_ROWS and dtype in DTYPES
 

@@ -51,7 +51,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
 }
 # The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
 LARGE_BYTES = 227 << 10
-SMALLER = (128, 128, 128, 8, 3, 256, 0, 0)
+SMALLER = ((64, 0, 64, 128, 128, 8, 3, 128, 0, 0), (0, 0, 128, 128, 128, 8, 3, 256, 0, 0))
 
 
 def packed_tiles(
@@ -61,7 +61,7 @@ def packed_tiles(
     the programs that its registers hold at a time.
     """
     large = shared_bytes(device) >= LARGE_BYTES
-    found = _row(TILES[weight.bits], num_tokens, weight.out_features) if large else SMALLER
+    found = _row(TILES[weight.bits] if large else SMALLER, num_tokens, weight.out_features)
     tiles = dict(zip(NAMES, found, strict=True))
     beside = max(REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"]), 1)
     splits = _splits(tiles, num_tokens, weight, beside * multiprocessors(device)) if split else 1
@@ -87,16 +87,16 @@ def _splits(tiles: Mapping[str, int], num_tokens: int, weight: StoredWeight, roo
 def packed_candidates(
     num_tokens: int, weight: StoredWeight, device: torch.device, split: bool = False
 ) -> list[dict[str, int]]:
-    """What is worth timing: the default first."""
+    """What is worth timing: the default first. Parts of a whole product are added up by PyTorch."""
     default = packed_tiles(num_tokens, weight, device, split)
-    shapes = _few_rows(num_tokens, weight) if num_tokens <= 64 else _many_rows(num_tokens, weight)
+    few = num_tokens <= 64
     found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
-    for shape in shapes:
+    for shape in _few_rows(num_tokens, weight) if few else _many_rows(num_tokens, weight):
         tiles = default | dict(zip(NAMES, shape, strict=True))
-        whole = _splits(tiles, num_tokens, weight, multiprocessors(device))
-        splits = {whole, min(2 * whole, MAX_SPLITS)} if split else {1}
-        if num_tokens <= 64 and whole == 1:
-            splits.add(2)  # PyTorch adds up those of a whole product
+        once, twice = (_splits(tiles, num_tokens, weight, n * multiprocessors(device)) for n in (1, 2))
+        splits = {once, twice} if split else {1, min(twice, 2)} if few else {1}
+        if split and few:
+            splits.add(min(2 * twice, MAX_SPLITS))
         found += [tiles | {"SPLITS": count} for count in sorted(splits)]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
 

@@ -139,9 +139,10 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 def test_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_tiles_module, "shared_bytes", lambda device: 99 << 10)
     weight = random_weight((8, 0, False), 32, 128, torch.float16, "cpu")
-    tiles = packed_tiles(256, weight, torch.device("cpu"))
-    rows, outputs, depth = tiles["BLOCK_T"], tiles["BLOCK_N"], tiles["BLOCK_K"]
-    assert (rows * 2 + outputs) * depth * (tiles["num_stages"] - 1) <= 99 << 10
+    for num_tokens in (9, 64, 256):
+        tiles = packed_tiles(num_tokens, weight, torch.device("cpu"))
+        rows, outputs, depth = tiles["BLOCK_T"], tiles["BLOCK_N"], tiles["BLOCK_K"]
+        assert (rows * 2 + outputs) * depth * (tiles["num_stages"] - 1) <= 99 << 10
 
 
 @pytest.mark.gpu

@@ -1,0 +1,42 @@
+"""The benchmark of steps in fewer bits times the same step in every way, and keeps what it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.narrow_variants import ALL, OPS, NarrowStack
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("own", [frozenset(), *(ALL - {op} for op in OPS)], ids=lambda own: "+".join(own))
+def test_every_way_gives_the_same(bits: int, own: frozenset[str]) -> None:
+    stack = NarrowStack(bits, 9, 2, dry=True)
+    wanted = stack.step({}, ALL)
+    assert wanted.float().std() > 0.1
+    torch.testing.assert_close(stack.step({}, own), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_few_rows_are_the_small_kernels() -> None:
+    for rows, kinds in ((8, {True}), (9, {True, False})):
+        stack = NarrowStack(4, rows, 1, dry=True)
+        assert all({small for small, _ in stack.choices(op)} == kinds for op in OPS)
+
+
+def test_a_dry_run_writes_every_case(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    command = [sys.executable, "benchmarks/narrow_variants.py", "--dry", "--cases", "4x9,8x2", "--json"]
+    subprocess.run([*command, str(found)], cwd=ROOT, check=True, capture_output=True)
+    first, second = json.loads(found.read_text(encoding="utf-8"))["cases"]
+    assert set(first["ways"]) >= {"small", *(f"packed {op}" for op in OPS), "packed gate_up+qkv+down+o"}
+    assert set(second["ways"]) == {"small"}
+    for case in (first, second):
+        assert set(case["tried"]) == set(OPS)
+        assert all(case["tried"].values())
