@@ -46,11 +46,12 @@ NONE = frozenset[str]()
 # the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
-# Where weights have fewer bits, by the fewest: the others are then packed_matmul's. More rows run module by
-# module, with widened weights. Alone in graphs on an H200, 64 rows in 4 bits, µs: gate and up 78 in the small
-# kernel with SiLU, 43 in packed_matmul and SiLU beside it; QKV 42 with rotary and cache write, 41 without.
-# That output and down product gain is an estimate (9.8 and 19.2 in packed_matmul), as is that in 8 bits, and
-# up to 32 rows, nothing does: benchmarks/narrow_variants.py. What cannot go so (fp32) takes the next way.
+# The same where weights have fewer bits, by the fewest; here the others are packed_matmul's, and more rows
+# run module by module, with widened weights. Measured alone on an H200, at 64 rows in 4 bits, in µs: gate and
+# up 78 with SiLU by the small kernel, 43 without by packed_matmul; QKV 42 with rotary and cache write, 41
+# without. Estimated: that output and down product gain too (9.8 and 19.2 by packed_matmul), and that nothing
+# does in 8 bits or up to 32 rows. benchmarks/narrow_variants.py compares them. In fp32, which packed_matmul
+# does not take, the next way of as many rows serves.
 NARROW_WAYS: Mapping[int, Ways] = {
     8: ((MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
     4: ((32, ALL), (MAX_ROWS, frozenset({"qkv", "head"})), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),

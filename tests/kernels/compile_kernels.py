@@ -162,6 +162,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "products": products(binary.asm["ptx"]),
                     "moves": moves(binary.asm["ptx"]),
                     "overlap": kwargs.get("OVERLAP", 1),
+                    "outputs": kwargs.get("BLOCK_N"),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
                     "reductions": reductions(binary.asm["ttgir"]),
                     "operand_runs": operand_runs(binary.asm["ttgir"]),
