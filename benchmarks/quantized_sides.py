@@ -16,10 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
 from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_int8 import int8_linear_parts
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import StoredWeight, dequantized

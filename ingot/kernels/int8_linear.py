@@ -1,9 +1,10 @@
 """A linear layer whose activations and weight are both of 8 bits, for any number of rows.
 
-Owns the formula y = cast(sums · x scales · weight scales + bias + residual) with exact sums, and the choice
-between the kernel of few rows and that of many. Knows no model.
+Owns the formula y = cast(sums · x scales · weight scales + bias + residual) with exact sums, whole or in
+parts, and the choice between the kernel of few rows and that of many. Knows no model.
 
     y = int8_linear(x8, weight, torch.float16, bias)
+    parts = int8_linear_parts(x8, weight)      # sum_norm adds them up
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels.checks import expect, expect_result, runs_on_gpu
+from ingot.kernels.checks import expect, expect_range, expect_result, runs_on_gpu
 from ingot.kernels.int8_checks import expect_output, expect_product
-from ingot.kernels.int8_matmul import int8_matmul_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
-from ingot.kernels.small_int8 import small_int8_linear_triton
+from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.small_product import MAX_ROWS
 
 
@@ -66,7 +68,7 @@ def int8_linear(
         bias: [N] or None, of that dtype or fp32.
         residual: [M, N] or None, of that dtype; added after the bias.
         out: [M, N] contiguous, or None: receives the result; may be ``residual``.
-        tiles: of up to 64 rows as of :func:`small_linear`; of more as of
+        tiles: of up to 64 rows as of :func:`small_linear`, with BLOCK_T of 8 and more; of more as of
             :func:`ingot.kernels.int8_tiles.large_int8_tiles`.
 
     Returns:
@@ -89,3 +91,41 @@ def int8_linear(
     if runs_on_gpu(x.values):
         return int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
     return int8_linear_reference(x, weight, dtype, bias, residual, out)
+
+
+def int8_linear_parts_triton(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """Launch a kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
+    op = small_int8_parts_triton if x.values.shape[0] <= MAX_ROWS else int8_matmul_parts_triton
+    return op(x, weight, tiles)
+
+
+def int8_linear_parts_reference(x: Int8Rows, weight: Int8Weight) -> Int8Sums | torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
+    if x.group:
+        return int8_product(x, weight, torch.float32)[None]
+    return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
+
+
+def int8_linear_parts(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
+
+    Args:
+        x: [M, K] in 8 bits, M up to ``DECODE_ROWS``.
+        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
+        tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's.
+
+    Returns:
+        The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_product(x, weight)
+    expect_range("the number of rows", x.values.shape[0], 0, DECODE_ROWS)
+    if runs_on_gpu(x.values):
+        return int8_linear_parts_triton(x, weight, tiles)
+    return int8_linear_parts_reference(x, weight)

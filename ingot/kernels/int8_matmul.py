@@ -1,9 +1,10 @@
 """The product of many rows and a weight, both of 8 bits: exact sums, scaled once, with bias and residual sum.
 
-Owns a persistent kernel whose programs walk the tiles of the result in an order that keeps both operands in
-L2, and its launch. Operands come through tensor descriptors (TMA) where they are aligned and the GPU has
-them, else through pointers. Where rows have groups with scales of their own, a step is a group, and its sums
-join the result in fp32. Knows no fewer rows than a tile is worth (int8_linear.py chooses).
+Owns a persistent kernel whose programs walk the tiles of the result, or of parts of its sums, in an order
+that keeps both operands in L2, and its launch. Operands come through tensor descriptors (TMA) where they are
+aligned and the GPU has them, else through pointers. Where rows have groups with scales of their own, a step
+is a group, and its sums join the result in fp32. Knows no fewer rows than a tile is worth (int8_linear.py
+chooses).
 
     y = int8_matmul_triton(x8, weight, torch.float16)
 """
@@ -20,13 +21,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.checks import KernelArgumentError, merge_tiles
 from ingot.kernels.int8_checks import scale_stride
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.int8_tiles import large_int8_tiles, whole_steps
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.int8_tiles import large_int8_tiles, machine_of, whole_steps
 from ingot.kernels.matrix_product import multiprocessors
-from ingot.kernels.overlap import overlaps
-from ingot.kernels.product_tiles import shared_bytes
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 
 ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
+CONSTANTS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "TOGETHER", "PIECES", "SPLITS", "OVERLAP")
 
 
 @triton.jit
@@ -75,19 +76,29 @@ def int8_matmul_kernel(
     BLOCK_K: tl.constexpr,
     TOGETHER: tl.constexpr,
     PIECES: tl.constexpr,
+    SPLITS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     WALK: tl.constexpr,
     TMA: tl.constexpr,
 ) -> None:
-    """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart.
+    """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart; with SPLITS parts of their
+    sums, each of as many steps, the last ones past the end.
 
     TOGETHER tiles of rows are done for one tile of outputs before the next. A tile is stored in PIECES, which
     take so much less shared memory.
     """
+    start_next(OVERLAP)
     SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
-    STEPS: tl.constexpr = (K + SPAN - 1) // SPAN
+    ALL_STEPS: tl.constexpr = (K + SPAN - 1) // SPAN
+    STEPS: tl.constexpr = (ALL_STEPS + SPLITS - 1) // SPLITS
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     WIDTH: tl.constexpr = BLOCK_N // PIECES
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
+    first_step = 0
+    if SPLITS > 1:
+        first_step = tl.program_id(1) * STEPS
+        y_ptr += tl.program_id(1).to(tl.int64) * num_rows * N
+    wait_for_previous(OVERLAP)  # before the weight, too: it may be a temporary
     for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=WALK):
         band = tile // (TOGETHER * TILES_N)
         height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
@@ -99,16 +110,18 @@ def int8_matmul_kernel(
         x_scale_places = x_scale_ptr + rows.to(tl.int64) * x_scale_stride
         if GROUP > 0:
             acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-            x_scales = tl.load(x_scale_places, mask=real, other=0.0)
+            group = tl.minimum(first_step, ALL_STEPS - 1)
+            x_scales = tl.load(x_scale_places + group, mask=real, other=0.0)
         else:
             acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
         for step in tl.range(0, STEPS):
-            column = step * SPAN
+            column = (first_step + step) * SPAN
             x = _operand(x_source, x_stride, first_row, num_rows, column, K, SPAN, BLOCK_M, BLOCK_K, TMA)
             w = _operand(weight_source, weight_stride, first_output, N, column, K, SPAN, BLOCK_N, BLOCK_K,
                          TMA)  # fmt: skip
             if GROUP > 0:
-                ahead = tl.load(x_scale_places + tl.minimum(step + 1, STEPS - 1), mask=real, other=0.0)
+                group = tl.minimum(first_step + step + 1, ALL_STEPS - 1)
+                ahead = tl.load(x_scale_places + group, mask=real, other=0.0)
                 acc += tl.dot(x, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
                 x_scales = ahead
             else:
@@ -193,31 +206,30 @@ def _source(tensor: torch.Tensor, rows: int, choice: Mapping[str, int], tma: boo
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
 
 
-def int8_matmul_triton(
+def _choice(
+    x: Int8Rows, weight: Int8Weight, itemsize: int, split: bool, tiles: Mapping[str, int] | None
+) -> dict[str, int]:
+    (rows, width), outputs = x.values.shape, weight.values.shape[0]
+    machine, aligned = machine_of(x.values.device), _aligned(x, weight)
+    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, x.group, aligned, split)
+    return whole_steps(merge_tiles(defaults, tiles), x.group)
+
+
+def _launch(
     x: Int8Rows,
     weight: Int8Weight,
-    dtype: torch.dtype,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
-) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked.
-
-    ``dtype`` int32 gives the exact sums; rows with groups have none.
-    """
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+    choice: Mapping[str, int],
+) -> None:
+    """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
-    device = x.values.device
-    machine = multiprocessors(device), overlaps(device), shared_bytes(device)
-    defaults = large_int8_tiles(rows, outputs, dtype.itemsize, *machine, x.group, _aligned(x, weight))
-    choice = whole_steps(merge_tiles(defaults, tiles), x.group)
-    y = torch.empty((rows, outputs), dtype=dtype, device=device) if out is None else out
-    if not y.numel():
-        return y
     tma = _described(x, weight, choice)
     count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, choice["BLOCK_N"])
-    at_once = choice["PROGRAMS"] * multiprocessors(device)
-    int8_matmul_kernel[(min(count, at_once) if at_once else count,)](
+    at_once = choice["PROGRAMS"] * multiprocessors(y.device) // choice["SPLITS"]
+    walk = choice["PROGRAMS"] > 0
+    int8_matmul_kernel[(min(count, max(at_once, 1)) if walk else count, choice["SPLITS"])](
         _source(x.values, choice["BLOCK_M"], choice, tma),
         _source(weight.values, choice["BLOCK_N"], choice, tma),
         x.scales,
@@ -233,10 +245,43 @@ def int8_matmul_triton(
         N=outputs,
         K=width,
         GROUP=x.group,
-        WALK=at_once > 0,
+        WALK=walk,
         TMA=tma,
-        **{name: choice[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "TOGETHER", "PIECES")},
-        num_warps=choice["num_warps"],
+        **{name: choice[name] for name in CONSTANTS},
         num_stages=choice["num_stages"],
+        **launch_options(choice, y.device),
     )
+
+
+def int8_matmul_triton(
+    x: Int8Rows,
+    weight: Int8Weight,
+    dtype: torch.dtype,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked.
+
+    ``dtype`` int32 gives the exact sums; rows with groups have none.
+    """
+    shape = (x.values.shape[0], weight.values.shape[0])
+    y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
+    if y.numel():
+        choice = _choice(x, weight, dtype.itemsize, False, tiles)
+        _launch(x, weight, bias, residual, y, choice | {"SPLITS": 1})
     return y
+
+
+def int8_matmul_parts_triton(
+    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+) -> Int8Sums | torch.Tensor:
+    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear_parts`, unchecked."""
+    dtype = torch.float32 if x.group else torch.int32
+    choice = _choice(x, weight, dtype.itemsize, True, tiles)
+    shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
+    y = torch.empty(shape, dtype=dtype, device=x.values.device)
+    if y.numel():
+        _launch(x, weight, None, None, y, choice)
+    return y if x.group else Int8Sums(y, x.scales, weight.scales)

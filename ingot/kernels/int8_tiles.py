@@ -8,12 +8,14 @@ Owns the tables. Knows no kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from ingot.kernels.checks import next_power_of_two
+from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import overlaps
-from ingot.kernels.product_tiles import shared_bytes
+from ingot.kernels.product_tiles import has_descriptors, shared_bytes
 
 Choices = Sequence[tuple[int, ...]]
 
@@ -45,8 +47,36 @@ LARGE_GROUPS: Choices = [
     (64, 128, 128, 4, 5, 1, 85),
     (64, 64, 128, 4, 5, 1, 60),
 ]
+# Decode steps of up to so many rows split the sums of products of few outputs. An estimate: at 256 rows the
+# output and down products of a 7B have 64 tiles of 128 x 128 for an H200's 132 multiprocessors, at 512 there
+# are 128, which fill it whole.
+DECODE_ROWS = 256
+PARTS = (1, 2, 4, 8)  # of split sums
+# What tuning tries besides: two programs a multiprocessor, by fewer stages.
+BESIDE: Choices = [(128, 128, 128, 8, 3, 1), (128, 64, 128, 4, 3, 1)]
 BARRIERS = 64  # bytes, of descriptors' copies: 8 for each stage
 LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PIECES")
+
+
+class Machine(NamedTuple):
+    """What the tiles of many rows ask of a GPU.
+
+    Attributes:
+        multiprocessors: how many there are.
+        descriptors: whether operands can come through tensor descriptors.
+        early: whether a kernel can start before the one before it ends.
+        shared: bytes of shared memory that a program may use.
+    """
+
+    multiprocessors: int
+    descriptors: bool
+    early: bool
+    shared: int
+
+
+def machine_of(device: torch.device) -> Machine:
+    """The GPU that a product runs on."""
+    return Machine(multiprocessors(device), has_descriptors(device), overlaps(device), shared_bytes(device))
 
 
 def small_int8_tiles(
@@ -114,45 +144,84 @@ def _fitted(choice: Mapping[str, int], itemsize: int, shared: int) -> dict[str, 
 def large_int8_tiles(
     num_tokens: int,
     outputs: int,
+    width: int,
     itemsize: int,
-    multiprocessors: int,
-    descriptors: bool,
-    shared: int,
+    machine: Machine,
     group: int = 0,
     aligned: bool = True,
+    split: bool = False,
 ) -> dict[str, int]:
-    """Tile choices of a product of many rows: those whose waves of tiles are expected to end first.
+    """Tile choices of a product of many rows: those that are expected to end first.
 
     ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
     tile of the weight, a tile is stored in ``PIECES`` (1 or 2); ``TMA``: 1 pointers, 2 descriptors,
-    4 descriptors where they can be. ``itemsize``: bytes of a result; ``shared``: bytes of shared memory that
-    a program may use. Rows that are not ``aligned`` are read byte by byte, in small tiles.
+    4 descriptors where they can be; ``SPLITS``: parts of the sums, 1 without ``split``; ``OVERLAP`` (as in
+    overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes of a result or of a part's sum. Rows that are
+    not ``aligned`` are read byte by byte, in small tiles.
     """
-
-    def time(choice: Mapping[str, int], rate: int) -> float:
-        tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
-        return -(-tiles // multiprocessors) * choice["BLOCK_M"] * choice["BLOCK_N"] / rate
-
+    few = num_tokens <= DECODE_ROWS
     table, found = LARGE_GROUPS if group else LARGE, []
-    common = {"PROGRAMS": 1, "TOGETHER": 8, "TMA": 4 if descriptors and aligned else 1}
+    common = {
+        "PROGRAMS": 0 if split else 1,
+        "TOGETHER": 8,
+        "TMA": 4 if machine.descriptors and aligned else 1,
+        "OVERLAP": 2 if machine.early and few else 1,
+    }
     for row in table if aligned else table[-1:]:
         tiles = whole_steps({**common, **dict(zip(LARGE_NAMES, row, strict=False))}, group)
-        tiles = _fitted(tiles, itemsize, shared)
-        if large_int8_bytes(tiles, itemsize) <= shared or row is table[-1]:
-            found.append((time(tiles, row[-1]), tiles))
+        tiles = _fitted(tiles, itemsize, machine.shared)
+        if large_int8_bytes(tiles, itemsize) > machine.shared and row is not table[-1]:
+            continue
+        for splits in PARTS if split else (1,):
+            choice = tiles | {"SPLITS": splits}
+            if few:
+                found.append((busiest_bytes(choice, num_tokens, outputs, width, group, machine), choice))
+            else:
+                found.append((_results(choice, num_tokens, outputs, machine) / row[-1], choice))
     return min(found, key=lambda pair: pair[0])[1]
 
 
+def _results(choice: Mapping[str, int], num_tokens: int, outputs: int, machine: Machine) -> float:
+    """Results that the busiest multiprocessor computes."""
+    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
+    return -(-tiles // machine.multiprocessors) * choice["BLOCK_M"] * choice["BLOCK_N"]
+
+
+def busiest_bytes(
+    choice: Mapping[str, int], num_tokens: int, outputs: int, width: int, group: int, machine: Machine
+) -> float:
+    """Bytes that the busiest multiprocessor moves: operands of its programs, and its share of the parts,
+    which are written (taken for twice as slow as reading: an estimate) and read again.
+
+    On an H200 whole products of 128 and 256 rows took 3 µs, and one for every 53 KB of operands of a
+    multiprocessor, in tiles of any size.
+    """
+    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
+    span = group or choice["BLOCK_K"]
+    columns = -(-width // (span * choice["SPLITS"])) * span
+    rows = min(choice["BLOCK_M"], num_tokens) + min(choice["BLOCK_N"], outputs)
+    parts = 3 * 4 * num_tokens * outputs * choice["SPLITS"] if choice["SPLITS"] > 1 else 0
+    programs = -(-tiles * choice["SPLITS"] // machine.multiprocessors)
+    return programs * rows * columns + parts / machine.multiprocessors
+
+
 def large_int8_candidates(
-    default: Mapping[str, int], itemsize: int, shared: int, group: int = 0
+    default: Mapping[str, int],
+    itemsize: int,
+    shared: int,
+    group: int = 0,
+    split: bool = False,
 ) -> list[dict[str, int]]:
     """What tuning tries: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
     table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 3, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
     wanted = [dict(default)]
-    for choice in table:
+    for choice in [*table, *BESIDE]:
         tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)
-        wanted += [tiles, tiles | {"PROGRAMS": 0}]
-    wanted += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
+        wanted += [tiles] if split else [tiles, tiles | {"PROGRAMS": 0}]
+    if split:
+        wanted += [tiles | {"SPLITS": splits} for tiles in wanted for splits in PARTS]
+    else:
+        wanted += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
     found = [_fitted(tiles, itemsize, shared) for tiles in wanted]
     found = [tiles for tiles in found if large_int8_bytes(tiles, itemsize) <= shared]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

@@ -148,6 +148,12 @@ def shared_bytes(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
+@functools.cache
+def has_descriptors(device: torch.device) -> bool:
+    """Whether kernels can read through tensor descriptors (TMA)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def whole_chunks(choice: Mapping[str, int], weight: StoredWeight) -> dict[str, int]:
     """The choice with the BLOCK_K that a weight's layout needs."""
     return (

@@ -3,7 +3,7 @@
 Owns the launch of small_linear.py's kernel with numbers instead of floats. Knows no more rows than 64
 (int8_linear.py chooses by them).
 
-    parts = int8_linear_parts(x8, weight)      # sum_norm adds them up
+    parts = small_int8_parts_triton(x8, weight)      # sum_norm adds them up
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 import torch
 import triton
 
-from ingot.kernels.checks import expect_range, merge_tiles, runs_on_gpu
-from ingot.kernels.int8_checks import expect_product, scale_stride
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.checks import merge_tiles
+from ingot.kernels.int8_checks import scale_stride
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.int8_tiles import small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
-from ingot.kernels.small_product import MAX_ROWS, expect_rows
+from ingot.kernels.small_product import expect_rows
 
 
 def _choice(x: Int8Rows, weight: Int8Weight, split: bool, tiles: Mapping[str, int] | None) -> dict[str, int]:
@@ -92,10 +92,10 @@ def small_int8_linear_triton(
     return y
 
 
-def int8_linear_parts_triton(
+def small_int8_parts_triton(
     x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
-    """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
+    """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear_parts`, unchecked."""
     choice = _choice(x, weight, True, tiles)
     shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
     dtype = torch.float32 if x.group else torch.int32
@@ -103,34 +103,3 @@ def int8_linear_parts_triton(
     if y.numel():
         _launch(x, weight, None, None, y, choice)
     return y if x.group else Int8Sums(y, x.scales, weight.scales)
-
-
-def int8_linear_parts_reference(x: Int8Rows, weight: Int8Weight) -> Int8Sums | torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
-    if x.group:
-        return int8_product(x, weight, torch.float32)[None]
-    return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
-
-
-def int8_linear_parts(
-    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
-) -> Int8Sums | torch.Tensor:
-    """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
-
-    Args:
-        x: [M, K] in 8 bits, M up to 64.
-        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
-        tiles: as of :func:`small_linear`, with BLOCK_T of 8 and more, and ``SPLITS``; of rows with groups
-            BLOCK_K is the group's.
-
-    Returns:
-        The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.
-
-    Raises:
-        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
-    """
-    expect_product(x, weight)
-    expect_range("the number of rows", x.values.shape[0], 0, MAX_ROWS)
-    if runs_on_gpu(x.values):
-        return int8_linear_parts_triton(x, weight, tiles)
-    return int8_linear_parts_reference(x, weight)

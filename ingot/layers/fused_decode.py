@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ingot.config.quant import HEAD
-from ingot.kernels.overlap import overlaps
 from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.packed_tiles import PACKED_ROWS
@@ -35,6 +34,7 @@ from ingot.kernels.sum_norm import sum_norm
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.early import early_tiles
 from ingot.layers.folded import stream_ends
 from ingot.layers.linear import Linear, all_small, linears
 from ingot.layers.mlp import GatedMLP
@@ -158,7 +158,7 @@ def _rows(
     eps = decoder.config.norm_eps
     layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]
-    normed, _ = rms_norm(hidden, layers[0].input_layernorm.weight, eps, tiles=_early(hidden))
+    normed, _ = rms_norm(hidden, layers[0].input_layernorm.weight, eps, tiles=early_tiles(hidden))
     for layer, cache, next_norm in zip(layers, caches, next_norms, strict=True):
         if "qkv" in small:
             attended = _attend(decoder, layer, normed, batch, cache, None)
@@ -170,7 +170,7 @@ def _rows(
         if "gate_up" in small:
             inner = _gate_up(mlp, normed, None, eps)
         else:
-            inner = mlp.bend(_apart(mlp.gate_up_proj, normed), _early(normed))
+            inner = mlp.bend(_apart(mlp.gate_up_proj, normed), early_tiles(normed))
         normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small)
     return normed
 
@@ -184,18 +184,13 @@ def _join(
         return sum_norm(small_linear_parts(x, weight), hidden, norm, eps, bias)
     if weight.bits < 16:
         return sum_norm(packed_matmul_parts(x, weight), hidden, norm, eps, bias)
-    return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=_early(hidden))
+    return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=early_tiles(hidden))
 
 
 def _apart(linear: Linear, x: torch.Tensor) -> torch.Tensor:
     """A product that is not the small kernels': [T, out_features]."""
     weight, bias = _weights(linear)
     return linear(x) if weight.bits == 16 else packed_matmul(x, weight, bias)
-
-
-def _early(x: torch.Tensor) -> Mapping[str, int]:
-    """Tiles of a kernel that starts while the one before it ends, where the GPU can."""
-    return {"OVERLAP": 2} if overlaps(x.device) else {}
 
 
 def _attend(
@@ -247,7 +242,7 @@ def _placed(
 ) -> torch.Tensor:
     """Queries of a finished QKV product; its keys and values go into the cache."""
     rope = None if decoder.rotary is None else decoder.rotary.table
-    return attention.place(qkv, batch, cache, rope, _early(qkv))
+    return attention.place(qkv, batch, cache, rope, early_tiles(qkv))
 
 
 def _attended(

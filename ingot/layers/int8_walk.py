@@ -1,10 +1,11 @@
 """A decoder's step where every linear layer of its layers multiplies in 8 bits (w8a8, w4a8).
 
 Owns two walks over the layers in which no kernel only quantizes: norms, SiLU and attention end in 8 bits, and
-products take them so. Steps of few decoding tokens: QKV with rotary and cache write, split sums that end in
-residual sum, norm and 8 bits. Other steps: products of many rows, with the residual sums inside. The
-mathematics are those of ``Decoder.forward`` and ``Decoder.logits``, with one rounding less a sum; the
-modules' own weights are used. Knows no request.
+products take them so. Steps of up to ``DECODE_ROWS`` tokens that all decode: split sums that end in residual
+sum, norm and 8 bits; QKV of few rows with rotary and cache write; kernels start early where the GPU can.
+Other steps: products of many rows, with the residual sums inside. The mathematics are those of
+``Decoder.forward`` and ``Decoder.logits``, with one rounding less a sum; the modules' own weights are used.
+Knows no request.
 
     if walks_int8(decoder): hidden = int8_hidden(decoder, hidden, batch, caches)
 """
@@ -16,18 +17,19 @@ from collections.abc import Sequence
 import torch
 
 from ingot.kernels.int8_heads import int8_heads
-from ingot.kernels.int8_linear import int8_linear
+from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Rows
 from ingot.kernels.norm_int8 import rms_norm_int8
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.silu_mul_int8 import silu_mul_int8
-from ingot.kernels.small_int8 import int8_linear_parts
 from ingot.kernels.small_int8_qkv import small_int8_qkv
 from ingot.kernels.small_linear import small_linear
+from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.early import early_tiles
 from ingot.layers.linear import Linear, all_int8
 from ingot.layers.mlp import GatedMLP
 from ingot.quant.schemes import takes_small_products
@@ -46,7 +48,7 @@ def int8_logits(
 
     Args:
         decoder: one that ``walks_int8``.
-        hidden: [T, hidden_size] embedded tokens, T at most 64.
+        hidden: [T, hidden_size] embedded tokens, T at most ``DECODE_ROWS`` (kernels/int8_tiles.py).
         batch: with ``max_query_len`` 1.
         caches: keys and values of every layer, written to.
     """
@@ -68,7 +70,7 @@ def int8_logits(
     if len(batch.logits_indices) != len(hidden):  # else each row in its place: one token a request
         hidden = hidden[batch.logits_indices]
     head = decoder.lm_head
-    if not takes_small_products(head.scheme):
+    if len(hidden) > MAX_ROWS or not takes_small_products(head.scheme):
         return decoder.logits(hidden)
     return small_linear(hidden, head.stored(), _of(head, "bias"), tiles=head.small_tiles.at(len(hidden)))
 
@@ -140,13 +142,14 @@ def _placed(
     batch: ForwardBatch,
     cache: LayerCache,
 ) -> torch.Tensor:
-    """Queries [T, num_heads, head_dim]; keys and values go into the cache, by the product itself where it has
-    the numbers' dtype and heads have no norms.
+    """Queries [T, num_heads, head_dim]; keys and values go into the cache, of few rows by the product itself
+    where it has the numbers' dtype and heads have no norms.
     """
     config = decoder.config
     rope = None if decoder.rotary is None else decoder.rotary.table
-    if config.qk_norm or cache.keys.dtype != hidden.dtype:
-        return attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
+    if len(hidden) > MAX_ROWS or config.qk_norm or cache.keys.dtype != hidden.dtype:
+        qkv = _product(attention.qkv_proj, x, hidden.dtype)
+        return attention.place(qkv, batch, cache, rope, early_tiles(qkv))
     return small_int8_qkv(
         x,
         attention.qkv_proj.int8_weight(),

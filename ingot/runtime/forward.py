@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ingot.kernels.small_product import MAX_ROWS
+from ingot.kernels.int8_tiles import DECODE_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.blocks_walk import blocks_hidden, walks_in_blocks
 from ingot.layers.decoder import Decoder
@@ -54,7 +54,7 @@ class Forward:
         decodes = batch.max_query_len == 1 and not self.by_module
         small = small_products(hidden.shape[0], self.ways)
         if self.fused and self.int8 and not self.by_module:
-            if decodes and hidden.shape[0] <= MAX_ROWS:
+            if decodes and hidden.shape[0] <= DECODE_ROWS:
                 return int8_logits(model, hidden, batch, self.caches)
             hidden = int8_hidden(model, hidden, batch, self.caches)
             return model.logits(hidden[batch.logits_indices])

@@ -16,7 +16,8 @@ from ingot.kernels.norm_blocks import rms_norm_in_blocks_triton
 from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
-from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty, weight_in_8
+from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
+from tests.kernels.compile_int8_cases import weight_in_8
 
 
 def block_steps(width: int, block: int, bits: int = 8, ordered: bool = False) -> BlockSteps:

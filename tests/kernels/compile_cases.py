@@ -12,25 +12,19 @@ import torch
 
 from ingot.kernels.dequantize import dequantize_triton
 from ingot.kernels.gated_mlp import silu_mul_triton
-from ingot.kernels.int8_matmul import int8_matmul_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.invariant_attention import invariant_attention_triton
 from ingot.kernels.invariant_linear import NAMES, TILE_LIST, invariant_linear_triton
 from ingot.kernels.layer_norm import layer_norm_triton
-from ingot.kernels.norm_int8 import rms_norm_int8_triton
 from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.rms_norm import rms_norm_triton
 from ingot.kernels.rope_kv_write import rope_kv_write_triton
 from ingot.kernels.sampling import draw_triton, greedy_triton
-from ingot.kernels.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
 from ingot.kernels.small_gate_up import small_gate_up_triton
-from ingot.kernels.small_int8 import int8_linear_parts_triton, small_int8_linear_triton
-from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
 from ingot.kernels.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.small_qkv import small_qkv_triton
 from ingot.kernels.stored_weight import StoredWeight, num_rows, num_words
-from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.sum_norm import sum_norm_triton
 from ingot.kernels.token_feed import keep_tokens_triton, take_tokens_triton
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
@@ -177,59 +171,6 @@ def narrow(
     small_linear_parts_triton(x, weight(4096, 4096), tiles)
 
 
-def rows_in_8(rows: int, width: int, group: int = 0) -> Int8Rows:
-    """Empty activations in 8 bits."""
-    scales = (rows, width // group) if group else (rows,)
-    return Int8Rows(empty(rows, width, dtype=torch.int8), empty(*scales, dtype=FULL), group)
-
-
-def weight_in_8(outputs: int, width: int) -> Int8Weight:
-    """An empty weight for activations in 8 bits."""
-    return Int8Weight(empty(outputs, width, dtype=torch.int8), empty(outputs, dtype=FULL))
-
-
-def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
-    """Every kernel that ends in 8 bits."""
-    x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
-    static = empty(1, dtype=FULL)
-    rms_norm_int8_triton(x, norm, 1e-6, x, None, tiles)
-    rms_norm_int8_triton(x, norm, 1e-6, x, static, tiles)
-    silu_mul_int8_triton(empty(rows, 22016, dtype=dtype), None, tiles)
-    quantized_triton(x, 128, None, tiles)
-    parts, parts8 = empty(4, rows, 4096, dtype=FULL), empty(4, rows, 4096, dtype=torch.int32)
-    sum_norm_int8_triton(parts, x, norm, 1e-6, norm, None, tiles)
-    sums = Int8Sums(parts8, empty(rows, dtype=FULL), empty(4096, dtype=FULL))
-    sum_norm_int8_triton(sums, x, norm, 1e-6, None, None, tiles)
-    sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
-
-
-def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
-    """Every product of a few rows in 8 bits."""
-    x = rows_in_8(rows, 4096)
-    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
-    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
-    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *place, 0, tiles)
-    small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
-    int8_linear_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
-    int8_linear_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
-
-
-def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 128, **tiles: int) -> None:
-    """Products of many rows in 8 bits: with a bias, with a residual sum, of groups."""
-    x, stream = rows_in_8(rows, width), empty(rows, 4096, dtype=dtype)
-    bias = empty(22016, dtype=dtype)
-    int8_matmul_triton(x, weight_in_8(22016, width), dtype, bias, None, None, tiles)
-    int8_matmul_triton(x, weight_in_8(4096, width), dtype, None, stream, stream, tiles)
-    int8_matmul_triton(
-        rows_in_8(rows, width, group), weight_in_8(4096, width), dtype, None, stream, None, tiles
-    )
-
-
-def int8_sums_of(rows: int) -> None:
-    """Exact sums of many rows, by the tiles of the largest result."""
-    int8_matmul_triton(rows_in_8(rows, 4096), weight_in_8(12288, 4096), torch.int32, tiles={"TMA": 2})
-
-
 def widened(dtype: torch.dtype, bits: int, group: int = 0, zeros: bool = False, width: int = 4096) -> None:
     dequantize_triton(in_bits(bits, 12288, width, group, zeros, dtype), dtype)
 
@@ -339,13 +280,6 @@ CASES: dict[str, Callable[[], Any]] = {
     "4 bits 8 bf16 by 64 with zeros": lambda: narrow(BRAIN, 8, 4, 64, True),
     "4 bits 32 fp16 by 32 with zeros": lambda: narrow(HALF, 32, 4, 32, True),
     "4 bits 64 bf16 by channel": lambda: narrow(BRAIN, 64, 4, 0),
-    "ends in 8 bits fp16": lambda: int8_ends(HALF, 4),
-    "ends in 8 bits fp32": lambda: int8_ends(FULL, 4),
-    "both in 8 bits 1 fp16": lambda: small_int8(HALF, 1),
-    "both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16),
-    "both in 8 bits 64 fp32": lambda: small_int8(FULL, 64),
-    "both in 8 bits 2048 fp16 by pointers": lambda: large_int8(HALF, 2048, TMA=1, num_stages=2),
-    "both in 8 bits 70 bf16 odd": lambda: large_int8(BRAIN, 70, 172, 43, TMA=1, num_stages=2),
     "dequantize 8 bits fp16": lambda: widened(HALF, 8),
     "dequantize 4 bits bf16 by 128 with zeros": lambda: widened(BRAIN, 4, 128, True, 11008),
     "dequantize 4 bits fp32 by 32": lambda: widened(FULL, 4, 32, False, 1000),
@@ -369,16 +303,6 @@ OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "4 bits 8 fp16 by 128 overlapping": lambda: narrow(HALF, 8, 4, 128, OVERLAP=2),
     "4 bits 64 fp16 by 128 with zeros overlapping": lambda: narrow(HALF, 64, 4, 128, True, OVERLAP=2),
     "4 bits 32 fp16 by 128 overlapping, 2 ahead": lambda: narrow(HALF, 32, 4, 128, OVERLAP=2, PREFETCH=2),
-    "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
-    "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
-    "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
-    "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
-    "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
-    "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),
-    "both in 8 bits 2048 fp32": lambda: large_int8(FULL, 2048, TMA=2),
-    "both in 8 bits 2048 sums": lambda: int8_sums_of(2048),
-    "both in 8 bits 256 bf16": lambda: large_int8(BRAIN, 256, TMA=2),
-    "both in 8 bits 128 fp16 one program a tile": lambda: large_int8(HALF, 128, TMA=2, PROGRAMS=0),
     "prefill 32x128 fp16 overlapping": lambda: prefill(HALF, 32, 32, 128, 64, 2048, 0, {"OVERLAP": 2}),
     "prefill 16x64 fp16 overlapping": lambda: prefill(HALF, 16, 16, 64, 64, 512, 0, {"OVERLAP": 2}),
     "invariant_linear deepest tiles": lambda: invariant_tiles(HALF, TILE_LIST[-1:]),

@@ -30,10 +30,12 @@ from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
 from tests.kernels.compile_int4_cases import INT4_CASES
+from tests.kernels.compile_int8_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 
-CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | INT4_CASES | PACKED_CASES
-OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | PACKED_OVERLAPPING
+CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | INT4_CASES | INT8_CASES | PACKED_CASES
+OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
+OVERLAPPING |= PACKED_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -132,6 +134,12 @@ def moves(ptx: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def early_reads(ptx: str) -> int:
+    """How many reads of memory stand before the wait for the kernel before."""
+    before = ptx.partition("griddepcontrol.wait")[0]
+    return len(re.findall(r"\b(?:ld\.global|cp\.async\.(?:c[ag]|bulk)|prefetch)", before))
+
+
 def reductions(ttgir: str) -> list[str]:
     """How the tensors that are summed up lie in threads: what decides the order of their sums."""
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.MULTILINE))
@@ -164,6 +172,7 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
                     "overlap": kwargs.get("OVERLAP", 1),
                     "outputs": kwargs.get("BLOCK_N"),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
+                    "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),
                     "operand_runs": operand_runs(binary.asm["ttgir"]),
                     **resources(binary.asm["cubin"]),

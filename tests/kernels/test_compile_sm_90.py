@@ -38,6 +38,17 @@ def test_what_starts_early_waits_for_its_input(rows: list[dict[str, Any]]) -> No
     early = [row for row in rows if row["overlap"] > 1]
     assert len(early) >= 40
     assert [row for row in early if not row["waits"]] == []
+    assert "int8_matmul_kernel" in {row["kernel"] for row in early}
+
+
+def test_products_of_many_rows_read_a_temporary_weight_after_the_wait(rows: list[dict[str, Any]]) -> None:
+    """The kernel before may be the one that writes it; products of few rows ask for constants early."""
+    early = [row for row in rows if row["overlap"] > 1]
+    many = [row for row in early if row["kernel"] == "int8_matmul_kernel"]
+    assert len(many) >= 10
+    assert [row for row in many if row["early_reads"]] == []
+    few = [row for row in early if row["case"] == "both in 8 bits 8 fp16 overlapping"]
+    assert all(row["early_reads"] for row in few)
 
 
 def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:

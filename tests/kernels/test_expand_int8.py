@@ -79,7 +79,7 @@ def test_a_product_waits_for_the_weight_to_be_written(monkeypatch: pytest.Monkey
     monkeypatch.setattr(small_int8, "_launch", lambda *given: launched.append(given[-1]["OVERLAP"]))
     for one in (found, replace(found, temporary=False)):
         small_int8.small_int8_linear_triton(x, one, torch.float32, tiles={"OVERLAP": 2})
-        small_int8.int8_linear_parts_triton(x, one, tiles={"OVERLAP": 2})
+        small_int8.small_int8_parts_triton(x, one, tiles={"OVERLAP": 2})
     assert launched == [1, 1, 2, 2]
     assert waiting({"OVERLAP": 2, "BLOCK_N": 64}, True) == {"OVERLAP": 1, "BLOCK_N": 64}
 

@@ -12,20 +12,21 @@ from ingot.kernels.int8_linear import int8_linear, int8_linear_triton
 from ingot.kernels.int8_matmul import int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_sums
 from ingot.kernels.int8_tiles import (
+    Machine,
     large_int8_bytes,
     large_int8_candidates,
     large_int8_tiles,
+    machine_of,
     small_int8_candidates,
     small_int8_tiles,
 )
-from ingot.kernels.product_tiles import shared_bytes
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "PIECES": 1}
 SHAPES = [(65, 33, 48), (130, 96, 64), (100, 40, 172), (66, 5, 1), (200, 70, 80)]
 KERNELS = IMPLEMENTATIONS[1:]
-MACHINE = (132, True, 227 << 10)  # an H200's multiprocessors, descriptors, bytes of shared memory
+MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -127,8 +128,8 @@ def test_candidates_begin_with_the_default(rows: int, group: int) -> None:
         found = small_int8_candidates(small_int8_tiles(rows, 4096, 4096, cpu))
         assert found[0] == small_int8_tiles(rows, 4096, 4096, cpu)
     else:
-        default = large_int8_tiles(rows, 4096, 2, *MACHINE, group)
-        found = large_int8_candidates(default, 2, MACHINE[2], group)
+        default = large_int8_tiles(rows, 4096, 4096, 2, MACHINE, group)
+        found = large_int8_candidates(default, 2, MACHINE.shared, group)
         assert found[0] == default
     assert len(found) >= 5
     assert all(tiles.keys() == found[0].keys() for tiles in found)
@@ -137,7 +138,7 @@ def test_candidates_begin_with_the_default(rows: int, group: int) -> None:
 
 def test_many_rows_of_a_7b_take_large_tiles_and_few_take_small_ones() -> None:
     def area(rows: int, outputs: int) -> tuple[int, int]:
-        tiles = large_int8_tiles(rows, outputs, 2, *MACHINE)
+        tiles = large_int8_tiles(rows, outputs, 4096, 2, MACHINE)
         return tiles["BLOCK_M"], tiles["BLOCK_N"]
 
     assert area(2048, 22016) == area(4096, 12288) == (128, 256)
@@ -145,19 +146,21 @@ def test_many_rows_of_a_7b_take_large_tiles_and_few_take_small_ones() -> None:
 
 
 def test_stages_fit_what_a_program_may_use() -> None:
-    tiles = large_int8_tiles(2048, 22016, 2, 108, False, 163 << 10)
+    tiles = large_int8_tiles(2048, 22016, 4096, 2, Machine(108, False, False, 163 << 10))
     assert (tiles["BLOCK_N"], tiles["num_stages"], tiles["TMA"]) == (256, 2, 1)
-    stages = {size: large_int8_tiles(2048, 22016, size, *MACHINE)["num_stages"] for size in (2, 4)}
+    stages = {size: large_int8_tiles(2048, 22016, 4096, size, MACHINE)["num_stages"] for size in (2, 4)}
     assert stages == {2: 4, 4: 3}, "a result of 4 bytes takes the room of a stage"
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("group", [0, 32, 128, 256])
 @pytest.mark.parametrize("shared", [163 << 10, 227 << 10])
-def test_candidates_fit_what_a_program_may_use(itemsize: int, group: int, shared: int) -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_candidates_fit_what_a_program_may_use(itemsize: int, group: int, shared: int, split: bool) -> None:
     for rows in (65, 128, 300, 2048):
-        default = large_int8_tiles(rows, 4096, itemsize, 132, True, shared, group)
-        found = large_int8_candidates(default, itemsize, shared, group)
+        machine = Machine(132, True, True, shared)
+        default = large_int8_tiles(rows, 4096, 4096, itemsize, machine, group, split=split)
+        found = large_int8_candidates(default, itemsize, shared, group, split)
         assert found[0] == default
         assert all(large_int8_bytes(tiles, itemsize) <= shared for tiles in found)
         assert all(tiles["num_stages"] >= 2 for tiles in found)
@@ -193,8 +196,8 @@ def test_every_candidate_on_a_gpu(rows: int, group: int) -> None:
     x, weight = int8_rows(rows, 4096, "cuda", group), int8_weight(4096, 4096, "cuda")
     torch.cuda.synchronize()
     expected = int8_linear(x, weight, torch.float32)
-    shared = shared_bytes(x.values.device)
-    default = large_int8_tiles(rows, 4096, 4, 132, True, shared, group)
-    for tiles in large_int8_candidates(default, 4, shared, group):
+    machine = machine_of(x.values.device)
+    default = large_int8_tiles(rows, 4096, 4096, 4, machine, group)
+    for tiles in large_int8_candidates(default, 4, machine.shared, group):
         y = int8_linear(x, weight, torch.float32, tiles=tiles)
         assert torch.equal(y, expected), tiles

@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels.int8_linear import int8_linear_parts, int8_linear_parts_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.small_int8 import (
-    int8_linear_parts,
-    int8_linear_parts_triton,
-    small_int8_linear_triton,
-)
+from ingot.kernels.small_int8 import small_int8_linear_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
@@ -112,7 +109,7 @@ def test_strided_rows_and_no_rows(impl: Implementation) -> None:
 def test_refused() -> None:
     x, weight = int8_rows(2, 8), int8_weight(6, 8)
     with pytest.raises(IngotError, match="number of rows"):
-        int8_linear_parts(int8_rows(65, 8), weight)
+        int8_linear_parts(int8_rows(257, 8), weight)
     with pytest.raises(IngotError, match="weight has the wrong shape"):
         int8_linear_parts(x, int8_weight(6, 9))
     with pytest.raises(IngotError, match="x has the wrong dtype"):

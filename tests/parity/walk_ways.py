@@ -46,15 +46,11 @@ class Step:
 
 @contextmanager
 def early_starts(wanted: bool) -> Iterator[None]:
-    """With ``wanted`` False no kernel begins before the one before it has ended; else as ever.
-
-    Products of many rows ask the same question for their descriptors, and are left alone.
-    """
-    kept = ("ingot.kernels.overlap", "ingot.kernels.int8_matmul")
+    """With ``wanted`` False no kernel begins before the one before it has ended; else as ever."""
     asking = [
         module
         for name, module in list(sys.modules.items())
-        if name.startswith("ingot.") and name not in kept and hasattr(module, "overlaps")
+        if name.startswith("ingot.") and name != "ingot.kernels.overlap" and hasattr(module, "overlaps")
     ]
     assert asking
     with pytest.MonkeyPatch.context() as patch:

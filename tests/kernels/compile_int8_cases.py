@@ -1,0 +1,125 @@
+"""Launchers of kernels that begin or end in 8 bits on meta tensors, as in compile_cases.py.
+
+INT8_CASES["both in 8 bits 16 bf16"]()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.int8_tiles import BESIDE, LARGE_NAMES
+from ingot.kernels.norm_int8 import rms_norm_int8_triton
+from ingot.kernels.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
+from ingot.kernels.small_int8 import small_int8_linear_triton, small_int8_parts_triton
+from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
+from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
+
+PARTS_128, PARTS_256 = (128, 128, 128, 8, 4, 1), (128, 256, 128, 8, 4, 2)
+EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
+
+
+def rows_in_8(rows: int, width: int, group: int = 0) -> Int8Rows:
+    """Empty activations in 8 bits."""
+    scales = (rows, width // group) if group else (rows,)
+    return Int8Rows(empty(rows, width, dtype=torch.int8), empty(*scales, dtype=FULL), group)
+
+
+def weight_in_8(outputs: int, width: int) -> Int8Weight:
+    """An empty weight for activations in 8 bits."""
+    return Int8Weight(empty(outputs, width, dtype=torch.int8), empty(outputs, dtype=FULL))
+
+
+def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
+    """Every kernel that ends in 8 bits."""
+    x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
+    static = empty(1, dtype=FULL)
+    rms_norm_int8_triton(x, norm, 1e-6, x, None, tiles)
+    rms_norm_int8_triton(x, norm, 1e-6, x, static, tiles)
+    silu_mul_int8_triton(empty(rows, 22016, dtype=dtype), None, tiles)
+    quantized_triton(x, 128, None, tiles)
+    parts, parts8 = empty(4, rows, 4096, dtype=FULL), empty(4, rows, 4096, dtype=torch.int32)
+    sum_norm_int8_triton(parts, x, norm, 1e-6, norm, None, tiles)
+    sums = Int8Sums(parts8, empty(rows, dtype=FULL), empty(4096, dtype=FULL))
+    sum_norm_int8_triton(sums, x, norm, 1e-6, None, None, tiles)
+    sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
+
+
+def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
+    """Every product of a few rows in 8 bits."""
+    x = rows_in_8(rows, 4096)
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
+    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
+    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *place, 0, tiles)
+    small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
+    small_int8_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
+    small_int8_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
+
+
+def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 128, **tiles: int) -> None:
+    """Products of many rows in 8 bits: with a bias, with a residual sum, of groups."""
+    x, stream = rows_in_8(rows, width), empty(rows, 4096, dtype=dtype)
+    bias = empty(22016, dtype=dtype)
+    int8_matmul_triton(x, weight_in_8(22016, width), dtype, bias, None, None, tiles)
+    int8_matmul_triton(x, weight_in_8(4096, width), dtype, None, stream, stream, tiles)
+    int8_matmul_triton(
+        rows_in_8(rows, width, group), weight_in_8(4096, width), dtype, None, stream, None, tiles
+    )
+
+
+def large_int8_parts(rows: int, shape: tuple[int, ...], group: int = 0, **tiles: int) -> None:
+    """Parts of the sums of many rows in 8 bits, by tiles of this shape, and their end."""
+    width = 4096 if group else 11008
+    tiles |= dict(zip(LARGE_NAMES, shape, strict=True))
+    parts = int8_matmul_parts_triton(rows_in_8(rows, width, group), weight_in_8(4096, width), tiles)
+    x, norm = empty(rows, 4096), empty(4096)
+    sum_norm_int8_triton(parts, x, norm, 1e-6, None, None, {"OVERLAP": tiles.get("OVERLAP", 1)})
+
+
+def int8_sums_of(rows: int) -> None:
+    """Exact sums of many rows, by the tiles of the largest result."""
+    int8_matmul_triton(rows_in_8(rows, 4096), weight_in_8(12288, 4096), torch.int32, tiles={"TMA": 2})
+
+
+INT8_CASES: dict[str, Callable[[], Any]] = {
+    "ends in 8 bits fp16": lambda: int8_ends(HALF, 4),
+    "ends in 8 bits fp32": lambda: int8_ends(FULL, 4),
+    "both in 8 bits 1 fp16": lambda: small_int8(HALF, 1),
+    "both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16),
+    "both in 8 bits 64 fp32": lambda: small_int8(FULL, 64),
+    "both in 8 bits 2048 fp16 by pointers": lambda: large_int8(HALF, 2048, TMA=1, num_stages=2),
+    "both in 8 bits 70 bf16 odd": lambda: large_int8(BRAIN, 70, 172, 43, TMA=1, num_stages=2),
+    "parts in 8 bits 128 by pointers": lambda: large_int8_parts(128, PARTS_128, TMA=1, SPLITS=4),
+    "parts in 8 bits 128 by heads, by pointers": lambda: large_int8_parts(
+        128, PARTS_128, 128, TMA=1, SPLITS=4
+    ),
+}
+
+
+INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
+    "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
+    "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
+    "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
+    "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
+    "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
+    "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),
+    "both in 8 bits 2048 fp32": lambda: large_int8(FULL, 2048, TMA=2),
+    "both in 8 bits 2048 sums": lambda: int8_sums_of(2048),
+    "both in 8 bits 256 bf16": lambda: large_int8(BRAIN, 256, TMA=2),
+    "both in 8 bits 128 fp16 one program a tile": lambda: large_int8(HALF, 128, TMA=2, PROGRAMS=0),
+    "both in 8 bits 128 fp16 overlapping": lambda: large_int8(HALF, 128, TMA=2, OVERLAP=2),
+    "both in 8 bits 256 bf16 walking, overlapping": lambda: large_int8(
+        BRAIN, 256, TMA=2, OVERLAP=2, PROGRAMS=1
+    ),
+    "parts in 8 bits 128 overlapping": lambda: large_int8_parts(128, PARTS_128, **EARLY_PARTS),
+    "parts in 8 bits 128 by heads overlapping": lambda: large_int8_parts(128, PARTS_128, 128, **EARLY_PARTS),
+    "parts in 8 bits 256 overlapping": lambda: large_int8_parts(256, PARTS_256, **EARLY_PARTS),
+    "parts in 8 bits 128 two beside": lambda: [
+        large_int8_parts(128, shape, group, **EARLY_PARTS) for shape in BESIDE for group in (0, 128)
+    ],
+}
