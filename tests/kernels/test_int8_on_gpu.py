@@ -9,17 +9,19 @@ import pytest
 import torch
 
 from ingot.kernels.block_rows import quantize_in_blocks
+from ingot.kernels.expand_int8 import expand_int8
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.int8_heads import int8_heads
 from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
-from ingot.kernels.int8_tiles import small_int8_candidates, small_int8_tiles
+from ingot.kernels.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
 from ingot.kernels.norm_int8 import rms_norm_int8
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
+from tests.kernels.int4_case import int4_weight
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import assert_near, normal
 from tests.kernels.paged_case import paged_case
@@ -44,7 +46,7 @@ def assert_numbers(found: Int8Rows, expected: Int8Rows) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("rows", [1, 64, 2048])
+@pytest.mark.parametrize("rows", [1, 64, 128, 2048])
 @pytest.mark.parametrize("static", [False, True])
 def test_7b_ends(dtype: torch.dtype, rows: int, static: bool) -> None:
     x, residual = (normal(rows, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
@@ -56,7 +58,7 @@ def test_7b_ends(dtype: torch.dtype, rows: int, static: bool) -> None:
     assert_numbers(found, quantize_rows(y, static=scale))
     gate_up = normal(rows, 22016, dtype=dtype, device="cuda")
     assert_numbers(silu_mul_int8(gate_up, scale), quantize_rows(silu_mul(gate_up), static=scale))
-    if rows <= 64:
+    if rows <= DECODE_ROWS:
         parts = int8_linear_parts(int8_rows(rows, 11008, "cuda"), constant(4096, 11008))
         y, total = sum_norm(parts, residual, weight, 1e-6)
         found, stream = sum_norm_int8(parts, residual, weight, 1e-6, None, scale)
@@ -76,12 +78,12 @@ def test_sums_of_parts_by_every_candidate(rows: int, outputs: int, width: int) -
             assert torch.equal(parts.parts.sum(0), expected), tiles
 
 
-@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 300, 2048])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 65, 128, 200, 256, 300, 2048])
 def test_groups_of_a_head(rows: int) -> None:
     x, weight = int8_rows(rows, 4096, "cuda", 128), constant(4096, 4096)
     wide = (x.values.double().unflatten(1, (-1, 128)) * x.scales.double()[..., None]).flatten(1)
     expected = wide @ (weight.values.double() * weight.scales.double()[:, None]).T
-    if rows <= 64:
+    if rows <= DECODE_ROWS:
         parts = int8_linear_parts(x, weight)
         assert isinstance(parts, torch.Tensor)
         torch.testing.assert_close(parts.double().sum(0), expected, rtol=1e-4, atol=1e-4)
@@ -113,12 +115,13 @@ def test_7b_attention(dtype: torch.dtype, heads: int, kv_heads: int, batch: int)
             assert_numbers(int8_heads(out, steps), quantize_in_blocks(attended, steps))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 32, 64, 65, 128, 200, 256])
 def test_overlapping_chain(rows: int) -> None:
     """Each kernel reads what the one before wrote, replayed: the same bits as one by one."""
     g = normal(4096, dtype=torch.float16, device="cuda", seed=2)
     stream = normal(rows, 4096, dtype=torch.float16, device="cuda")
-    up, down = constant(2 * 1024, 4096), constant(4096, 1024, 2)
+    up, down, square = constant(2 * 1024, 4096), constant(4096, 1024, 2), constant(4096, 4096, 3)
+    by_head = torch.rand(rows, 32, device="cuda") / 100
 
     def chain(overlap: int) -> torch.Tensor:
         tiles = {"OVERLAP": overlap}
@@ -126,6 +129,8 @@ def test_overlapping_chain(rows: int) -> None:
         for _ in range(20):
             gate_up = int8_linear(x, up, torch.float16, tiles=tiles)
             parts = int8_linear_parts(silu_mul_int8(gate_up, tiles=tiles), down, tiles)
+            x, hidden = sum_norm_int8(parts, hidden, g, 1e-6, tiles=tiles)
+            parts = int8_linear_parts(Int8Rows(x.values, by_head, 128), square, tiles)
             x, hidden = sum_norm_int8(parts, hidden, g, 1e-6, tiles=tiles)
         return hidden
 
@@ -156,3 +161,25 @@ def test_many_rows_in_a_graph(rows: int) -> None:
     x.scales.copy_(x.scales.flip(0))
     graph.replay()
     assert torch.equal(captured, before.flip(0))
+
+
+@pytest.mark.parametrize("rows", [4, 70, 256])
+def test_a_weight_that_is_written_just_before(rows: int) -> None:
+    """A product starts while the pass that writes its weight may still run, and waits for its end."""
+    x = int8_rows(rows, 4096, "cuda")
+    cases = [int4_weight(4096, 4096, 128, "cuda", seed) for seed in range(4)]
+    torch.cuda.synchronize()
+    whole = [Int8Weight(exact.to(torch.int8), weight.scales) for weight, exact in cases]
+    torch.cuda.synchronize()
+    expected = [int8_linear(x, weight, torch.float32) for weight in whole]
+
+    def products() -> list[torch.Tensor]:
+        return [int8_linear(x, expand_int8(weight), torch.float32) for weight, _ in cases]
+
+    products()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = products()
+    for _ in range(20):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -6,15 +6,18 @@ goes to its other neighbour, which moves a logarithm of these tiny models by up 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
+from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.int8_walk import walks_int8
 from ingot.layers.linear import linears
+from ingot.llm.outputs import Output
 from ingot.quant.int8_both import Int8Both
 from ingot.runtime import forward
 from tests.tiny_models import save_model, tiny_config
@@ -53,6 +56,10 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = llm.generate(PROMPTS, PARAMS)
     assert seen["int8_logits"].count(3) >= 14
     assert sum(seen["int8_hidden"]) >= 34
+    expect_same(plain, walked)
+
+
+def expect_same(plain: Sequence[Output], walked: Sequence[Output]) -> None:
     for one, other in zip(plain, walked, strict=True):
         assert one.token_ids == other.token_ids
         for a, b in zip(one.logprobs, other.logprobs, strict=True):
@@ -64,6 +71,25 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_walks_are_plain(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), tmp_path, seed=3)
     compare(LLM(tmp_path, device="cpu", quant="w8a8"), monkeypatch)
+
+
+@pytest.mark.parametrize("head", ["none", "w8a16"])
+def test_steps_of_more_rows_than_small_products_take(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """70 requests decode at once; their logits are the matrix library's."""
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    quant = QuantConfig(scheme="w8a8", head=head)
+    runtime = RuntimeConfig(cache_tokens=8192, prefix_reuse=False)
+    llm = LLM(tmp_path, device="cpu", quant=quant, runtime=runtime, max_batch_size=70)
+    prompts = [[index % 90 + 1, index // 7 + 1] for index in range(70)]
+    params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=4)
+    llm.executor.runner.forward.fused = False
+    plain = llm.generate(prompts, params)
+    seen = count_walks(monkeypatch)
+    llm.executor.runner.forward.fused = True
+    expect_same(plain, llm.generate(prompts, params))
+    assert seen["int8_logits"].count(70) >= 1
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])

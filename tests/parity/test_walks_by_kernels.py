@@ -35,6 +35,7 @@ from tests.parity.walk_ways import (
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
+MANY = 70  # requests: more rows than small products take
 WATCHED = (int8_walk, blocks_walk, attention, int4_in_int8)
 INT8_OPS = {
     *("rms_norm_int8", "int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm_int8", "sum_norm"),
@@ -74,9 +75,15 @@ CASES = {
 
 
 def prompts_of(case: Case) -> list[list[list[int]]]:
-    """Steps of few rows and of more than small products take."""
+    """Steps of few rows and of more than small products take; in 8 bits also such that all decode."""
     few = PROMPTS if case.kind else [[1], [1, 400], [1, 300, 301]]
-    return [few, [*few, random_ids(90, seed=4)]]
+    steps = [few, [*few, random_ids(90, seed=4)]]
+    return steps if case.quant.startswith("rptq") else [*steps, many_prompts()]
+
+
+def many_prompts() -> list[list[int]]:
+    """Of 1 to 3 tokens, of MANY requests."""
+    return [[index + 1] * (index % 3 + 1) for index in range(MANY)]
 
 
 class Models:
@@ -97,9 +104,12 @@ class Models:
                 engine(folder, case.quant, case.group, dtype, device).rename(built)
             folder = built
         runtime = RuntimeConfig(
-            cuda_graphs=graphs, cache_tokens=2048, prefix_reuse=False, kv_dtype=case.kv_dtype
+            cuda_graphs=graphs,
+            cache_tokens=2048 if blocks else 64 * (MANY + 10),
+            prefix_reuse=False,
+            kv_dtype=case.kv_dtype,
         )
-        rounded = {} if blocks else {"quant": case.quant}
+        rounded: dict[str, Any] = {} if blocks else {"quant": case.quant, "max_batch_size": MANY}
         llm = LLM(folder, device=device, compute_dtype=dtype, runtime=runtime, **rounded)
         forward = llm.executor.runner.forward
         assert forward.blocks if blocks else forward.int8
@@ -203,6 +213,18 @@ def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
         llm.generate(BRIEF, SHORT)
     expect_one_result(steps)
     expect_near(steps)
+
+
+@interpreter
+@pytest.mark.usefixtures("poisoned_allocations")
+def test_interpreted_kernels_of_many_decodes(models: Models) -> None:
+    """One step of more rows than small products take, whose output and down products are split."""
+    llm = models(CASES["w8a8 biases"], "fp16", sizes=False, device="cpu")
+    with Witness(torch.float16, *WATCHED) as witness, interpreted(lambda: not witness.by_twin):
+        llm.generate([[index] for index in range(MANY)], SamplingParams(max_new_tokens=1, ignore_eos=True))
+    assert witness.faults() == []
+    assert witness.calls["int8_linear_parts"] == 2 * witness.calls["paged_attention"] > 0
+    assert {"small_int8_qkv", "small_linear"}.isdisjoint(witness.calls)
 
 
 @interpreter
