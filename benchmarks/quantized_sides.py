@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
+from ingot.kernels.int8_tiles import DECODE_ROWS
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_product import MAX_ROWS
@@ -161,7 +162,7 @@ def _int8_weight(x: torch.Tensor, outputs: int) -> Int8Weight:
 def _int8(shape: str, x: torch.Tensor, outputs: int) -> Side:
     """Activations in 8 bits as the kernel before leaves them: attention's by heads, others by rows."""
     rows, weight = quantize_rows(x, HEAD_DIM if shape == "o" else 0), _int8_weight(x, outputs)
-    split = shape in SPLIT and x.shape[0] <= MAX_ROWS
+    split = shape in SPLIT and x.shape[0] <= DECODE_ROWS
 
     def call(values: torch.Tensor, scales: torch.Tensor) -> Any:
         own = replace(weight, values=values, scales=scales)

@@ -124,7 +124,7 @@ def test_candidates_of_parts(group: int) -> None:
     assert {(128, 128, 3), (128, 64, 3)} <= areas, "two programs a multiprocessor"
 
 
-def test_only_steps_of_few_rows_start_early_and_split() -> None:
+def test_only_few_rows_start_early_and_whole_products_are_not_split() -> None:
     for rows, early in ((65, 2), (DECODE_ROWS, 2), (DECODE_ROWS + 1, 1), (2048, 1)):
         tiles = large_int8_tiles(rows, 12288, 4096, 2, MACHINE)
         assert (tiles["OVERLAP"], tiles["SPLITS"]) == (early, 1)
