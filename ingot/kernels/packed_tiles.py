@@ -24,15 +24,16 @@ FEW_OUTPUTS = 8192  # up to here the sums of a whole product are split as well
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD")
-# Measured on an H200 at 64, 128 and 256 rows of the four products of a 7B model, those of few outputs split
-# (benchmarks/packed_matmul.py); rows between take the tiles of the next count, more rows those of 256. Those
-# of up to 32 rows are estimates: as many programs as a step's waits need beside each other, and words a step
-# ahead. By bits, for up to so many rows and outputs (0: all others): NAMES.
+# Measured on an H200 in the four products of a 7B model: at 128 and 256 rows alone, those of few outputs
+# split (benchmarks/packed_matmul.py), at 64 and in 4 bits at 32 in whole steps
+# (benchmarks/narrow_variants.py); rows between take the tiles of the next count, more rows those of 256.
+# Others of up to 32 rows are estimates: as many programs as a step's waits need beside each other, and words
+# a step ahead. By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
         (16, 0, 16, 64, 128, 4, 6, 128, 1, 2),
         (32, 0, 32, 64, 128, 4, 4, 128, 1, 2),
-        (64, FEW_OUTPUTS, 64, 128, 128, 8, 3, 128, 0, 0),
+        (64, FEW_OUTPUTS, 64, 64, 128, 4, 4, 128, 1, 0),
         (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
         (64, 0, 64, 128, 128, 8, 3, 128, 0, 0),
         (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
@@ -41,8 +42,11 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
     ],
     4: [
         (16, 0, 16, 64, 256, 4, 4, 128, 1, 2),
+        (32, FEW_OUTPUTS, 32, 64, 256, 4, 2, 128, 1, 2),
         (32, 0, 32, 64, 256, 4, 3, 128, 1, 2),
-        (64, 0, 64, 128, 256, 8, 2, 128, 0, 0),
+        (64, FEW_OUTPUTS, 64, 128, 256, 8, 2, 128, 0, 0),
+        (64, 16383, 64, 64, 256, 4, 3, 128, 1, 2),
+        (64, 0, 64, 64, 256, 4, 2, 128, 1, 2),
         (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0),
         (128, 0, 128, 64, 128, 4, 2, 128, 0, 0),
         (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0),
@@ -58,12 +62,13 @@ def packed_tiles(
     num_tokens: int, weight: StoredWeight, device: torch.device, split: bool = False
 ) -> dict[str, int]:
     """Tile choices by rows, bits and outputs; with ``split`` as many SPLITS of the sums as fill the GPU with
-    the programs that its registers hold at a time.
+    the programs that its registers and shared memory hold at a time.
     """
     large = shared_bytes(device) >= LARGE_BYTES
     found = _row(TILES[weight.bits] if large else SMALLER, num_tokens, weight.out_features)
     tiles = dict(zip(NAMES, found, strict=True))
-    beside = max(REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"]), 1)
+    held = REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"])
+    beside = max(min(held, shared_bytes(device) // _stage_bytes(tiles, weight.bits)), 1)
     splits = _splits(tiles, num_tokens, weight, beside * multiprocessors(device)) if split else 1
     newer = overlaps(device)
     return tiles | {"SPLITS": splits, "PREFETCH": 2, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
@@ -76,6 +81,12 @@ def _row(table: Sequence[tuple[int, ...]], num_tokens: int, outputs: int) -> tup
         for row in table
         if (num_tokens <= row[0] or row[0] == 0) and (outputs <= row[1] or row[1] == 0)
     )
+
+
+def _stage_bytes(tiles: Mapping[str, int], bits: int) -> int:
+    """Shared memory of all stages, of x in 16 bits and words."""
+    columns = 2 * tiles["BLOCK_T"] + tiles["BLOCK_N"] * bits // 8
+    return columns * tiles["BLOCK_K"] * tiles["num_stages"]
 
 
 def _splits(tiles: Mapping[str, int], num_tokens: int, weight: StoredWeight, room: int) -> int:

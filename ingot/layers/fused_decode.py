@@ -47,14 +47,18 @@ NONE = frozenset[str]()
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
 # The same where weights have fewer bits, by the fewest; here the others are packed_matmul's, and more rows
-# run module by module, with widened weights. Measured alone on an H200, at 64 rows in 4 bits, in µs: gate and
-# up 78 with SiLU by the small kernel, 43 without by packed_matmul; QKV 42 with rotary and cache write, 41
-# without. Estimated: that output and down product gain too (9.8 and 19.2 by packed_matmul), and that nothing
-# does in 8 bits or up to 32 rows. benchmarks/narrow_variants.py compares them. In fp32, which packed_matmul
-# does not take, the next way of as many rows serves.
+# run module by module, with widened weights. Measured on an H200 in steps of a 7B model, but for 4 bits up to
+# 16 rows and 8 bits up to 32: benchmarks/narrow_variants.py. In fp32, which packed_matmul does not take, the
+# next way of as many rows serves.
 NARROW_WAYS: Mapping[int, Ways] = {
-    8: ((MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
-    4: ((32, ALL), (MAX_ROWS, frozenset({"qkv", "head"})), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
+    8: ((32, ALL), (MAX_ROWS, ALL - {"o", "down"}), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
+    4: (
+        (16, ALL),
+        (32, frozenset({"qkv", "head"})),
+        (MAX_ROWS, frozenset({"head"})),
+        (MAX_ROWS, ALL),
+        (PACKED_ROWS, NONE),
+    ),
 }
 
 
