@@ -157,8 +157,10 @@ def runs_on_gpu(x: torch.Tensor) -> bool:
     return True
 
 
-COUNTS = frozenset({"AHEAD", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"})  # of any number
-OFF_AT_0 = frozenset({"AHEAD", "FRAGMENTS", "PREFETCH", "PROGRAMS", "WIDE"})
+COUNTS = frozenset(
+    {"AHEAD", "DIRECT", "MAX_SPLITS", "PREFETCH", "PROGRAMS", "SPLITS", "num_stages"}
+)  # of any number
+OFF_AT_0 = frozenset({"DIRECT", "AHEAD", "FRAGMENTS", "PREFETCH", "PROGRAMS", "WIDE"})
 
 
 def merge_tiles(defaults: Mapping[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:

@@ -51,6 +51,39 @@ _HALF_LOW, _HALF_HIGH = _bytes("0x4240"), _bytes("0x4341")
 _BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441", "0x7443")
 
 
+@triton.constexpr_function
+def above(index: int, bits: int, dtype: tl.dtype) -> float:
+    """The power of two that a number is placed below, as it counts once it is moved down."""
+    if dtype == tl.float16:
+        return 64.0 if bits == 4 and index % 2 == 1 else 1024.0
+    return 0.0 if bits == 8 else 128.0
+
+
+@triton.jit
+def unpack_less(
+    words: tl.tensor, less: tl.tensor, INDEX: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr
+) -> tl.tensor:
+    """Number INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
+    if tl.float16 == DTYPE:
+        if BITS == 8:
+            byte: tl.constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
+            wide = tl.inline_asm_elementwise(byte, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
+        else:
+            half: tl.constexpr = (
+                _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
+            )
+            wide = tl.inline_asm_elementwise(half, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
+    elif BITS == 8:
+        pair: tl.constexpr = _BRAIN_LOW if INDEX == 0 else _BRAIN_HIGH
+        wide = tl.inline_asm_elementwise(pair, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+    else:
+        brain: tl.constexpr = (
+            _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
+        )
+        wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+    return wide
+
+
 @triton.jit
 def unpack(
     words: tl.tensor,
@@ -64,27 +97,9 @@ def unpack(
     if not ASM or tl.float32 == DTYPE:
         number = (words >> (BITS * INDEX)) & ((1 << BITS) - 1)
         wide = (number.to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
-    elif tl.float16 == DTYPE:
-        magic: tl.constexpr = 64.0 if BITS == 4 and INDEX % 2 == 1 else 1024.0
-        less = tl.broadcast_to((-magic - zero.to(tl.float32)).to(tl.float16)[:, None], words.shape)
-        if BITS == 8:
-            byte: tl.constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
-            wide = tl.inline_asm_elementwise(byte, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
-        else:
-            half: tl.constexpr = (
-                _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
-            )
-            wide = tl.inline_asm_elementwise(half, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
-    elif BITS == 8:
-        minus = tl.broadcast_to((-zero.to(tl.float32)).to(tl.bfloat16)[:, None], words.shape)
-        pair: tl.constexpr = _BRAIN_LOW if INDEX == 0 else _BRAIN_HIGH
-        wide = tl.inline_asm_elementwise(pair, "=r,r,r", [words, minus], tl.bfloat16, is_pure=True, pack=2)
     else:
-        less = tl.broadcast_to((-128.0 - zero.to(tl.float32)).to(tl.bfloat16)[:, None], words.shape)
-        brain: tl.constexpr = (
-            _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
-        )
-        wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+        less = (-above(INDEX, BITS, DTYPE) - zero.to(tl.float32)).to(DTYPE)
+        wide = unpack_less(words, tl.broadcast_to(less[:, None], words.shape), INDEX, BITS, DTYPE)
     return wide
 
 
@@ -95,15 +110,20 @@ _SCALED_BRAIN = tl.constexpr(  # a plain product needs sm_90
 
 
 @triton.jit
-def scaled(wide: tl.tensor, scale: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
-    """Numbers [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
+def scaled_beside(wide: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Numbers in fp16 or bf16 times scales of the same shape, rounded once."""
     if ASM:
         asm: tl.constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
-        beside = tl.broadcast_to(scale[:, None], wide.shape)
         y = tl.inline_asm_elementwise(asm, "=r,r,r", [wide, beside], wide.dtype, is_pure=True, pack=2)
     else:
-        y = (wide.to(tl.float32) * scale.to(tl.float32)[:, None]).to(wide.dtype)
+        y = (wide.to(tl.float32) * beside.to(tl.float32)).to(wide.dtype)
     return y
+
+
+@triton.jit
+def scaled(wide: tl.tensor, scale: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """Numbers [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
+    return scaled_beside(wide, tl.broadcast_to(scale[:, None], wide.shape), ASM)
 
 
 @triton.jit

@@ -25,9 +25,17 @@ from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_
 from ingot.kernels.matrix_product import number_format, weight_pointers
 from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.packed_direct import packed_direct_kernel
 from ingot.kernels.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
 from ingot.kernels.packed_tiles import FEW_OUTPUTS, PACKED_ROWS, packed_tiles
-from ingot.kernels.stored_weight import StoredWeight, chunk_columns, dequantized, expect_weight, part_columns
+from ingot.kernels.stored_weight import (
+    BLOCK_ROWS,
+    StoredWeight,
+    chunk_columns,
+    dequantized,
+    expect_weight,
+    part_columns,
+)
 from ingot.kernels.word_places import word_places
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -168,6 +176,12 @@ def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
     return choice["TMA"] != 1 and fits
 
 
+def _direct(x: torch.Tensor, weight: StoredWeight) -> bool:
+    """Whether words can go straight into registers: columns of x and rows of the weight go in whole pairs."""
+    pairs = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0 and x.shape[1] % 2 == 0
+    return pairs and weight.out_features % BLOCK_ROWS == 0
+
+
 def _launch(
     x: torch.Tensor,
     weight: StoredWeight,
@@ -180,7 +194,11 @@ def _launch(
     tma = _described(x, choice)
     source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
     grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
-    packed_matmul_kernel[grid](
+    kernel, own = packed_matmul_kernel, ("PREFETCH", "AHEAD")
+    ways: dict[str, Any] = {"TMA": tma}
+    if choice["DIRECT"] and _direct(x, weight):
+        kernel, own, ways, source = packed_direct_kernel, ("DIRECT",), {}, x
+    kernel[grid](
         source,
         *weight_pointers(weight),
         bias,
@@ -192,14 +210,8 @@ def _launch(
         **number_format(weight),
         PART=part,
         DTYPE=tl.float16 if x.dtype == torch.float16 else tl.bfloat16,
-        BLOCK_T=choice["BLOCK_T"],
-        BLOCK_N=choice["BLOCK_N"],
-        BLOCK_K=choice["BLOCK_K"],
-        TMA=tma,
-        WIDE=choice["WIDE"],
-        PREFETCH=choice["PREFETCH"],
-        AHEAD=choice["AHEAD"],
-        OVERLAP=choice["OVERLAP"],
+        **{name: choice[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_K", "WIDE", "OVERLAP", *own)},
+        **ways,
         num_stages=choice["num_stages"],
         maxnreg=choice["REGISTERS"] if choice["REGISTERS"] < 256 else None,
         **launch_options(choice, x.device),
@@ -212,7 +224,7 @@ def _choice(
     """The tiles, with the BLOCK_K that the layout has: a chunk, or in 4 bits half of one of 256 columns."""
     choice = merge_tiles(packed_tiles(x.shape[0], weight, x.device, split), tiles)
     chunk = chunk_columns(weight.bits, weight.group)
-    half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk
+    half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
     choice["BLOCK_K"] = chunk // 2 if half else chunk
     # A part without columns would be read before it is written.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(x.shape[1], choice["BLOCK_K"]))
@@ -288,6 +300,8 @@ def packed_matmul(
             at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
             are asked into L2; 0: not), ``AHEAD`` (the same of words, those of the first steps before the
             wait), ``WIDE`` (1: all columns of a step in one product; 0: in one for each part of the words),
+            ``DIRECT`` (words go straight into registers, so many steps ahead, where rows of x have whole
+            pairs of numbers and the weight whole blocks of 16 rows; 0: through shared memory),
             ``num_warps``, ``num_stages``.
 
     Returns:

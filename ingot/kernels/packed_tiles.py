@@ -23,7 +23,7 @@ PACKED_ROWS = 256
 FEW_OUTPUTS = 8192  # up to here the sums of a whole product are split as well
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
-NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD")
+NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD", "DIRECT")
 # Measured on an H200 in the four products of a 7B model: at 128 and 256 rows alone, those of few outputs
 # split (benchmarks/packed_matmul.py), at 64 and in 4 bits at 32 in whole steps
 # (benchmarks/narrow_variants.py); rows between take the tiles of the next count, more rows those of 256.
@@ -31,31 +31,31 @@ NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS"
 # a step ahead. By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
-        (16, 0, 16, 64, 128, 4, 6, 128, 1, 2),
-        (32, 0, 32, 64, 128, 4, 4, 128, 1, 2),
-        (64, FEW_OUTPUTS, 64, 64, 128, 4, 4, 128, 1, 0),
-        (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
-        (64, 0, 64, 128, 128, 8, 3, 128, 0, 0),
-        (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0),
-        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0),
-        (0, 0, 256, 128, 128, 8, 3, 256, 0, 0),
+        (16, 0, 16, 64, 128, 4, 6, 128, 1, 2, 0),
+        (32, 0, 32, 64, 128, 4, 4, 128, 1, 2, 0),
+        (64, FEW_OUTPUTS, 64, 64, 128, 4, 4, 128, 1, 0, 0),
+        (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
+        (64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0),
+        (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
+        (0, 0, 256, 128, 128, 8, 3, 256, 0, 0, 0),
     ],
     4: [
-        (16, 0, 16, 64, 256, 4, 4, 128, 1, 2),
-        (32, FEW_OUTPUTS, 32, 64, 256, 4, 2, 128, 1, 2),
-        (32, 0, 32, 64, 256, 4, 3, 128, 1, 2),
-        (64, FEW_OUTPUTS, 64, 128, 256, 8, 2, 128, 0, 0),
-        (64, 16383, 64, 64, 256, 4, 3, 128, 1, 2),
-        (64, 0, 64, 64, 256, 4, 2, 128, 1, 2),
-        (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0),
-        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0),
-        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0),
-        (0, 0, 128, 64, 128, 4, 2, 128, 0, 0),
+        (16, 0, 16, 64, 256, 4, 4, 128, 1, 2, 0),
+        (32, FEW_OUTPUTS, 32, 64, 256, 4, 2, 128, 1, 2, 0),
+        (32, 0, 32, 64, 256, 4, 3, 128, 1, 2, 0),
+        (64, FEW_OUTPUTS, 64, 128, 256, 8, 2, 128, 0, 0, 0),
+        (64, 16383, 64, 64, 256, 4, 3, 128, 1, 2, 0),
+        (64, 0, 64, 64, 256, 4, 2, 128, 1, 2, 0),
+        (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0, 0),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
+        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0, 0),
+        (0, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
     ],
 }
 # The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
 LARGE_BYTES = 227 << 10
-SMALLER = ((64, 0, 64, 128, 128, 8, 3, 128, 0, 0), (0, 0, 128, 128, 128, 8, 3, 256, 0, 0))
+SMALLER = ((64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0), (0, 0, 128, 128, 128, 8, 3, 256, 0, 0, 0))
 
 
 def packed_tiles(
@@ -84,8 +84,8 @@ def _row(table: Sequence[tuple[int, ...]], num_tokens: int, outputs: int) -> tup
 
 
 def _stage_bytes(tiles: Mapping[str, int], bits: int) -> int:
-    """Shared memory of all stages, of x in 16 bits and words."""
-    columns = 2 * tiles["BLOCK_T"] + tiles["BLOCK_N"] * bits // 8
+    """Shared memory of all stages, of x in 16 bits and of words that go through it."""
+    columns = 2 * tiles["BLOCK_T"] + (0 if tiles["DIRECT"] else tiles["BLOCK_N"] * bits // 8)
     return columns * tiles["BLOCK_K"] * tiles["num_stages"]
 
 
@@ -116,14 +116,22 @@ def _few_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
     """NAMES for up to 64 rows: what hides a step's waits, by itself and together."""
     block = max(next_power_of_two(num_tokens), 16)
     if weight.bits == 4 and weight.group != 32:
-        shapes = [(128, 256, 8, 2, 128, 0, 0), (128, 256, 8, 2, 128, 1, 0), (128, 256, 8, 2, 128, 1, 2)]
-        shapes += [(64, 256, 4, 2, 128, 1, 2), (64, 256, 4, 3, 128, 1, 0), (64, 256, 4, 3, 128, 1, 2)]
-        more = (128, 256, 8, 3, 256, 1, 2) if block == 64 else (64, 256, 4, 4, 128, 1, 2)
+        shapes = [(64, 256, 4, 3, 256, 0, 0, 1), (64, 256, 4, 3, 256, 1, 0, 1), (64, 256, 4, 2, 256, 0, 0, 1)]
+        shapes += [(128, 256, 8, 3, 128, 0, 0, 1), (128, 256, 8, 3, 256, 1, 0, 1)]
+        shapes += [
+            (128, 256, 8, 2, 128, 0, 0, 0),
+            (64, 256, 4, 2, 128, 1, 2, 0),
+            (64, 256, 4, 3, 128, 1, 2, 0),
+        ]
     else:
-        shapes = [(128, 128, 8, 3, 128, 0, 0), (128, 128, 8, 3, 128, 1, 0), (128, 128, 8, 3, 128, 1, 2)]
-        shapes += [(64, 128, 4, 4, 128, 1, 0), (64, 128, 4, 4, 128, 1, 2), (128, 128, 8, 4, 256, 1, 2)]
-        more = (64, 128, 4, 6, 128, 1, 2)
-    return [(block, *shape) for shape in [*shapes, more]]
+        shapes = [(64, 128, 4, 3, 128, 0, 0, 1), (64, 128, 4, 3, 256, 1, 0, 1), (64, 128, 4, 4, 256, 0, 0, 1)]
+        shapes += [
+            (128, 128, 8, 3, 128, 1, 0, 1),
+            (128, 128, 8, 4, 128, 0, 0, 1),
+            (128, 128, 4, 3, 256, 0, 0, 1),
+        ]
+        shapes += [(64, 128, 4, 4, 128, 1, 0, 0), (64, 128, 4, 4, 128, 1, 2, 0)]
+    return [(block, *shape) for shape in shapes]
 
 
 def _many_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
@@ -134,5 +142,5 @@ def _many_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
         shapes += [(256, 128, 128, 8, 2, 256), (256, 128, 128, 8, 3, 256), (256, 64, 128, 4, 2, 256)]
     if weight.bits == 4 and weight.group != 32:
         shapes += [(128, 128, 256, 8, 2, 256), (64, 128, 256, 8, 2, 128)]
-    ahead = [(64, 128, 128, 8, 3, 128, 1, 2), (128, 64, 128, 4, 2, 128, 0, 2)]
-    return [*((*shape, 0, 0) for shape in shapes), *ahead]
+    ahead = [(64, 128, 128, 8, 3, 128, 1, 2, 0), (128, 64, 128, 4, 2, 128, 0, 2, 0)]
+    return [*((*shape, 0, 0, 0) for shape in shapes), *ahead]

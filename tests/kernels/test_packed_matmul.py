@@ -46,6 +46,42 @@ def test_equal_to_float64(
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(9, 80, 200), (33, 48, 512), (64, 64, 256)])
+def test_straight_into_registers(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int, width: int
+) -> None:
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    weight = random_weight(form, outputs, width, dtype, impl.device)
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
+    for ahead, splits, wide in ((1, 1, 1), (2, 2, 0), (3, 1, 0), (1, 3, 1)):
+        tiles = {
+            "BLOCK_T": 32,
+            "BLOCK_N": 64,
+            "num_warps": 4,
+            "DIRECT": ahead,
+            "SPLITS": splits,
+            "WIDE": wide,
+        }
+        y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
+        assert_near(y, expected(x, weight) + bias.double())
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("outputs", "width", "start"), [(37, 200, 0), (48, 199, 0), (48, 198, 1)])
+def test_what_cannot_go_straight_into_registers(
+    impl: Implementation, outputs: int, width: int, start: int
+) -> None:
+    """Rows of the weight that are not whole blocks, rows of x that do not start at whole pairs."""
+    x = normal(12, width + 2 * start, dtype=torch.float16, device=impl.device)[:, start : start + width]
+    weight = random_weight((8, 0, False), outputs, width, torch.float16, impl.device)
+    tiles = {"BLOCK_T": 16, "BLOCK_N": 64, "num_warps": 4, "DIRECT": 1, "TMA": 1}
+    y = impl(packed_matmul, packed_matmul_triton)(x, weight, None, tiles)
+    assert_near(y, expected(x, weight))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("form", [(8, 0, False), (4, 0, True), (4, 128, True)])
 @pytest.mark.parametrize("splits", [2, 3, 64])
 def test_parts(impl: Implementation, form: tuple[int, int, bool], splits: int) -> None:
