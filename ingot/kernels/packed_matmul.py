@@ -1,6 +1,7 @@
 """The product of many rows with a weight of 8 or 4 bits, unpacked in registers: no wide copy is written.
 
-Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch.
+Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch; the
+kernel of few rows, which reads words straight into registers, is packed_direct.py's.
 Scales of groups multiply the numbers before the product, rounded once, as ``dequantized`` rounds them: y is
 what the matrix library makes of the widened weight, but for the order of sums. Scales of whole rows multiply
 the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.py's to say.
@@ -27,7 +28,7 @@ from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.packed_direct import packed_direct_kernel
 from ingot.kernels.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
-from ingot.kernels.packed_tiles import FEW_OUTPUTS, PACKED_ROWS, packed_tiles
+from ingot.kernels.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS, packed_tiles
 from ingot.kernels.stored_weight import (
     BLOCK_ROWS,
     StoredWeight,
@@ -238,7 +239,7 @@ def packed_matmul_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
-    choice = _choice(x, weight, tiles, split=weight.out_features <= FEW_OUTPUTS)
+    choice = _choice(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
     if choice["SPLITS"] > 1:
         whole = _parts(x, weight, choice).sum(0)
         return (whole if bias is None else whole.add_(bias)).to(x.dtype)

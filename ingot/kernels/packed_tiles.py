@@ -20,19 +20,23 @@ from ingot.kernels.stored_weight import StoredWeight
 # More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here. The limit
 # is an estimate from what 64 to 256 rows take (docs/performance-log.md).
 PACKED_ROWS = 256
-FEW_OUTPUTS = 8192  # up to here the sums of a whole product are split as well
+FEW_OUTPUTS = 8192
+SPLIT_OUTPUTS = 16383  # up to here the sums of a whole product are split as well, where programs are few
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD", "DIRECT")
 # Measured on an H200 in the four products of a 7B model: at 128 and 256 rows alone, those of few outputs
-# split (benchmarks/packed_matmul.py), at 64 and in 4 bits at 32 in whole steps
-# (benchmarks/narrow_variants.py); rows between take the tiles of the next count, more rows those of 256.
-# Others of up to 32 rows are estimates: as many programs as a step's waits need beside each other, and words
-# a step ahead. By bits, for up to so many rows and outputs (0: all others): NAMES.
+# split (benchmarks/packed_matmul.py), at 16, 32 and 64 in whole steps (benchmarks/narrow_variants.py); rows
+# between take the tiles of the next count, more rows those of 256. By bits, for up to so many rows and
+# outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
-        (16, 0, 16, 64, 128, 4, 6, 128, 1, 2, 0),
-        (32, 0, 32, 64, 128, 4, 4, 128, 1, 2, 0),
+        (16, FEW_OUTPUTS, 16, 128, 128, 8, 4, 128, 0, 0, 1),
+        (16, 16383, 16, 64, 128, 4, 3, 256, 1, 0, 1),
+        (16, 0, 16, 128, 128, 8, 3, 128, 1, 0, 1),
+        (32, FEW_OUTPUTS, 32, 128, 128, 8, 3, 128, 1, 0, 1),
+        (32, 16383, 32, 128, 128, 8, 4, 128, 0, 0, 1),
+        (32, 0, 32, 64, 128, 4, 3, 256, 1, 0, 1),
         (64, FEW_OUTPUTS, 64, 64, 128, 4, 4, 128, 1, 0, 0),
         (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
         (64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0),
@@ -42,7 +46,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
     ],
     4: [
         (16, 0, 16, 64, 256, 4, 4, 128, 1, 2, 0),
-        (32, FEW_OUTPUTS, 32, 64, 256, 4, 2, 128, 1, 2, 0),
+        (32, 16383, 32, 128, 256, 8, 3, 256, 1, 0, 1),
         (32, 0, 32, 64, 256, 4, 3, 128, 1, 2, 0),
         (64, FEW_OUTPUTS, 64, 128, 256, 8, 2, 128, 0, 0, 0),
         (64, 16383, 64, 64, 256, 4, 3, 128, 1, 2, 0),

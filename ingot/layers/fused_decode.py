@@ -24,6 +24,7 @@ from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.packed_tiles import PACKED_ROWS
 from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.product_tiles import FRAGMENT_ROWS
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
@@ -47,18 +48,19 @@ NONE = frozenset[str]()
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
 # The same where weights have fewer bits, by the fewest; here the others are packed_matmul's, and more rows
-# run module by module, with widened weights. Measured on an H200 in steps of a 7B model, but for 4 bits up to
-# 16 rows and 8 bits up to 32: benchmarks/narrow_variants.py. In fp32, which packed_matmul does not take, the
-# next way of as many rows serves.
+# run module by module, with widened weights. Measured on an H200 in steps of a 7B model:
+# benchmarks/narrow_variants.py. In fp32, which packed_matmul does not take, the next way of as many rows
+# serves.
 NARROW_WAYS: Mapping[int, Ways] = {
-    8: ((32, ALL), (MAX_ROWS, ALL - {"o", "down"}), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
-    4: (
-        (16, ALL),
-        (32, frozenset({"qkv", "head"})),
-        (MAX_ROWS, frozenset({"head"})),
+    8: (
+        (FRAGMENT_ROWS, ALL),
+        (16, frozenset({"gate_up", "head"})),
+        (32, frozenset({"head"})),
+        (MAX_ROWS, ALL - {"o", "down"}),
         (MAX_ROWS, ALL),
         (PACKED_ROWS, NONE),
     ),
+    4: ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
 }
 
 

@@ -34,6 +34,7 @@ KERNELS = {
     "layer_norm_kernel",
     "take_tokens_kernel",
     "list_scores_kernel",
+    "packed_direct_kernel",
     "packed_matmul_kernel",
     "paged_attention_merge_kernel",
     "paged_attention_single_kernel",

@@ -122,3 +122,14 @@ def test_words_of_many_rows_are_unpacked_where_they_are_multiplied(rows: list[di
     assert [
         row for row in found[::2] if row["moves"]["shared stores"]
     ] == []  # the others' ends transpose fp32
+
+
+def test_words_go_straight_into_a_warpgroup_s_product(rows: list[dict[str, Any]]) -> None:
+    """From memory to the left operand; only the last sums pass through shared memory."""
+    found = [row for row in rows if row["case"].startswith("straight in") and row["overlap"] > 1]
+    assert len(found) == 6
+    for row in found:
+        assert row["kernel"] == "packed_direct_kernel"
+        assert all(name.startswith("wgmma") for name in row["products"]), row
+        assert row["moves"]["shared stores"] <= 8, row
+        assert row["moves"]["shuffles"] == 0, row

@@ -160,14 +160,13 @@ def test_candidates_are_apart() -> None:
 
 
 def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many parts as programs fit beside each other, by what their registers take."""
+    """As many parts as programs fit beside each other, by what their registers and shared memory take."""
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
-    for form in ((8, 0, False), (4, 128, True)):
+    for form, expected_splits in (((8, 0, False), [8, 4, 4, 4, 4, 4]), ((4, 128, True), [4, 8, 4, 4, 4, 4])):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
-        found = [packed_tiles(rows, few, device, split=True)["SPLITS"] for rows in (64, 65, 128, 129, 256)]
-        assert packed_tiles(32, few, device, split=True)["SPLITS"] == 8
-        assert found == [8, 4, 4, 4, 4]
+        counts = (32, 64, 65, 128, 129, 256)
+        assert [packed_tiles(n, few, device, split=True)["SPLITS"] for n in counts] == expected_splits
         assert packed_tiles(128, few, device)["SPLITS"] == 1
         assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
 

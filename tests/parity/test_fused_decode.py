@@ -147,11 +147,11 @@ def test_narrow_hybrids_are_plain(
 
 
 def test_the_table_of_rows_of_narrow_weights() -> None:
-    counts = (1, 16, 17, 32, 33, 64, 65, 256, 257)
+    counts = (1, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257)
     found = {bits: [small_products(rows, ways) for rows in counts] for bits, ways in NARROW_WAYS.items()}
-    whole, qkv, head = ALL - {"o", "down"}, frozenset({"qkv", "head"}), frozenset({"head"})
-    assert found[8] == [ALL, ALL, ALL, ALL, whole, whole, NONE, NONE, None]
-    assert found[4] == [ALL, ALL, qkv, qkv, head, head, NONE, NONE, None]
+    gate, head, ends = frozenset({"gate_up", "head"}), frozenset({"head"}), ALL - {"o", "down"}
+    assert found[8] == [ALL, ALL, gate, gate, head, head, ends, ends, NONE, NONE, None]
+    assert found[4] == [ALL, ALL, *[head] * 6, NONE, NONE, None]
 
 
 @pytest.mark.parametrize("quant", ["none", "w8a16", "w4a16"])
