@@ -50,7 +50,8 @@ def verify(
 def _show(found: Verification) -> None:
     console = stdout()
     colour = "bold green" if found.verdict == "proven" else "bold red"
-    console.print(found.verdict, style=colour, end=" ")
+    weak = any(note.startswith("weak: ") for note in found.notes)
+    console.print(found.verdict, style=colour, end=" (weakly) " if weak else " ")
     where = f" on {found.device} in {found.dtype}" if found.dtype else ""
     console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
     for failure in found.failures:
@@ -60,6 +61,8 @@ def _show(found: Verification) -> None:
         _line("cases", "none: it was built with --no-proof, or by an Ingot without proofs; build it again")
     elif found.dtype is not None:
         _line("cases", f"{found.num_cases}, {_worst(found)}")
+        if found.limits:
+            _line("limits", _limits(found.limits))
     for note in found.notes:
         _line("note", note)
     for metric in found.metrics:
@@ -77,6 +80,14 @@ def _worst(found: Verification) -> str:
         f"largest deviations in noise floors (limit {found.factor:g}): {parts}"
         if parts
         else "nothing compared"
+    )
+
+
+def _limits(limits: dict[str, float]) -> str:
+    least, most = limits["modules, least"], limits["modules, most"]
+    return (
+        f"{100 * limits['logits']:.2g} % of a row of logits, {limits['logprobs']:.2g} nats of a "
+        f"log-probability, {100 * least:.2g} to {100 * most:.2g} % of a module's output"
     )
 
 

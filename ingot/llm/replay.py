@@ -31,6 +31,7 @@ from ingot.llm.outputs import Answer
 from ingot.runtime.selection import TokenLogprobs
 
 FACTOR = 5.0
+WEAK, VOID = 0.1, 1.0  # limits, of a row's size: what says little, and what no zeros would miss
 _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
 
 
@@ -45,13 +46,17 @@ class Failure(JsonConfig):
 
 @dataclass
 class Replay:
-    """What came of a replay; ``worst`` are the largest deviations in noise floors, ``equal_rows`` the rows of
-    logits that round to the same 1/64 everywhere, which is told and not judged.
+    """What came of a replay.
+
+    ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest's
+    and the loosest's), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which is told
+    and not judged.
     """
 
     failures: list[Failure] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     worst: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
     equal_rows: int = 0
     num_rows: int = 0
     first_bad_module: str | None = None
@@ -78,6 +83,7 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
         played.notes.append("the engine takes too few tokens for a golden case: only hashes were compared")
         return played
     floor = claims.floors[dtype_name(llm.engine.dtype)]
+    _limits(floor, played)
     _tokenizer(llm, claims, played)
     say("golden cases")
     try:
@@ -95,6 +101,23 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     order = ("module", "engine", "logits", "ids", "tokenizer")
     played.failures.sort(key=lambda failure: order.index(failure.kind))
     return played
+
+
+def _limits(floor: Floor, played: Replay) -> None:
+    """Keep the limits, and tell where they are so wide that passing says little."""
+    modules = FACTOR * min(floor.modules.values()), FACTOR * max(floor.modules.values())
+    played.limits = {"logprobs": FACTOR * floor.logprobs, "logits": FACTOR * floor.logits}
+    played.limits |= {"modules, least": modules[0], "modules, most": modules[1]}
+    logits = played.limits["logits"]
+    if logits >= OVERFLOW or logits < WEAK:
+        return
+    seen = f"a fault that moves a row of logits by less than {100 * logits:.0f} % of its size is not seen"
+    if logits >= VOID:
+        seen = "rows of logits, log-probabilities and ids cannot fail: their limit is as large as they are"
+    played.notes.append(
+        f"weak: rounded activations that fall the other way move so much here that {seen}; the strictest of "
+        f"the modules is held to {100 * modules[0]:.2g} %"
+    )
 
 
 def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:

@@ -45,6 +45,8 @@ class Verification(JsonConfig):
             execution.
         notes: what was not compared, and why.
         worst: the largest deviation by what was compared, in noise floors.
+        limits: what passes: of rows of logits and modules' outputs in parts of their size, of
+            log-probabilities in nats.
         equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
             judged.
         proven_by: when, where and in which dtype the proof was made.
@@ -60,6 +62,7 @@ class Verification(JsonConfig):
     first_bad_module: str | None
     notes: tuple[str, ...]
     worst: dict[str, float]
+    limits: dict[str, float]
     num_cases: int
     equal_rows: int
     num_rows: int
@@ -123,6 +126,7 @@ def verify(
         first_bad_module=played.first_bad_module,
         notes=tuple(played.notes),
         worst=played.worst,
+        limits=played.limits,
         num_cases=len(proof.claims.cases) if proof is not None and dtype is not None else 0,
         equal_rows=played.equal_rows,
         num_rows=played.num_rows,

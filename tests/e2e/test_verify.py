@@ -81,6 +81,7 @@ class TestProven:
         assert (found.device is not None, found.dtype, found.num_cases) == (True, "fp32", 5)
         assert set(found.worst) == {"logprobs", "logits", "modules"}
         assert 0 < max(found.worst.values()) < FACTOR
+        assert 0 < found.limits["logits"] < 1e-3
         assert (found.equal_rows, found.num_rows, found.notes) == (12, 12, ())
 
     @pytest.mark.parametrize("kind", KINDS)

@@ -16,6 +16,7 @@ class TestTerminal:
         engine = build(tmp_path / "qwen", tmp_path / "engine", dtype="fp16", device="cpu")
         shown = ingot("verify", engine, "--device", "cpu")
         assert (shown.exit_code, shown.stdout.splitlines()[0].startswith("proven ")) == (0, True)
+        assert "% of a row of logits" in shown.stdout
         told = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
         assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
         assert told["proven_by"]["dtype"] == "fp16"
