@@ -49,8 +49,8 @@ class Replay:
     """What came of a replay.
 
     ``worst`` are the largest deviations in noise floors, ``limits`` what passes (of modules the strictest's
-    and the loosest's), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which is told
-    and not judged.
+    and the loosest's), ``equal_rows`` the rows of logits that round to the same 1/64 everywhere, which is
+    told and not judged.
     """
 
     failures: list[Failure] = field(default_factory=list)
