@@ -15,10 +15,8 @@ from typing import Literal
 from ingot.config.base import JsonConfig
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.quant import SCHEMES, QuantConfig
-from ingot.device import parse_dtype
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
-from ingot.engine.memory_sizes import weight_bytes
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
@@ -128,19 +126,15 @@ def fits_by_card(setting: Setting) -> Iterator[CardRow]:
 
 
 class _Search:
-    """Tries settings on one capacity; weights are counted once a number format."""
+    """Tries settings on one capacity."""
 
     def __init__(self, capacity: Capacity, goal: Goal) -> None:
         self.capacity = capacity
         self.goal: Goal = goal
-        self._weights: dict[tuple[str, QuantConfig], dict[str, int]] = {}
 
     def bill(self, setting: Setting) -> Ledger:
         """The setting's ledger on this capacity."""
-        key = (setting.dtype, setting.quant)
-        if key not in self._weights:
-            self._weights[key] = weight_bytes(setting.model, setting.quant, parse_dtype(setting.dtype))
-        return ledger(setting, self.capacity, self._weights[key])
+        return ledger(setting, self.capacity)
 
     def largest(self, at: Callable[[int], Setting], least: int, most: int) -> int:
         """The largest value that reaches the goal, 0 where the least does not; larger values need more."""
@@ -212,7 +206,6 @@ class _Search:
             return
         for name, total in CARDS.items():
             search = _Search(Capacity(name, total), self.goal)
-            search._weights = self._weights
             if total > self.capacity.total and _reached(search.bill(setting), self.goal):
                 note = f"a card of {name}, as it is"
                 yield search.fix(setting, f"--gpu {total / 2**30:g}GiB", "hardware", note)

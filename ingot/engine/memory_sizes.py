@@ -8,8 +8,10 @@ sampling, CUDA graphs. Knows nothing of what a machine has; docs/memory.md says 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -31,13 +33,13 @@ from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.kernels.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.kernels.int4_weight import num_groups
-from ingot.layers.linear import Linear, linears
+from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import PIECE, Int8Products
-from ingot.quant.schemes import is_dense, rounds_inputs
+from ingot.quant.schemes import LinearScheme, is_dense, rounds_inputs
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
 _SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
@@ -58,12 +60,49 @@ def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) 
     """Bytes of the loaded weights by kind (``WEIGHT_KINDS``), in ``dtype``; what a linear layer stores is the
     scheme's own layout. A tied head has none: it is the embedding.
     """
+    return dict(_contents(config, quant, dtype).weights)
+
+
+class _Product(NamedTuple):
+    """A linear layer's shape and how it is stored."""
+
+    out_features: int
+    in_features: int
+    scheme: LinearScheme
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a model's modules tell of its bytes.
+
+    Attributes:
+        weights: bytes by kind.
+        narrow: the linear layers of fewer bits, one of each shape and scheme.
+    """
+
+    weights: Mapping[str, int]
+    narrow: tuple[_Product, ...]
+
+
+def _contents(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> _Contents:
+    """Of a model in one number format; the modules are made once a format."""
+    return _counted(config, quant, tuple(quant.layers), dtype)
+
+
+@lru_cache(maxsize=64)
+def _counted(
+    config: DecoderConfig, quant: QuantConfig, _order: tuple[str, ...], dtype: torch.dtype
+) -> _Contents:
+    """``_contents``, kept: a search asks for a few formats a thousand times. ``_order`` tells apart patterns
+    that are equal as a dict but come in another order, of which the last that matches counts.
+    """
     build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
     model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
-    found = dict.fromkeys(WEIGHT_KINDS, 0)
+    weights = dict.fromkeys(WEIGHT_KINDS, 0)
     for name, tensor in stored_tensors(model).items():
-        found[_kind_of(name)] += tensor.numel() * tensor.element_size()
-    return found
+        weights[_kind_of(name)] += tensor.numel() * tensor.element_size()
+    products = (_Product(m.out_features, m.in_features, m.scheme) for m in linears(model).values())
+    return _Contents(weights, tuple(dict.fromkeys(p for p in products if not is_dense(p.scheme))))
 
 
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -140,16 +179,14 @@ def _narrow_bytes(
     """Bytes of what a step's products of fewer bits hold at most: a widened weight, or an input in 8 bits."""
     if quant.dense:
         return 0
-    build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
-    model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
-    narrow = [m for m in linears(model).values() if not is_dense(m.scheme)]
+    narrow = _contents(config, quant, dtype).narrow
     largest = max((m.out_features * m.in_features for m in narrow if not rounds_inputs(m.scheme)), default=0)
     widened = largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
     both = (_int8_bytes(m, tokens, kernels) for m in narrow if rounds_inputs(m.scheme))
     return max(widened, *both, 0)
 
 
-def _int8_bytes(linear: Linear, tokens: int, kernels: bool) -> int:
+def _int8_bytes(linear: _Product, tokens: int, kernels: bool) -> int:
     """Bytes of a product's input in 8 bits, and of a weight that is written as int8 for it; the twin's pieces
     of weight, sums and outputs with them.
     """

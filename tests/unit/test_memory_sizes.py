@@ -13,6 +13,9 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import most_tokens
+from ingot.engine import memory_sizes
+from ingot.engine.fixes import fits_by_card
+from ingot.engine.ledger import Setting
 from ingot.engine.memory_sizes import activation_bytes, weight_bytes
 from ingot.engine.random_weights import random_decoder
 from ingot.layers.decoder import Decoder
@@ -167,6 +170,28 @@ def test_a_tied_head_is_counted_once() -> None:
     found, more = (weight_bytes(config, QuantConfig(), torch.float16) for config in (tied, own))
     assert (found["head"], more["head"]) == (0, 97 * 32 * 2)
     assert {k: v for k, v in found.items() if k != "head"} == {k: v for k, v in more.items() if k != "head"}
+
+
+def test_modules_are_made_once_a_number_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def counted(*parts: Any) -> Any:
+        made.append(parts)
+        return empty_model(*parts)
+
+    empty_model = memory_sizes.empty_model
+    monkeypatch.setattr(memory_sizes, "empty_model", counted)
+    memory_sizes._counted.cache_clear()
+    rows = list(fits_by_card(Setting(shape(), "fp16", 8, 256)))
+    assert len(made) == len({(row.dtype, row.quant) for row in rows}) > 2
+
+
+def test_patterns_in_another_order_are_another_model() -> None:
+    patterns = [("layers.0.*", "w8a16"), ("*.down_proj", "none")]
+    one, other = (QuantConfig(layers=dict(order)) for order in (patterns, patterns[::-1]))
+    assert one == other
+    found, less = (weight_bytes(SHAPES["small"], quant, torch.float16)["mlp"] for quant in (one, other))
+    assert less < found
 
 
 @pytest.mark.gpu
