@@ -83,7 +83,7 @@ def doctor(
     ] = None,
     out: Annotated[
         Path,
-        typer.Option(help="The file for `ingot build --quant`; one that is there is replaced."),
+        typer.Option(help="The file to write, for `ingot build --quant`."),
     ] = Path("doctor.yaml"),
     json_file: Annotated[
         str | None,
@@ -112,6 +112,7 @@ def doctor(
     ] = None,
     device: Device = None,
     threads: Threads = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Measure what fewer bits cost layer by layer; write the mix of schemes that keeps a budget.
 
@@ -120,6 +121,10 @@ def doctor(
     """
     allowed = _budget(budget)
     _check_target(out, "--out", (".yaml", ".yml"))
+    if out.exists() and not force:
+        raise ConfigError(
+            "the file exists", seen=out, fix="--force replaces it, or choose another place with --out"
+        )
     if json_file not in (None, "-"):
         _check_target(Path(str(json_file)), "--json")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)

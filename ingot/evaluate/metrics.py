@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from ingot.config.quant import GROUPS, INNER_GROUPS, QuantConfig
 from ingot.device import resolve_device
 from ingot.engine.golden import steady_threads
-from ingot.engine.manifest import WEIGHTS_FILE
+from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.proof import Metric, Proof, read_proof, write_metrics
 from ingot.engine.sketch import rounded
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
@@ -86,13 +87,35 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
         )
     missed = [metric for metric in metrics if metric.met is False]
     if missed:
+        nearer = _nearer(Manifest.read(engine).quant)
         raise BuildError(
             "the engine misses a threshold, and is not kept",
             seen="; ".join(_told(metric) for metric in missed),
-            fix="another --dtype; --threshold NAME=X where the metric is good enough; or no --prove, to look "
-            "at the engine with `ingot align` and `ingot eval`",
+            fix=f"{nearer}; --threshold NAME=X where the metric is good enough; "
+            "or no --prove, to look at the engine with `ingot align` and `ingot eval`",
         )
     return write_metrics(engine, metrics)
+
+
+def _nearer(quant: QuantConfig) -> str:
+    """What another build can change to come nearer to the original."""
+    if quant.dense:
+        return "another --dtype"
+    if quant.source:
+        return "a checkpoint in more bits, for the numbers of this one are kept"
+    schemes = {quant.scheme, *quant.layers.values()} - {"none"}
+    ways = []
+    if schemes and quant.method == "round":
+        ways.append(f"--method {'smoothquant' if schemes == {'w8a8'} else 'gptq'} with --calib")
+    if "w4a16" in schemes and quant.group == 0:
+        ways.append("--group-size 128")
+    elif quant.group and quant.group > (min(INNER_GROUPS) if "w4a8" in schemes else min(GROUPS[1:])):
+        ways.append("a smaller --group-size")
+    if schemes:
+        ways.append("no --quant" if schemes == {"w8a16"} else "--quant w8a16")
+    if quant.head != "none":
+        ways.append("no --quant-head")
+    return " or ".join(ways)
 
 
 def _told(metric: Metric) -> str:

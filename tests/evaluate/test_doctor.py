@@ -266,10 +266,26 @@ def test_an_interrupt_leaves_the_old_file(
     out.write_text("scheme: w8a16\n")
     monkeypatch.setattr(Probe, "together", lambda self, rungs: os.kill(os.getpid(), number))
     words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
-    shown = ingot("doctor", llama, *words, "--out", out, "--json", tmp_path / "j.json")
+    shown = ingot("doctor", llama, *words, "--out", out, "--force", "--json", tmp_path / "j.json")
     assert shown.exit_code == 128 + number
     assert out.read_text() == "scheme: w8a16\n"
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_file_that_is_there_is_replaced_by_force_alone(
+    llama: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "doctor.yaml"
+    out.write_text("scheme: w8a16\n")
+    words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
+    for more in ((), ("--out", out)):
+        shown = ingot("doctor", llama, *words, *more)
+        assert shown.exit_code == 2
+        assert "--force replaces it" in shown.stderr
+        assert out.read_text() == "scheme: w8a16\n"
+    assert ingot("doctor", llama, *words, "--force").exit_code == 0
+    assert read_quant(str(out)) != QuantConfig("w8a16")
 
 
 def test_a_quantized_config_is_no_beginning(llama: Path, samples: Path) -> None:
@@ -293,7 +309,7 @@ def test_the_json_and_the_tables(llama: Path, samples: Path, tmp_path: Path) -> 
         "kl_measured": 0.0,
         "schemes": {"none": 8},
     }
-    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml")
+    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml", "--force")
     for told in (
         "summed up by operator",
         "summed up by decoder layer",

@@ -176,6 +176,28 @@ class TestThresholds:
         assert {"perplexity": "is above 1.5", "exact": "exact 0 is below 50"}[name] in result.stderr
         assert not (tmp_path / "e").exists()
 
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            ((), "another --dtype"),
+            (("w4a16",), "--method gptq with --calib or a smaller --group-size or --quant w8a16"),
+            (("w4a16", "--group-size", 0), "--method gptq with --calib or --group-size 128 or --quant w8a16"),
+            (("w4a16", "--group-size", 32), "--method gptq with --calib or --quant w8a16"),
+            (("w4a8", "--group-size", 64), "--method gptq with --calib or --quant w8a16"),
+            (("w4a16", "--method", "gptq", "--calib", "IDS"), "a smaller --group-size or --quant w8a16"),
+            (("w8a8",), "--method smoothquant with --calib or --quant w8a16"),
+            (("w8a16", "--quant-head"), "--method gptq with --calib or no --quant or no --quant-head"),
+        ],
+    )
+    def test_what_helps_is_told(
+        self, llama: Path, ids: Path, tmp_path: Path, words: tuple[object, ...], told: str
+    ) -> None:
+        quant = ["--quant", *(ids if word == "IDS" else word for word in words)] if words else []
+        limit = ("--prove-with", "perplexity", "--threshold", "perplexity=0")
+        result = prove(llama, tmp_path / "e", ids, *limit, *quant)
+        assert result.exit_code == 1, result.output
+        assert f"fix: {told}; --threshold NAME=X" in " ".join(result.stderr.split())
+
     def test_no_number_is_refused(self, llama: Path, tmp_path: Path) -> None:
         engine = build(llama, tmp_path / "engine", device="cpu")
         before = contents(engine)
