@@ -22,6 +22,7 @@ from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, scan_shard
 from ingot.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
+ENGINE_MANIFEST = "manifest.json"  # beside no config.json: the folder is a build's, not a source
 
 
 class Checkpoint:
@@ -122,6 +123,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     folder = Path(folder)
     names = list_files(folder)
+    if CONFIG not in names and ENGINE_MANIFEST in names:
+        raise CheckpointError(
+            f"{folder} is an engine, not a checkpoint",
+            seen=shorten(names),
+            allowed=f"{CONFIG} beside {' or '.join(EXPECTED)}",
+            fix="give the checkpoint that it was built from",
+        )
     if CONFIG not in names:
         raise CheckpointError(
             f"{folder} is not a checkpoint: it has no {CONFIG}",

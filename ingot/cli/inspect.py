@@ -72,6 +72,8 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     kept = "" if build.layers is None else f", layers {build.layers[0]}:{build.layers[1]} of the checkpoint"
     yield "weights", f"{build.dtype} (checkpoint: {found.manifest.source_dtype}){kept}"
     yield "quantization", found.manifest.quant.summary
+    for pattern, scheme in found.manifest.quant.layers.items():
+        yield "", f"{pattern}: {scheme}"
     calibration = found.manifest.calibration
     if calibration is not None:
         samples = f"{calibration.samples} samples, {calibration.tokens:,} tokens"

@@ -10,10 +10,11 @@ computes.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ingot.config.base import JsonConfig
+from ingot.config.quant_error import QuantFieldError
 from ingot.errors import ConfigError
 
 RPTQ = ("rptq-w8a8", "rptq-w4a8", "rptq-w4a4")
@@ -35,6 +36,14 @@ _WEIGHT_ONLY = ("w8a16", "w4a16")
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
 _RPTQ_METHODS = ("round", "gptq")
+_METHODS_OF = {
+    "none": METHODS[:1],
+    "w8a16": ("round", "gptq", "awq"),
+    "w4a16": ("round", "gptq", "awq"),
+    "w8a8": ("round", "smoothquant"),
+    "w4a8": ("round", "gptq"),
+    **dict.fromkeys(RPTQ, _RPTQ_METHODS),
+}
 
 
 @dataclass(frozen=True)
@@ -83,34 +92,53 @@ class QuantConfig(JsonConfig):
     act_order: bool = False
 
     def __post_init__(self) -> None:
-        _expect_one("unknown quantization scheme", self.scheme, SCHEMES, "--quant")
-        _expect_one("the head has no such scheme", self.head, HEADS, "--quant-head")
+        _expect_one("scheme", "unknown quantization scheme", self.scheme, SCHEMES)
+        _expect_one("head", "the head has no such scheme", self.head, HEADS)
         if not isinstance(self.layers, dict):
-            raise ConfigError("layers maps patterns to schemes", seen=self.layers, fix="layers")
+            raise QuantFieldError("layers", "layers maps patterns to schemes", seen=self.layers)
         for pattern, scheme in self.layers.items():
-            _expect_one(f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES, "layers")
+            _expect_one("layers", f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES)
         schemes = {self.scheme, *self.layers.values()}
         clusters = bool(schemes & {*RPTQ})
         if self.method is None:
             object.__setattr__(self, "method", "gptq" if clusters else "round")
-        _expect_one("unknown quantization method", self.method, METHODS, "--method")
-        _expect_one("no such source of numbers", self.source, ("", *SOURCES), "the checkpoint")
+        _expect_one("method", "unknown quantization method", self.method, METHODS)
+        _expect_one("source", "no such source of numbers", self.source, ("", *SOURCES))
         inner = _INNER in schemes
         if inner and clusters:
-            raise ConfigError("w4a8 and RPTQ are not for one model", seen=sorted(schemes), fix="layers")
+            raise QuantFieldError("layers", "w4a8 and RPTQ are not for one model", seen=sorted(schemes))
         self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), clusters, inner)
-        _expect_one("no such order", self.act_order, (False, True) if self.source else (False,), "act_order")
-        methods = ["round"]
-        methods += ["gptq"] if not self.source and schemes & {*_WEIGHT_ONLY, _INNER} else []
-        methods += ["awq"] if not self.source and schemes & {*_WEIGHT_ONLY} else []
-        methods += ["smoothquant"] if _BOTH in schemes else []
-        methods = list(_RPTQ_METHODS) if clusters else methods
-        _expect_one("no such method", self.method, methods, "--method, with --quant of a scheme that has it")
+        _expect_one("act_order", "no such order", self.act_order, (False, True) if self.source else (False,))
+        self._check_method(schemes, clusters)
         self._check_activations(_BOTH in schemes, _INNER in schemes)
         rotation = self.rotation if self.rotation is not None else _INNER in schemes
         rotations = (True, False) if _INNER in schemes else (False,)
-        _expect_one("no such rotation", rotation, rotations, "--rotate or --no-rotate, of w4a8")
+        fix = "" if inner else self._of_others("rotation", [_INNER])
+        _expect_one("rotation", "no such rotation", rotation, rotations, fix)
         object.__setattr__(self, "rotation", rotation)
+
+    def _of_others(self, name: str, owners: Iterable[str]) -> str:
+        """How to mend a field that is of ``owners``, none of which the config has."""
+        schemes = ", ".join(owners)
+        if {self.scheme, *self.layers.values()} == {"none"}:
+            return f"{{scheme}}, which is missing or none: {{{name}}} is of {schemes}"
+        unfit = f"{{{name}}}, which {self.layers_label} does not take"
+        return f"{unfit}: leave it out, or take a {{scheme}} of {schemes}"
+
+    def _check_method(self, schemes: Collection[str], clusters: bool) -> None:
+        """``clusters``: a layer is of RPTQ, whose methods are the only ones then."""
+        every = {m for scheme in schemes for m in _METHODS_OF[scheme]}
+        every -= {"gptq", "awq"} if self.source else set()
+        methods = [m for m in METHODS if m in (_RPTQ_METHODS if clusters else every)]
+        owners = ", ".join(scheme for scheme, own in _METHODS_OF.items() if self.method in own)
+        if self.source:
+            fix = "{method}: leave it out, the checkpoint's numbers are kept"
+        elif {*schemes} == {"none"}:
+            fix = f"{{scheme}}, which is missing or none: {{method}} {self.method} is of {owners}"
+        else:
+            told = f"{self.layers_label} takes {', '.join(methods)}; {self.method} is of {owners}"
+            fix = f"{{method}} or {{scheme}}: {told}"
+        _expect_one("method", "no such method", self.method, methods, fix)
 
     def _check_group(self, grouped: bool, clusters: bool, inner: bool) -> None:
         """``grouped``: weights may have groups and zeros; ``clusters``: a layer is of RPTQ, whose blocks are
@@ -120,9 +148,11 @@ class QuantConfig(JsonConfig):
         group = self.group if self.group is not None else default
         symmetric = self.symmetric if self.symmetric is not None else not (grouped or inner)
         sizes = INNER_GROUPS if inner else GROUPS[1:] if clusters else GROUPS if grouped else (0,)
-        _expect_one("no such group size", group, sizes, "--group-size, of w4a16, w4a8 and RPTQ")
+        fix = "" if grouped or clusters or inner else self._of_others("group", (_GROUPED, _INNER, *RPTQ))
+        _expect_one("group", "no such group size", group, sizes, fix)
         allowed = (True, False) if grouped else (not inner,)
-        _expect_one("no such symmetry", symmetric, allowed, "--symmetric or --asymmetric, of w4a16")
+        fix = "" if grouped else self._of_others("symmetric", [_GROUPED])
+        _expect_one("symmetric", "no such symmetry", symmetric, allowed, fix)
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "symmetric", symmetric)
 
@@ -135,15 +165,17 @@ class QuantConfig(JsonConfig):
         of_both = ACTIVATIONS if both else ACTIVATIONS[:1] if inner else ("none",)
         if inner or (both and self.method not in ("round", "smoothquant")):
             of_both = of_both[:1]  # nothing else than these two finds a scale
-        _expect_one("no such activations", activations, of_both, "--activations, of w8a8")
+        fix = "" if both else self._of_others("activations", [_BOTH])
+        _expect_one("activations", "no such activations", activations, of_both, fix)
         scales = WEIGHT_SCALES if both else WEIGHT_SCALES[:1]
-        _expect_one("no such scales of weights", self.weight_scales, scales, "--weight-scales, of w8a8")
+        fix = "" if both else self._of_others("weight_scales", [_BOTH])
+        _expect_one("weight_scales", "no such scales of weights", self.weight_scales, scales, fix)
         number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 <= alpha <= 1
         if not (number or alpha == SEARCH if smooth else alpha is None):
             allowed = f"0 to 1, or {SEARCH}" if smooth else "none"
-            raise ConfigError(
-                "no such alpha", seen=alpha, allowed=allowed, fix="--alpha, of --method smoothquant"
-            )
+            lacks = "{method} smoothquant" if both else f"{{scheme}} {_BOTH} and {{method}} smoothquant"
+            fix = "" if smooth else f"{{alpha}}, which smoothquant alone takes: leave it out, or add {lacks}"
+            raise QuantFieldError("alpha", "no such alpha", seen=alpha, allowed=allowed, advice=fix)
         object.__setattr__(self, "activations", activations)
         object.__setattr__(self, "alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
@@ -186,11 +218,13 @@ class QuantConfig(JsonConfig):
         idle = [p for p in self.layers if not fnmatch.filter(names, p)]
         if idle:
             leaves = sorted({name.rpartition(".")[2] for name in names})
+            of_head = [p for p in idle if fnmatch.fnmatchcase(HEAD, p)]
+            fix = f"; for {HEAD}, `head: w8a16` beside layers" if of_head else ""
             raise ConfigError(
                 "patterns of layers match no linear layer",
                 seen=idle,
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
-                fix="layers in the file of --quant",
+                fix=f"layers in the file of --quant{fix}",
             )
 
     def check_in_memory(self) -> None:
@@ -275,11 +309,12 @@ class QuantConfig(JsonConfig):
         elif not self.dense:
             parts.append(f"by {self.method_word}")
         if self.layers:
-            parts.append(f"{len(self.layers)} patterns of layers over {self.scheme}")
+            count = len(self.layers)
+            parts.append(f"{count} {'pattern' if count == 1 else 'patterns'} of layers over {self.scheme}")
         return ", ".join(parts)
 
 
-def _expect_one(what: str, seen: object, allowed: Iterable[object], fix: str) -> None:
+def _expect_one(name: str, what: str, seen: object, allowed: Iterable[object], advice: str = "") -> None:
     choices = list(allowed)
     if not any(seen == one and type(seen) is type(one) for one in choices):
-        raise ConfigError(what, seen=seen, allowed=choices, fix=fix)
+        raise QuantFieldError(name, what, seen=seen, allowed=choices, advice=advice)

@@ -9,6 +9,8 @@ Owns the reading and writing of that file. Knows no scheme.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import yaml
 
 from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.config.quant_error import QuantFieldError
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
@@ -51,10 +54,13 @@ def read_quant(
     if isinstance(named, QuantConfig):
         return named.replace(**changes) if changes else named
     if named is not None and named.endswith(_ENDS):
-        return QuantConfig.from_json(_fields(Path(named)) | changes)
+        return _of_file(Path(named), changes)
     if named is not None and named not in SCHEMES:
         raise ConfigError(
-            "unknown quantization scheme", seen=named, allowed=[*SCHEMES, "FILE.yaml"], fix="--quant"
+            "unknown quantization scheme",
+            seen=named,
+            allowed=[*SCHEMES, "FILE.yaml"],
+            fix="--quant, or quant= in Python",
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
 
@@ -70,6 +76,17 @@ def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
+def _of_file(path: Path, changes: dict[str, Any]) -> QuantConfig:
+    """The config of a file, under ``changes``; an error names the file where the value is from it."""
+    fields = _fields(path)
+    try:
+        return QuantConfig.from_json(fields | changes)
+    except QuantFieldError as error:
+        if error.field in changes:
+            raise
+        raise error.in_file(path) from None
+
+
 def _fields(path: Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -83,5 +100,16 @@ def _fields(path: Path) -> dict[str, Any]:
             seen=path,
             allowed="scheme, group, layers, …",
             fix="--quant",
+        )
+    known = [one.name for one in dataclasses.fields(QuantConfig)]
+    unknown = [str(key) for key in found if key not in known]
+    if unknown:
+        near = [(key, difflib.get_close_matches(key, known, n=1)) for key in unknown]
+        meant = [f"{key} is perhaps {names[0]}" for key, names in near if names]
+        raise ConfigError(
+            "the file of --quant has no such field",
+            seen=unknown,
+            allowed=known,
+            fix=f"--quant, in {path}: {', '.join(meant) or 'leave it out'}",
         )
     return found

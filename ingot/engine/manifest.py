@@ -9,6 +9,7 @@ nothing of how it was built or how it is run.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,21 @@ class Manifest(JsonConfig):
 def is_engine(folder: Path) -> bool:
     """Whether a folder looks like an engine."""
     return (folder / MANIFEST_FILE).is_file()
+
+
+def refuse_build_values(folder: Path, values: Mapping[str, object]) -> None:
+    """Refuse what only a build decides, for the engine in ``folder``; None is a value that is not given.
+
+    Raises:
+        ConfigError: naming the values, and the engine's own scheme.
+        EngineError: the manifest cannot be read.
+    """
+    fixed = [name for name, value in values.items() if value is not None]
+    if fixed:
+        flags = " ".join(f"--{name.replace('_', '-')} …" for name in fixed)
+        raise ConfigError(
+            "these values are fixed when an engine is built",
+            seen=fixed,
+            allowed=f"the engine's own, quantization {Manifest.read(folder).quant.label}",
+            fix=f"leave them out, or build its checkpoint anew: `ingot build CHECKPOINT -o ENGINE {flags}`",
+        )

@@ -23,10 +23,10 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
 from ingot.engine.loader import Engine, engine_in_memory, load_engine
-from ingot.engine.manifest import is_engine
+from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
-from ingot.errors import ConfigError, RequestError
+from ingot.errors import RequestError
 from ingot.llm.defaults import default_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
@@ -83,11 +83,7 @@ class LLM:
         limits: dict[str, Any] = {**lengths, "runtime": runtime}
         if is_engine(Path(path)):
             given = {"chat_template": chat_template, "layers": layers, "quant": quant}
-            fixed = [name for name, value in given.items() if value is not None]
-            if fixed:
-                raise ConfigError(
-                    "these values are fixed when an engine is built", seen=fixed, fix="build it again"
-                )
+            refuse_build_values(Path(path), given)
             doubt = standing(Path(path))
             if doubt is not None:
                 _log.warning("%s", doubt)

@@ -246,6 +246,14 @@ def _decoded(path: Path, raw: bytes) -> str:
 def _bytes(path: Path) -> bytes:
     """The file without a byte-order mark."""
     try:
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        raw = path.read_bytes()
     except OSError as error:
         raise ConfigError("the data cannot be read", seen=error, fix="--calib") from None
+    if b"\0" in raw:
+        raise ConfigError(
+            f"{path} is not a text file",
+            seen="bytes of value 0",
+            allowed="texts or records in UTF-8: .jsonl, .json or .txt",
+            fix="--calib",
+        )
+    return raw.removeprefix(b"\xef\xbb\xbf")

@@ -212,6 +212,7 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
         (("--budget", "ppl=1"), "kl=X"),
         (("--quant", "w5a16"), "unknown quantization scheme"),
         (("--quant", "none"), "nothing to choose"),
+        (("--quant", "rptq-w8a8"), "doctor does not know this scheme"),
         (("--quant", "w8a8", "--least", "bytes"), "no fewer bytes"),
         (("--least", "joules"), "no such objective"),
         (("--up-to", "w8a8"), "no such last step"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,14 @@ def test_defaults() -> None:
     [
         ({"scheme": "w3"}, r"seen: w3; allowed: .*w8a16.*w4a16.*--quant"),
         ({"scheme": "w4a16", "group": 48}, r"group size; seen: 48; allowed: .*32, 64, 128.*--group-size"),
-        ({"scheme": "w8a16", "group": 128}, r"seen: 128; allowed: .*0.*--group-size"),
+        (
+            {"scheme": "w8a16", "group": 128},
+            r"seen: 128; allowed: .*0.*--group-size, which w8a16 does not take.*w4a16, w4a8",
+        ),
+        (
+            {"group": 64},
+            r"seen: 64; .*fix: --quant, which is missing.*--group-size is of w4a16, w4a8, rptq-w8a8",
+        ),
         ({"scheme": "w8a16", "symmetric": False}, r"seen: False; allowed: .*True.*--asymmetric"),
         ({"scheme": "w4a16", "symmetric": 1}, r"seen: 1; allowed: .*True, False"),
         ({"scheme": "w4a16", "method": "magic"}, r"seen: magic; allowed: .*round"),
@@ -79,23 +87,37 @@ def test_defaults() -> None:
             {"scheme": "w8a16", "weight_scales": "tensor"},
             r"seen: tensor; allowed: .*channel.*--weight-scales",
         ),
-        ({"scheme": "w8a8", "alpha": 0.5}, r"seen: 0.5; allowed: none.*--alpha.*smoothquant"),
+        ({"scheme": "w8a8", "alpha": 0.5}, r"seen: 0.5; allowed: none.*--alpha.*add --method smoothquant"),
+        ({"scheme": "w4a16", "alpha": 0.5}, r"seen: 0.5; .*add --quant w8a8 and --method smoothquant"),
         ({"scheme": "w8a8", "method": "smoothquant", "alpha": 1.5}, r"seen: 1.5; allowed: 0 to 1, or search"),
         ({"scheme": "w8a8", "method": "smoothquant", "alpha": "best"}, r"seen: best; allowed: 0 to 1, or"),
         ({"scheme": "w8a16", "method": "smoothquant"}, r"seen: smoothquant; allowed: .*round.*gptq"),
-        ({"scheme": "w8a8", "method": "gptq"}, r"seen: gptq; allowed: .*round.*smoothquant"),
+        (
+            {"scheme": "w8a8", "method": "gptq"},
+            r"seen: gptq; .*w8a8 takes round, smoothquant; gptq is of w8a16, w4a16, w4a8",
+        ),
+        (
+            {"scheme": "w8a16", "method": "gptq", "source": "gptq"},
+            r"--method: leave it out, the checkpoint's",
+        ),
         ({"scheme": "rptq"}, r"seen: rptq; allowed: .*rptq-w8a8.*rptq-w4a4.*--quant"),
         ({"scheme": "rptq-w8a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
         ({"scheme": "rptq-w8a8", "group": 0}, r"seen: 0; allowed: .*32, 64, 128.*--group-size"),
         ({"scheme": "rptq-w8a8", "symmetric": False}, r"seen: False; allowed: .*True"),
         ({"scheme": "rptq-w8a8", "activations": "dynamic"}, r"seen: dynamic; allowed: .*none"),
-        ({"scheme": "none", "method": "gptq"}, r"seen: gptq; allowed: .*round\b"),
+        (
+            {"scheme": "none", "method": "gptq"},
+            r"seen: gptq; allowed: .*round\b.*--quant, which is missing.*gptq is of w8a16, w4a16, w4a8",
+        ),
         ({"scheme": "w4a8", "group": 32}, r"seen: 32; allowed: .*64, 128.*--group-size"),
         ({"scheme": "w4a8", "symmetric": True}, r"seen: True; allowed: .*False.*--asymmetric"),
         ({"scheme": "w4a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
         ({"scheme": "w4a8", "activations": "static"}, r"seen: static; allowed: .*dynamic"),
         ({"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}}, r"w4a8 and RPTQ are not for one model"),
-        ({"scheme": "w8a8", "rotation": True}, r"seen: True; allowed: .*False.*--no-rotate"),
+        (
+            {"scheme": "w8a8", "rotation": True},
+            r"seen: True; allowed: .*False.*--rotate, which w8a8 does not take: .*a --quant of w4a8$",
+        ),
         ({"scheme": "w4a8", "rotation": "yes"}, r"seen: yes; allowed: .*True, False.*--rotate"),
         (
             {"scheme": "w4a16", "method": "gptq", "activations": "static", "layers": {"*": "w8a8"}},
@@ -104,8 +126,9 @@ def test_defaults() -> None:
     ],
 )
 def test_bad_values(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         QuantConfig.from_json(values)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 def test_the_last_pattern_counts() -> None:
@@ -120,6 +143,9 @@ def test_the_last_pattern_counts() -> None:
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
     config = QuantConfig("w8a16", layers={"layers.9.*": "none", "*": "w8a16"})
     with pytest.raises(ConfigError, match=r"match no linear layer; seen: \['layers.9.\*'\].*layers.0.mlp"):
+        config.check_names(["layers.0.mlp.up_proj", "lm_head"])
+    config = QuantConfig("w4a16", layers={"lm_head": "w8a16"})
+    with pytest.raises(ConfigError, match=r"seen: \['lm_head'\].*for lm_head, `head: w8a16` beside layers"):
         config.check_names(["layers.0.mlp.up_proj", "lm_head"])
 
 
@@ -138,7 +164,19 @@ def test_a_file_holds_a_scheme_for_each_layer(tmp_path: Path) -> None:
     [
         ("scheme: [", "is no YAML"),
         ("- w4a16", "holds no fields"),
-        ("schema: w4a16", r"no such field; seen: \['schema'\]"),
+        ("schema: w4a16", r"no such field; seen: \['schema'\].*in .*mixed\.yaml: schema is perhaps scheme"),
+        (
+            "group_size: 64\nxyz: 1",
+            r"seen: \['group_size', 'xyz'\].*mixed\.yaml: group_size is perhaps group$",
+        ),
+        ("xyz: 1", r"seen: \['xyz'\].*in .*mixed\.yaml: leave it out"),
+        ("scheme: w4a16\ngroup: 48", r"seen: 48; .*fix: --quant, in .*mixed\.yaml: group$"),
+        ("scheme: w4a16\nhead: w4a16", r"seen: w4a16; .*fix: --quant, in .*mixed\.yaml: head$"),
+        (
+            "scheme: w4a16\nlayers: {a.*: w5}",
+            r"of 'a\.\*'; seen: w5; .*fix: --quant, in .*mixed\.yaml: layers$",
+        ),
+        ("scheme: w8a8\nalpha: 0.7", r"in .*mixed\.yaml: alpha, .*, or add method smoothquant$"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
@@ -148,10 +186,17 @@ def test_bad_files(tmp_path: Path, text: str, words: str) -> None:
         read_quant(str(path))
 
 
+def test_a_flag_beside_a_file_is_named_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.yaml"
+    path.write_text("scheme: w4a16\n")
+    with pytest.raises(ConfigError, match=r"seen: 48; .*fix: --group-size$"):
+        read_quant(str(path), group=48)
+
+
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"cannot be read.*--quant"):
         read_quant("nowhere.yaml")
-    with pytest.raises(ConfigError, match=r"seen: w2; allowed: .*FILE.yaml"):
+    with pytest.raises(ConfigError, match=r"seen: w2; allowed: .*FILE.yaml.*--quant, or quant= in"):
         read_quant("w2")
 
 

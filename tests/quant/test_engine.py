@@ -23,7 +23,7 @@ from ingot.engine.loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_sizes import weight_bytes
 from ingot.engine.tuner.workload import folded_rows, workload
-from ingot.errors import ConfigError
+from ingot.errors import CheckpointError, ConfigError
 from ingot.evaluate.side import SideSpec as EvalSpec
 from ingot.evaluate.side import open_side as open_eval_side
 from ingot.evaluate.side import other_spec
@@ -214,8 +214,10 @@ def test_what_cannot_be_asked_for(checkpoints: dict[str, Path], tmp_path: Path) 
         build(checkpoints["llama"], tmp_path / "engine", quant=typo, device="cpu")
     assert not (tmp_path / "engine").exists()
     folder = build(checkpoints["llama"], tmp_path / "engine", quant="w8a16", device="cpu", proof=False)
-    with pytest.raises(ConfigError, match=r"fixed when an engine is built; seen: \['quant'\]"):
+    with pytest.raises(ConfigError, match=r"fixed .*seen: \['quant'\].*own, quantization w8a16.*--quant …`"):
         LLM(folder, "cpu", quant="w4a16")
+    with pytest.raises(CheckpointError, match=r"is an engine, not a checkpoint.*give the checkpoint"):
+        build(folder, tmp_path / "other", quant="w4a16", device="cpu")
 
 
 class TestVerb:
@@ -228,6 +230,8 @@ class TestVerb:
         assert done.exit_code == 0, done.stderr
         text = ingot("inspect", engine, "--tensors").stdout
         assert "w4a16+w8a16, head w8a16, a scale for 64 columns, asymmetric, by rounding" in text
+        assert "by rounding, 1 pattern of layers over w4a16\n" in text
+        assert "  layers.1.mlp.down_proj: w8a16\n" in text
         assert "layers.0.mlp.down_proj.words" in text
         told = json.loads(ingot("inspect", engine, "--json").stdout)
         assert told["quant"]["layers"] == {"layers.1.mlp.down_proj": "w8a16"}

@@ -53,8 +53,12 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
         ConfigError: there is no such ladder, or ``up_to`` is not on it.
     """
     if scheme not in LADDERS:
+        dense = scheme == DENSE
         raise ConfigError(
-            "there is nothing to choose without fewer bits", seen=scheme, allowed=list(LADDERS), fix="--quant"
+            "there is nothing to choose without fewer bits" if dense else "doctor does not know this scheme",
+            seen=scheme,
+            allowed=list(LADDERS),
+            fix="--quant",
         )
     ladder = LADDERS[scheme]
     if up_to not in ladder:
