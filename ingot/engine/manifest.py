@@ -130,10 +130,11 @@ def refuse_build_values(folder: Path, values: Mapping[str, object]) -> None:
     """
     fixed = [name for name, value in values.items() if value is not None]
     if fixed:
+        own = f", quantization {Manifest.read(folder).quant.label}" if "quant" in fixed else ""
         flags = " ".join(f"--{name.replace('_', '-')} …" for name in fixed)
         raise ConfigError(
             "these values are fixed when an engine is built",
             seen=fixed,
-            allowed=f"the engine's own, quantization {Manifest.read(folder).quant.label}",
-            fix=f"leave them out, or build its checkpoint anew: `ingot build CHECKPOINT -o ENGINE {flags}`",
+            allowed=f"the engine's own{own}",
+            fix=f"leave out, or build it again from its checkpoint: `ingot build CHECKPOINT -o ENGINE {flags}`",
         )
