@@ -136,5 +136,5 @@ def refuse_build_values(folder: Path, values: Mapping[str, object]) -> None:
             "these values are fixed when an engine is built",
             seen=fixed,
             allowed=f"the engine's own{own}",
-            fix=f"leave out, or build it again from its checkpoint: `ingot build CHECKPOINT -o ENGINE {flags}`",
+            fix=f"leave them out, or build it again: `ingot build CHECKPOINT -o ENGINE {flags}`",
         )
