@@ -1,11 +1,12 @@
-"""Words of a packed weight straight into the registers of the left operand of a product of many rows.
+"""The product of 9 to 64 rows with packed weights whose words go straight into the left operand's registers.
 
-Owns the way from memory to the operand of a warpgroup's product: what a thread loads, 16 bytes at a time, is
-what its warp multiplies, so that words pass through no shared memory; x is read with its columns in the order
-in which they stand there. The layout is stored_weight.py's. Knows no loop and no epilogue.
+Owns the way from memory to the operand of a warpgroup's product, and the kernel: what a thread loads, 16
+bytes at a time and a step or more ahead, is what its warp multiplies, so that words pass through no shared
+memory; x is read with its columns in the order in which they stand there. The layout is stored_weight.py's.
+Knows no launch: packed_matmul.py has it, and says what is computed.
 
-    words = load_words(places, chunk, wanted)
-    w = numbers(words, zero, 0, 4, tl.float16, ASM)        # [BLOCK_N, PART], rows as ``operand_row`` says
+    words = load_words(places, chunk, wanted, PART)
+    w = numbers(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
 """
 
 from __future__ import annotations
@@ -15,16 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.fragment_product import row_order
 from ingot.kernels.narrow_numbers import above, ended, scaled_beside, unpack_less
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.packed_loads import side_by_side
-
-
-@triton.jit
-def operand_row(BLOCK_N: tl.constexpr) -> tl.tensor:
-    """Which row of a tile each row of the operand is: of 16 first the even ones."""
-    lane = tl.arange(0, BLOCK_N)
-    return lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2
 
 
 @triton.jit
@@ -63,15 +58,12 @@ def load_words(places: tl.tensor, chunk: tl.tensor, wanted: tl.tensor, PART: tl.
 @triton.jit
 def pair_threads(
     ptr: tl.tensor,
-    stride: tl.tensor,
     block: tl.tensor,
     LAST: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """Where each thread's scales (BYTES 2) or zeros (BYTES 1) of its two rows lie, 32 bits of them; stride 0
-    of a group's.
-    """
+    """Where each thread's scales (BYTES 2: of two rows) or zeros (BYTES 1: of four) of group 0 lie."""
     index = tl.arange(0, 2 * BLOCK_N)
     own = tl.minimum(block + index // 32, LAST) * (4 * BYTES) + index % 32 // 4 * BYTES // 2
     return ptr.to(tl.pointer_type(tl.int32)) + own
@@ -215,10 +207,10 @@ def packed_direct_kernel(
     )
     places = word_threads(weight_ptr, weight_stride, block, LAST, BLOCK_N, PART)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
-    scale_places = pair_threads(scale_ptr, scale_stride, block, LAST, BLOCK_N, 2)
+    scale_places = pair_threads(scale_ptr, block, LAST, BLOCK_N, 2)
     zero = tl.full((BLOCK_N, 1, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
     if zero_ptr is not None:
-        zero_places = pair_threads(zero_ptr, scale_stride, block, LAST, BLOCK_N, 1)
+        zero_places = pair_threads(zero_ptr, block, LAST, BLOCK_N, 1)
         if GROUP == 0:
             zero = zeros_beside(tl.load(zero_places), BLOCK_N)
     ahead, scales, zeros = (), (), ()
@@ -266,7 +258,7 @@ def packed_direct_kernel(
         acc = ended(acc, ASM)
     if OVERLAP == 4:
         start_next(OVERLAP)
-    rows = block * 16 + operand_row(BLOCK_N)
+    rows = block * 16 + row_order(BLOCK_N)
     own = tl.minimum(rows, N - 1)
     if GROUP == 0:
         acc *= tl.load(scale_ptr + own).to(tl.float32)[:, None]
