@@ -96,7 +96,20 @@ PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "many rows in 4 bits 128 fp16 by 128 with zeros, wide": lambda: many_rows(
         HALF, 128, 4, 128, True, 22016, OVERLAP=2, TMA=2
     ),
-    "many rows in 8 bits 16 fp16, wide steps": lambda: many_rows(HALF, 16, 8, OVERLAP=2, TMA=2),
+    "many rows in 8 bits 16 fp16, wide steps": lambda: many_rows(
+        HALF,
+        16,
+        8,
+        BLOCK_T=16,
+        BLOCK_N=64,
+        num_warps=4,
+        num_stages=6,
+        WIDE=1,
+        AHEAD=2,
+        DIRECT=0,
+        OVERLAP=2,
+        TMA=2,
+    ),
     "many rows in 8 bits 64 bf16, wide steps": lambda: many_rows(
         BRAIN, 64, 8, BLOCK_T=64, WIDE=1, AHEAD=2, OVERLAP=2, TMA=2
     ),
@@ -104,7 +117,20 @@ PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
         HALF, 16, 4, 128, True, OVERLAP=2, TMA=2
     ),
     "many rows in 4 bits 32 bf16 by 64 with zeros, wide steps": lambda: many_rows(
-        BRAIN, 32, 4, 64, True, OVERLAP=2, TMA=2
+        BRAIN,
+        32,
+        4,
+        64,
+        True,
+        BLOCK_T=32,
+        BLOCK_N=64,
+        num_warps=4,
+        REGISTERS=128,
+        WIDE=1,
+        AHEAD=2,
+        DIRECT=0,
+        OVERLAP=2,
+        TMA=2,
     ),
     "many rows in 4 bits 64 fp16 by 128 with zeros": lambda: many_rows(
         HALF, 64, 4, 128, True, OVERLAP=2, TMA=2

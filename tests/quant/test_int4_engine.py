@@ -238,7 +238,7 @@ class TestVerb:
             (("--quant", "w4a8", "--activations", "static"), ("--activations", "dynamic")),
             (("--quant", "w4a8", "--method", "awq"), ("--method", "gptq")),
             (("--quant", "w4a8", "--method", "gptq"), ("--calib",)),
-            (("--quant", "w8a8", "--rotate"), ("--no-rotate", "w4a8")),
+            (("--quant", "w8a8", "--rotate"), ("--rotate", "w8a8", "w4a8")),
         ],
     )
     def test_misuse(

@@ -35,6 +35,8 @@ DEFAULTS = {
     "small_qkv": SMALL,
     "small_gate_up": SMALL,
 }
+# Where every head has keys of its own.
+ALONE = {"paged_attention": paged_attention.default_tiles(32, 1, 128, 2, torch.device("cpu"))}
 SHAPE = {"h": 4096, "i": 11008, "q": 32, "kv": 8, "d": 128, "n": 4096, "k": 11008}
 HERE = Machine("NVIDIA H200", "9.0", 2, "2.11.0", "3.6.0")
 MEASURED_ON = {
@@ -56,7 +58,7 @@ def plan_of(tiles: Any, **fields: Any) -> KernelPlan:
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_plan_knows_the_kernels_tiles_and_its_own_keys(op: str) -> None:
-    assert set(OPS[op].tiles) == set(DEFAULTS[op])
+    assert set(OPS[op].tiles) == {*DEFAULTS[op], *ALONE.get(op, ())}
     plan = plan_of({op: {plan_key(op, 8, shape_of(op)): dict(DEFAULTS[op])}})
     assert plan.table(op, **shape_of(op)).at(5) == DEFAULTS[op]
     assert plan.num_choices == 1
