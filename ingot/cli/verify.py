@@ -50,8 +50,7 @@ def verify(
 def _show(found: Verification) -> None:
     console = stdout()
     colour = "bold green" if found.verdict == "proven" else "bold red"
-    weak = any(note.startswith("weak: ") for note in found.notes)
-    console.print(found.verdict, style=colour, end=" (weakly) " if weak else " ")
+    console.print(found.verdict, style=colour, end=" (weakly) " if found.weak else " ")
     where = f" on {found.device} in {found.dtype}" if found.dtype else ""
     console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
     for failure in found.failures:

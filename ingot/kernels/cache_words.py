@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.cache_numbers import FOUR_FLOATS
+from ingot.kernels.int8_round import nearest
+from ingot.kernels.int8_rows import LEAST_MAGNITUDE
 
 _MOST = tl.constexpr(127 * 128.0)  # of a query's numbers: the high byte is 127 at most
-_LEAST = tl.constexpr(1e-30)
-_WHOLE = tl.constexpr(12582912.0)  # added to less than 2^22 it leaves the nearest integer in the lowest bits
-_WHOLE_BITS = tl.constexpr(0x4B400000)
+_LEAST = tl.constexpr(LEAST_MAGNITUDE)
 _PRODUCTS = tl.constexpr(  # key words times both bytes
     "{ .reg .s32 t; dp4a.s32.s32 t, $1, $3, 0; shl.b32 t, t, 7; dp4a.s32.s32 $0, $2, $3, t; }"
 )
@@ -31,7 +31,7 @@ def query_words(q: tl.tensor) -> tl.tensor:
     step: a number is (128 high + low) step.
     """
     most = tl.maximum(tl.max(tl.abs(q), axis=1), _LEAST)
-    whole = (q * _MOST / most[:, None] + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
+    whole = nearest(q * _MOST / most[:, None])
     high = (whole + 64) >> 7
     return _packed(high), _packed(whole - (high << 7)), most / _MOST
 

@@ -28,7 +28,7 @@ def row_order(ROWS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _halves(pairs: tl.tensor) -> tl.tensor:
+def halves(pairs: tl.tensor) -> tl.tensor:
     """The two 16-bit halves of every 32-bit number, side by side in a last dimension."""
     return tl.join((pairs & 0xFFFF).to(tl.int16), (pairs >> 16).to(tl.int16))
 
@@ -36,7 +36,7 @@ def _halves(pairs: tl.tensor) -> tl.tensor:
 @triton.jit
 def _words(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTERS: tl.constexpr) -> tl.tensor:
     """What ``chunk_of_words`` loads as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
-    words = tl.reshape(_halves(loaded), (QUARTERS, BLOCKS, WARPS, 8, 4, 2, 2, 2))
+    words = tl.reshape(halves(loaded), (QUARTERS, BLOCKS, WARPS, 8, 4, 2, 2, 2))
     words = tl.permute(words, (2, 1, 5, 3, 0, 4, 6, 7))
     return tl.reshape(words, (WARPS, 16 * BLOCKS, 16 * QUARTERS))
 
@@ -50,9 +50,7 @@ def _columns(
     QUARTERS: tl.constexpr,
 ) -> tl.tensor:
     """What ``chunk_of_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
-    x = tl.reshape(
-        _halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2)
-    )
+    x = tl.reshape(halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(x, (2, 1, 5, 4, 6, 7, 0, 3)), (WARPS, 16 * QUARTERS, TOKENS))
 
 
@@ -379,7 +377,7 @@ def fragment_tile(
                 zeros = zeros[1:]
             sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE, OF_X)
             if GROUPED:
-                sums = sums * _beside(_halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS, BLOCK_T)
+                sums = sums * _beside(halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS, BLOCK_T)
                 scales = scales[1:]
             acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
         if AHEAD > 0:

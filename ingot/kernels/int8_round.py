@@ -70,13 +70,19 @@ def store_int8_row(
 
 
 @triton.jit
+def nearest(wide: tl.tensor) -> tl.tensor:
+    """The nearest integers to fp32 values of less than 2^22, ties to even, as int32."""
+    return (wide + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
+
+
+@triton.jit
 def zeroed_numbers(wide: tl.tensor, step: tl.tensor, zero: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
     """fp32 values as int32 numbers by the rule of block_rows.py; steps and zeros broadcast to them."""
     LOW: tl.constexpr = -(1 << (BITS - 1))
     HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
     inverse = tl.div_rn(1.0, step)
     cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
-    return (cut + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS + zero.to(tl.int32)
+    return nearest(cut) + zero.to(tl.int32)
 
 
 @triton.jit

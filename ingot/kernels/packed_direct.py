@@ -16,10 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ingot.kernels.fragment_product import row_order
+from ingot.kernels.fragment_product import halves, row_order
 from ingot.kernels.narrow_numbers import above, ended, scaled_beside, unpack_less
 from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.packed_loads import side_by_side
+from ingot.kernels.packed_loads import of_groups, side_by_side
 
 
 @triton.jit
@@ -79,8 +79,7 @@ def _beside(pairs: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
 @triton.jit
 def scales_beside(pairs: tl.tensor, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
     """Scales of two rows a thread."""
-    halves = tl.join((pairs & 0xFFFF).to(tl.int16), (pairs >> 16).to(tl.int16))
-    return _beside(halves.to(DTYPE, bitcast=True), BLOCK_N)
+    return _beside(halves(pairs).to(DTYPE, bitcast=True), BLOCK_N)
 
 
 @triton.jit
@@ -93,8 +92,7 @@ def zeros_beside(fours: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
 @triton.jit
 def operand_words(loaded: tl.tensor, BLOCK_N: tl.constexpr, PART: tl.constexpr) -> tl.tensor:
     """What ``load_words`` loads as it stands in the operand: int16 [BLOCK_N, PART / 16, 2, 4, 2]."""
-    halves = tl.join((loaded & 0xFFFF).to(tl.int16), (loaded >> 16).to(tl.int16))
-    words = tl.reshape(halves, (PART // 16, BLOCK_N // 16, 8, 4, 2, 2, 2))
+    words = tl.reshape(halves(loaded), (PART // 16, BLOCK_N // 16, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(words, (1, 4, 2, 0, 5, 3, 6)), (BLOCK_N, PART // 16, 2, 4, 2))
 
 
@@ -141,25 +139,6 @@ def _tokens(
     places = token[:, None].to(tl.int64) * stride + (column + cols)[None, :]
     places = tl.max_contiguous(tl.multiple_of(places, (2, 2)), (1, 2))
     return tl.load(x_ptr + places, mask=inside, other=0.0)
-
-
-@triton.jit
-def _pairs(
-    places: tl.tensor,
-    stride: tl.tensor,
-    column: tl.tensor,
-    wanted: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPAN: tl.constexpr,
-    GROUPS: tl.constexpr,
-) -> tl.tensor:
-    """What stands at ``places`` for GROUPS spans of SPAN columns from ``column`` on."""
-    found = ()
-    for group in tl.static_range(GROUPS):
-        own = tl.minimum((column + group * SPAN) // GROUP, (K - 1) // GROUP)
-        found = found + (tl.load(places + own * stride, mask=wanted, other=0),)  # noqa: RUF005
-    return found
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
@@ -219,18 +198,18 @@ def packed_direct_kernel(
         ahead = ahead + (load_words(places, begin + soon, there, PART),)  # noqa: RUF005
         if GROUP > 0:
             column = (begin + soon) * BLOCK_K
-            scales = scales + _pairs(scale_places, scale_stride // 2, column, there, K, GROUP, SPAN, GROUPS)
+            scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
             if zero_ptr is not None:
-                zeros = zeros + _pairs(zero_places, scale_stride // 4, column, there, K, GROUP, SPAN, GROUPS)
+                zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     wait_for_previous(OVERLAP)
     for step in tl.range(begin, end):
         there, column = step + DIRECT < end, (step + DIRECT) * BLOCK_K
         ahead = ahead + (load_words(places, step + DIRECT, there, PART),)  # noqa: RUF005
         if GROUP > 0:
-            scales = scales + _pairs(scale_places, scale_stride // 2, column, there, K, GROUP, SPAN, GROUPS)
+            scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
             if zero_ptr is not None:
-                zeros = zeros + _pairs(zero_places, scale_stride // 4, column, there, K, GROUP, SPAN, GROUPS)
+                zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
         words = operand_words(ahead[0], BLOCK_N, PART)
         ahead = ahead[1:]
         if WIDE:

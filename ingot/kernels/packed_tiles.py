@@ -20,15 +20,15 @@ from ingot.kernels.stored_weight import StoredWeight
 # More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here. The limit
 # is an estimate from what 64 to 256 rows take (docs/performance-log.md).
 PACKED_ROWS = 256
-FEW_OUTPUTS = 8192
+FEW_OUTPUTS = 8192  # of the tiles below: an output or down product
 SPLIT_OUTPUTS = 16383  # up to here the sums of a whole product are split as well, where programs are few
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD", "DIRECT")
 # Measured on an H200 in the four products of a 7B model: at 128 and 256 rows alone, those of few outputs
-# split (benchmarks/packed_matmul.py), at 16, 32 and 64 in whole steps (benchmarks/narrow_variants.py); rows
-# between take the tiles of the next count, more rows those of 256. By bits, for up to so many rows and
-# outputs (0: all others): NAMES.
+# split (benchmarks/packed_matmul.py), at 16, 32 and 64 in whole steps where engines take them
+# (benchmarks/narrow_variants.py), else alone; rows between take the tiles of the next count, more rows those
+# of 256. By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
         (16, FEW_OUTPUTS, 16, 128, 128, 8, 4, 128, 0, 0, 1),

@@ -13,7 +13,7 @@ quarter, and a kernel may round where the reference does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,20 +103,25 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     return played
 
 
+def is_weak(limits: Mapping[str, float]) -> bool:
+    """Whether limits are so wide that passing says little; an overflow is told as such."""
+    return WEAK <= limits.get("logits", 0.0) < OVERFLOW
+
+
 def _limits(floor: Floor, played: Replay) -> None:
     """Keep the limits, and tell where they are so wide that passing says little."""
     modules = FACTOR * min(floor.modules.values()), FACTOR * max(floor.modules.values())
     played.limits = {"logprobs": FACTOR * floor.logprobs, "logits": FACTOR * floor.logits}
     played.limits |= {"modules, least": modules[0], "modules, most": modules[1]}
     logits = played.limits["logits"]
-    if logits >= OVERFLOW or logits < WEAK:
+    if not is_weak(played.limits):
         return
     seen = f"a fault that moves a row of logits by less than {100 * logits:.0f} % of its size is not seen"
     if logits >= VOID:
         seen = "rows of logits, log-probabilities and ids cannot fail: their limit is as large as they are"
     played.notes.append(
-        f"weak: rounded activations that fall the other way move so much here that {seen}; the strictest of "
-        f"the modules is held to {100 * modules[0]:.2g} %"
+        f"weak: rounding alone moves so much here that {seen}; the strictest of the modules is held to "
+        f"{100 * modules[0]:.2g} %"
     )
 
 

@@ -26,7 +26,7 @@ from ingot.engine.manifest import Manifest
 from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, this_host, write_note
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
-from ingot.llm.replay import FACTOR, Failure, Replay, replay
+from ingot.llm.replay import FACTOR, Failure, Replay, is_weak, replay
 
 _CACHE_TOKENS = 2048
 
@@ -71,6 +71,11 @@ class Verification(JsonConfig):
     metrics: tuple[Metric, ...]
     seconds: float
     noted: bool = False
+
+    @property
+    def weak(self) -> bool:
+        """Whether its limits are so wide that passing says little; a note tells what is not seen."""
+        return is_weak(self.limits)
 
 
 def verify(

@@ -6,7 +6,7 @@ import pytest
 
 from ingot.engine.proof import Floor
 from ingot.engine.sketch import OVERFLOW
-from ingot.llm.replay import FACTOR, Replay, _limits
+from ingot.llm.replay import FACTOR, Replay, _limits, is_weak
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ def test_wide_limits_are_weak(logits: float, words: str | None) -> None:
         "modules, least": FACTOR * 1e-3,
         "modules, most": FACTOR * 0.02,
     }
+    assert is_weak(played.limits) == (words is not None)
     if words is None:
         assert played.notes == []
     else:
