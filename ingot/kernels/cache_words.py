@@ -16,10 +16,9 @@ import triton.language as tl
 
 from ingot.kernels.cache_numbers import FOUR_FLOATS
 from ingot.kernels.int8_round import nearest
-from ingot.kernels.int8_rows import LEAST_MAGNITUDE
 
 _MOST = tl.constexpr(127 * 128.0)  # of a query's numbers: the high byte is 127 at most
-_LEAST = tl.constexpr(LEAST_MAGNITUDE)
+_LEAST = tl.constexpr(1e-30)
 _PRODUCTS = tl.constexpr(  # key words times both bytes
     "{ .reg .s32 t; dp4a.s32.s32 t, $1, $3, 0; shl.b32 t, t, 7; dp4a.s32.s32 $0, $2, $3, t; }"
 )
