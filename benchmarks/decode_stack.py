@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from decode_candidates import Tiles
 
 from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
+from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.rope_kv_write import rope_kv_write
@@ -56,11 +57,21 @@ SHAPES = LLAMA_7B.products()
 Plan = dict[str, Tiles | None]
 
 
-def apart(x: torch.Tensor, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor:
+def apart(x: Rows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor:
     """A product with nothing folded into it, by ``packed_matmul`` and the tiles where bits are few."""
     if isinstance(weight, StoredWeight):
         return packed_matmul(x, weight, tiles=tiles)
+    assert isinstance(x, torch.Tensor)
     return F.linear(x, weight)
+
+
+def ordered(op: str, rows: int, weight: AnyWeight, plan: Plan, small: frozenset[str]) -> bool:
+    """Whether the op takes its input in the operand's order, with the plan's tiles."""
+    if op in small or not isinstance(weight, StoredWeight):
+        return False
+    direct = (plan.get(op) or {}).get("DIRECT")
+    split = op in ("o", "down")
+    return takes_operand(rows, weight, weight.values.device, split) if direct is None else direct > 0
 
 
 class Stack:
@@ -157,7 +168,9 @@ class Stack:
         """
         x, norm = self.x[:rows], (self.norm, EPS)
         x = x if "o" in small else x.clone()  # the library adds in place
-        hidden, _ = rms_norm(x, *norm, tiles=plan.get("rms"))
+        takes = {op: ordered(op, rows, self.weight(op, 0), plan, small) for op in ("qkv", "gate_up", "down")}
+        hidden: Rows
+        hidden, _ = (rms_norm_operand if takes["qkv"] else rms_norm)(x, *norm, tiles=plan.get("rms"))
         for layer in range(self.layers):
             weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
             place = self.place(rows, layer)
@@ -167,12 +180,14 @@ class Stack:
                 qkv = apart(hidden, weights["qkv"], plan.get("qkv"))
                 q = rope_kv_write(qkv, *place, tiles=plan.get("rope"))
             attended = self.attend(q, layer, plan.get("attention")).flatten(1)
-            hidden, x = self._join(x, attended, weights["o"], "o", plan, small)
+            hidden, x = self._join(x, attended, weights["o"], "o", plan, small, takes["gate_up"])
             if "gate_up" in small:
                 inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
             else:
-                inner = silu_mul(apart(hidden, weights["gate_up"], plan.get("gate_up")), plan.get("silu"))
-            hidden, x = self._join(x, inner, weights["down"], "down", plan, small)
+                gate_up = apart(hidden, weights["gate_up"], plan.get("gate_up"))
+                inner = (silu_mul_operand if takes["down"] else silu_mul)(gate_up, plan.get("silu"))
+            after = takes["qkv"] and layer < self.layers - 1
+            hidden, x = self._join(x, inner, weights["down"], "down", plan, small, after)
         if not head:
             return hidden
         wide = self.weight("head", 0)
@@ -183,18 +198,19 @@ class Stack:
     def _join(
         self,
         x: torch.Tensor,
-        y: torch.Tensor,
+        y: Rows,
         weight: AnyWeight,
         op: str,
         plan: Plan,
         small: frozenset[str],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ordered: bool,
+    ) -> tuple[Rows, torch.Tensor]:
         """The normalised stream and the stream after a product's result has joined it."""
+        norm = sum_norm_operand if ordered else sum_norm
         if op in small:
-            return sum_norm(
-                small_linear_parts(y, weight, plan.get(op)), x, self.norm, EPS, tiles=plan.get("norm")
-            )
+            parts = small_linear_parts(y, weight, plan.get(op))
+            return norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
         if isinstance(weight, StoredWeight):
             parts = packed_matmul_parts(y, weight, plan.get(op))
-            return sum_norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
+            return norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
         return rms_norm(x.addmm_(y, weight.t()), self.norm, EPS, tiles=plan.get("rms"))

@@ -8,6 +8,7 @@ what to enter in ``layers/fused_decode.py``, ``kernels/product_tiles.py`` and ``
 
     python benchmarks/narrow_variants.py --json docs/results/narrow_variants.json
     python benchmarks/narrow_variants.py --cases 4x64,8x64 --limit-s 240    # bits x rows
+    python benchmarks/narrow_variants.py --cases 4x256 --packed             # of packed_matmul alone
     python benchmarks/narrow_variants.py --dry --cases 4x9                  # tiny, on a CPU: no figures
 """
 
@@ -33,13 +34,15 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
-from decode_stack import Plan, Shape, Stack, apart
+from decode_stack import Plan, Shape, Stack, apart, ordered
 
+from ingot.kernels.operand_rows import operand_rows
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.packed_matmul import packed_matmul_parts
 from ingot.kernels.packed_tiles import packed_candidates
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear_parts
+from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.stored_weight import StoredWeight, num_rows, num_words
 
@@ -50,7 +53,7 @@ LAYERS, GROUP, WORTH_US = 16, 128, 0.1  # a layer; less is noise
 PACKED_FROM = 9  # rows; fewer load words straight into registers
 SHOWN = 8  # of an op's tiles, the fastest
 TINY = Shape(hidden=128, inner=256, heads=2, head_dim=64, vocabulary=96, context=32, block=16)
-ALL = frozenset(OPS)
+ALL, NONE = frozenset(OPS), frozenset[str]()
 Choice = tuple[bool, Tiles]  # whether a small kernel computes the op, and its tiles
 
 
@@ -70,7 +73,8 @@ def narrow_weight(outputs: int, width: int, bits: int, device: str) -> StoredWei
 class NarrowStack(Stack):
     """A stack whose layers' weights have few bits; it has no head."""
 
-    def __init__(self, bits: int, rows: int, layers: int, dry: bool = False) -> None:
+    def __init__(self, bits: int, rows: int, layers: int, dry: bool = False, packed: bool = False) -> None:
+        self.small_ones = rows <= MAX_ROWS and not (packed and rows >= PACKED_FROM)
         device, shape = ("cpu", TINY) if dry else ("cuda", Shape())
         super().__init__(1, rows, device, shape, heads=0)
         self.layers = layers
@@ -85,7 +89,7 @@ class NarrowStack(Stack):
 
     def choices(self, op: str) -> list[Choice]:
         """What to try beside the defaults; ``packed_matmul``'s default is among it."""
-        found = [(True, tiles) for tiles in candidates(op, self.batch)]
+        found = [(True, tiles) for tiles in candidates(op, self.batch)] if self.small_ones else []
         if self.batch >= PACKED_FROM:
             weight = self.weights[op][0]
             assert isinstance(weight, StoredWeight)
@@ -96,6 +100,8 @@ class NarrowStack(Stack):
     def only(self, op: str, small: bool, tiles: Tiles) -> None:
         """One op of one layer, as the step launches it."""
         x, weight = self.inner if op == "down" else self.x, self.weights[op][0]
+        if ordered(op, self.batch, weight, {op: tiles}, ALL if small else frozenset()):
+            x = operand_rows(x)
         if op in SPLIT:
             (small_linear_parts if small else packed_matmul_parts)(x, weight, tiles)
         elif not small:
@@ -132,11 +138,12 @@ def candidates(op: str, rows: int) -> list[Tiles]:
     return found
 
 
-def compile_share(rank: int, ranks: int, case: tuple[int, int]) -> None:
+def compile_share(rank: int, ranks: int, case: tuple[int, int], packed: bool) -> None:
     """Run one in ``ranks`` of a case's kernels once, so that they are on disk."""
-    stack = NarrowStack(*case, layers=1)
-    calls = [lambda small=small: stack.step({}, small) for small in (ALL, frozenset[str]())]
-    calls = calls[: 2 if case[1] >= PACKED_FROM else 1]
+    stack = NarrowStack(*case, layers=1, packed=packed)
+    ways = [ALL] if stack.small_ones else []
+    ways += [frozenset[str]()] if case[1] >= PACKED_FROM else []
+    calls = [lambda small=small: stack.step({}, small) for small in ways]
     for op in OPS:
         calls += [lambda op=op, choice=choice: stack.only(op, *choice) for choice in stack.choices(op)]
     for call in calls[rank::ranks]:
@@ -178,8 +185,8 @@ def replay(stack: NarrowStack, plan: Plan, small: frozenset[str], dry: bool) -> 
 class Sweep:
     """One case; ``end`` is when it should stop, by ``time.monotonic``."""
 
-    def __init__(self, bits: int, rows: int, dry: bool, end: float) -> None:
-        self.stack = NarrowStack(bits, rows, 2 if dry else LAYERS, dry)
+    def __init__(self, bits: int, rows: int, dry: bool, end: float, packed: bool) -> None:
+        self.stack = NarrowStack(bits, rows, 2 if dry else LAYERS, dry, packed)
         self.bits, self.rows, self.dry, self.end = bits, rows, dry, end
         self.plan: Plan = {}
         self.small = ALL
@@ -195,8 +202,8 @@ class Sweep:
 
     def ways(self) -> dict[str, float]:
         """Which products are whose, with default tiles; the best way stays."""
-        found = {ALL: self.median({}, ALL)}
-        if self.rows >= PACKED_FROM:
+        found = {ALL: self.median({}, ALL)} if self.stack.small_ones else {NONE: self.median({}, NONE)}
+        if self.rows >= PACKED_FROM and ALL in found:
             found |= {ALL - {op}: self.median({}, ALL - {op}) for op in OPS}
             gaining = sorted(OPS, key=lambda op: found[ALL - {op}])
             together = [ALL.difference(gaining[:count]) for count in range(2, len(OPS) + 1)]
@@ -225,8 +232,9 @@ class Sweep:
     def run(self) -> dict[str, Any]:
         """The case's figures, and a line."""
         ways = self.ways()
+        first = min(ways.values())
         tried = {op: self.tiles(op) for op in OPS}
-        first, last = ways["small"], self.median(self.plan, self.small)
+        last = self.median(self.plan, self.small)
         told = f"small {'+'.join(sorted(self.small))} {self.plan}{', stopped early' if self.late() else ''}"
         print(
             f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}\n"
@@ -253,6 +261,7 @@ def main() -> None:
     parser.add_argument("--cases", default=CASES, help="bits x rows, comma-separated")
     parser.add_argument("--json", type=Path, help="file to write, after every case")
     parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
+    parser.add_argument("--packed", action="store_true", help="nothing of the small kernels from 9 rows on")
     parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
     given = parser.parse_args()
     told: dict[str, Any] = {
@@ -270,9 +279,10 @@ def main() -> None:
             if begun > end:
                 break
             if not given.dry:
-                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [(bits, rows)] * ranks))
+                shares = range(ranks), [ranks] * ranks, [(bits, rows)] * ranks, [given.packed] * ranks
+                list(pool.map(compile_share, *shares))
                 print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
-            told["cases"].append(Sweep(bits, rows, given.dry, end).run())
+            told["cases"].append(Sweep(bits, rows, given.dry, end, given.packed).run())
             if given.json:
                 given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
 

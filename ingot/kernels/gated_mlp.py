@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.operand_rows import operand_place
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 
@@ -25,9 +26,10 @@ def silu_mul_kernel(
     x_stride: tl.tensor,
     INNER: tl.constexpr,
     BLOCK_I: tl.constexpr,
+    ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One piece of one row a program."""
+    """One piece of one row a program; with ORDERED columns stand in the operand's order."""
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
@@ -36,7 +38,8 @@ def silu_mul_kernel(
     gate = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(y_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(y_ptr + row * INNER + cols, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
+    places = y_ptr + row * INNER + operand_place(cols, ORDERED)
+    tl.store(places, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def default_tiles() -> dict[str, int]:
@@ -51,8 +54,10 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
     return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
 
 
-def silu_mul_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`silu_mul`, unchecked."""
+def silu_mul_triton(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, ordered: bool = False
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`silu_mul`, unchecked; or ``ordered`` (operand_ends.py)."""
     choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)
@@ -64,6 +69,7 @@ def silu_mul_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = Non
             gate_up.stride(0),
             INNER=inner,
             BLOCK_I=choice["BLOCK_I"],
+            ORDERED=ordered,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, gate_up.device),
         )
@@ -89,12 +95,17 @@ def silu_mul(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> t
     Raises:
         KernelArgumentError: a shape, dtype or stride that the kernel cannot take.
     """
+    expect_silu_mul(gate_up)
+    if runs_on_gpu(gate_up):
+        return silu_mul_triton(gate_up, tiles)
+    return silu_mul_reference(gate_up)
+
+
+def expect_silu_mul(gate_up: torch.Tensor) -> None:
+    """Raise unless the kernel can take this."""
     expect_float("gate_up", gate_up)
     expect("gate_up", gate_up, (None, None), like=gate_up)
     if gate_up.shape[1] % 2:
         raise KernelArgumentError(
             "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"
         )
-    if runs_on_gpu(gate_up):
-        return silu_mul_triton(gate_up, tiles)
-    return silu_mul_reference(gate_up)

@@ -2,8 +2,9 @@
 
 Owns the way from memory to the operand of a warpgroup's product, and the kernel: what a thread loads, 16
 bytes at a time and a step or more ahead, is what its warp multiplies, so that words pass through no shared
-memory; x is read with its columns in the order in which they stand there. The layout is stored_weight.py's.
-Knows no launch: packed_matmul.py has it, and says what is computed.
+memory. x has its columns in the order in which they stand there (operand_rows.py), or is gathered into it, in
+pieces of 4 bytes. The layout is stored_weight.py's. Knows no launch: packed_matmul.py has it, and says what
+is computed.
 
     words = load_words(places, chunk, wanted, PART)
     w = numbers(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
@@ -18,16 +19,9 @@ import triton.language as tl
 
 from ingot.kernels.fragment_product import halves, row_order
 from ingot.kernels.narrow_numbers import above, ended, scaled_beside, unpack_less
+from ingot.kernels.operand_rows import operand_column
 from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.packed_loads import of_groups, side_by_side
-
-
-@triton.jit
-def operand_column(COLUMNS: tl.constexpr) -> tl.tensor:
-    """Which column of x each column of the operand is: within 32, pairs of neighbours."""
-    lane = tl.arange(0, COLUMNS)
-    column = lane // 32 * 32 + lane // 2 % 4 * 8 + lane // 16 % 2 * 4 + lane // 8 % 2 * 2 + lane % 2
-    return tl.max_contiguous(tl.multiple_of(column, 2), 2)
+from ingot.kernels.packed_loads import ask_words, of_groups, side_by_side
 
 
 @triton.jit
@@ -121,7 +115,7 @@ def numbers(
 
 @triton.jit
 def _tokens(
-    x_ptr: tl.tensor,
+    source: tl.tensor,
     stride: tl.tensor,
     first: tl.tensor,
     tokens: tl.tensor,
@@ -130,20 +124,25 @@ def _tokens(
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
     MASKED: tl.constexpr,
+    ORDERED: tl.constexpr,
 ) -> tl.tensor:
     """The operand's columns of the rows of x from ``first`` on: [BLOCK, COLUMNS], zeros beyond."""
-    token, cols = first + tl.arange(0, BLOCK), operand_column(COLUMNS)
-    inside = (token < tokens)[:, None]
-    if MASKED:
-        inside = inside & (column + cols < K)[None, :]
-    places = token[:, None].to(tl.int64) * stride + (column + cols)[None, :]
-    places = tl.max_contiguous(tl.multiple_of(places, (2, 2)), (1, 2))
-    return tl.load(x_ptr + places, mask=inside, other=0.0)
+    if ORDERED:
+        x = source.load([first, column])
+    else:
+        token, cols = first + tl.arange(0, BLOCK), operand_column(tl.arange(0, COLUMNS))
+        inside = (token < tokens)[:, None]
+        if MASKED:
+            inside = inside & (column + cols < K)[None, :]
+        places = token[:, None].to(tl.int64) * stride + (column + cols)[None, :]
+        places = tl.max_contiguous(tl.multiple_of(places, (2, 2)), (1, 2))
+        x = tl.load(source + places, mask=inside, other=0.0)
+    return x
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_direct_kernel(
-    x_ptr: tl.tensor,
+    x_source: tl.tensor,
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     scale_ptr: tl.tensor,
@@ -165,11 +164,14 @@ def packed_direct_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WIDE: tl.constexpr,
+    AHEAD: tl.constexpr,
     DIRECT: tl.constexpr,
+    ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of one chunk; words
-    and what stands beside them are asked for DIRECT steps ahead, those of the first before the wait.
+    and what stands beside them are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first
+    steps before the wait.
     """
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     PARTS: tl.constexpr = BLOCK_K // PART
@@ -201,9 +203,16 @@ def packed_direct_kernel(
             scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
             if zero_ptr is not None:
                 zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
+    if ASM and AHEAD > 0:
+        for soon in tl.static_range(AHEAD):
+            later = begin + DIRECT + soon
+            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, PART, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     wait_for_previous(OVERLAP)
     for step in tl.range(begin, end):
+        if ASM and AHEAD > 0:
+            later = step + DIRECT + AHEAD
+            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, PART, BLOCK_N)
         there, column = step + DIRECT < end, (step + DIRECT) * BLOCK_K
         ahead = ahead + (load_words(places, step + DIRECT, there, PART),)  # noqa: RUF005
         if GROUP > 0:
@@ -213,7 +222,8 @@ def packed_direct_kernel(
         words = operand_words(ahead[0], BLOCK_N, PART)
         ahead = ahead[1:]
         if WIDE:
-            x = _tokens(x_ptr, x_stride, first_token, tokens, step * BLOCK_K, K, BLOCK_T, BLOCK_K, MASKED)
+            x = _tokens(x_source, x_stride, first_token, tokens, step * BLOCK_K, K, BLOCK_T, BLOCK_K, MASKED,
+                        ORDERED)  # fmt: skip
         tiles = ()
         for part in tl.static_range(PARTS):
             scale = None
@@ -225,8 +235,8 @@ def packed_direct_kernel(
             if WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:
-                x = _tokens(x_ptr, x_stride, first_token, tokens, step * BLOCK_K + part * PART, K, BLOCK_T,
-                            PART, MASKED)  # fmt: skip
+                x = _tokens(x_source, x_stride, first_token, tokens, step * BLOCK_K + part * PART, K, BLOCK_T,
+                            PART, MASKED, ORDERED)  # fmt: skip
                 acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
         if WIDE:
             acc = tl.dot(side_by_side(tiles, PARTS), tl.trans(x), acc, input_precision="ieee")

@@ -8,6 +8,7 @@ the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.p
 
     y = packed_matmul(x, weight, bias)
     parts = packed_matmul_parts(x, weight)          # for sum_norm
+    if takes_operand(len(x), weight, x.device): y = packed_matmul(operand_rows(x), weight, bias)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
 from ingot.kernels.matrix_product import number_format, weight_pointers
 from ingot.kernels.narrow_numbers import ended, scaled, unpack, unpack_from
+from ingot.kernels.operand_rows import OPERAND_SPAN, OperandRows
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.packed_direct import packed_direct_kernel
 from ingot.kernels.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
@@ -41,6 +43,9 @@ from ingot.kernels.word_places import word_places
 
 DTYPES = (torch.float16, torch.bfloat16)
 ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
+
+
+Rows = torch.Tensor | OperandRows
 
 
 def takes_packed(rows: int, dtype: torch.dtype) -> bool:
@@ -177,6 +182,14 @@ def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
     return choice["TMA"] != 1 and fits
 
 
+def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: bool = False) -> bool:
+    """Whether the product of so many rows of x, in parts with ``split``, is faster with its columns in the
+    operand's order, and can be computed so.
+    """
+    spans = weight.in_features % OPERAND_SPAN == 0 and weight.out_features % BLOCK_ROWS == 0
+    return spans and weight.bits < 16 and packed_tiles(rows, weight, device, split)["DIRECT"] > 0
+
+
 def _direct(x: torch.Tensor, weight: StoredWeight) -> bool:
     """Whether words can go straight into registers: columns of x and rows of the weight go in whole pairs."""
     pairs = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0 and x.shape[1] % 2 == 0
@@ -184,21 +197,23 @@ def _direct(x: torch.Tensor, weight: StoredWeight) -> bool:
 
 
 def _launch(
-    x: torch.Tensor,
+    rows_of: Rows,
     weight: StoredWeight,
     bias: torch.Tensor | None,
     y: torch.Tensor,
     choice: Mapping[str, int],
 ) -> None:
+    ordered, x = isinstance(rows_of, OperandRows), _values(rows_of)
     rows, outputs, part = x.shape[0], weight.out_features, part_columns(weight.group)
     block = [choice["BLOCK_T"], choice["BLOCK_K"] if choice["WIDE"] else part]
-    tma = _described(x, choice)
+    tma = ordered or _described(x, choice)
     source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
     grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
     kernel, own = packed_matmul_kernel, ("PREFETCH", "AHEAD")
     ways: dict[str, Any] = {"TMA": tma}
-    if choice["DIRECT"] and _direct(x, weight):
-        kernel, own, ways, source = packed_direct_kernel, ("DIRECT",), {}, x
+    if ordered or (choice["DIRECT"] and _direct(x, weight)):
+        kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {"ORDERED": ordered}
+        source = source if ordered else x
     kernel[grid](
         source,
         *weight_pointers(weight),
@@ -219,21 +234,36 @@ def _launch(
     )
 
 
-def _choice(
-    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool
-) -> dict[str, int]:
-    """The tiles, with the BLOCK_K that the layout has: a chunk, or in 4 bits half of one of 256 columns."""
-    choice = merge_tiles(packed_tiles(x.shape[0], weight, x.device, split), tiles)
+def _values(x: Rows) -> torch.Tensor:
+    """The rows as they lie in memory."""
+    return x.values if isinstance(x, OperandRows) else x
+
+
+def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool) -> dict[str, int]:
+    """The tiles, with the BLOCK_K that the layout has: a chunk, or in 4 bits half of one of 256 columns.
+
+    Raises:
+        KernelArgumentError: columns in the operand's order, and words that do not go there.
+    """
+    values = _values(x)
+    choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split), tiles)
+    if isinstance(x, OperandRows) and choice["DIRECT"] == 0:
+        raise KernelArgumentError(
+            "x has its columns in the operand's order, and the words do not go straight into it",
+            seen='tile "DIRECT" 0',
+            allowed="DIRECT of 1 or more",
+            fix="x.natural(), or takes_operand(...) before x is made",
+        )
     chunk = chunk_columns(weight.bits, weight.group)
     half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
     choice["BLOCK_K"] = chunk // 2 if half else chunk
     # A part without columns would be read before it is written.
-    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(x.shape[1], choice["BLOCK_K"]))
+    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(values.shape[1], choice["BLOCK_K"]))
     return choice
 
 
 def packed_matmul_triton(
-    x: torch.Tensor,
+    x: Rows,
     weight: StoredWeight,
     bias: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
@@ -242,44 +272,43 @@ def packed_matmul_triton(
     choice = _choice(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
     if choice["SPLITS"] > 1:
         whole = _parts(x, weight, choice).sum(0)
-        return (whole if bias is None else whole.add_(bias)).to(x.dtype)
-    y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
+        return (whole if bias is None else whole.add_(bias)).to(_values(x).dtype)
+    y = _values(x).new_empty((_values(x).shape[0], weight.out_features))
     if y.numel():
         _launch(x, weight, bias, y, choice)
     return y
 
 
 def packed_matmul_parts_triton(
-    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
+    x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul_parts`, unchecked."""
     return _parts(x, weight, _choice(x, weight, tiles, split=True))
 
 
-def _parts(x: torch.Tensor, weight: StoredWeight, choice: Mapping[str, int]) -> torch.Tensor:
-    shape = (choice["SPLITS"], x.shape[0], weight.out_features)
-    y = torch.empty(shape, dtype=torch.float32, device=x.device)
+def _parts(x: Rows, weight: StoredWeight, choice: Mapping[str, int]) -> torch.Tensor:
+    shape = (choice["SPLITS"], _values(x).shape[0], weight.out_features)
+    y = _values(x).new_empty(shape, dtype=torch.float32)
     if y.numel():
         _launch(x, weight, None, y, choice)
     return y
 
 
-def packed_matmul_reference(
-    x: torch.Tensor, weight: StoredWeight, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def packed_matmul_reference(x: Rows, weight: StoredWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`packed_matmul`."""
     y = packed_matmul_parts_reference(x, weight)[0]
-    return (y if bias is None else y + bias.float()).to(x.dtype)
+    return (y if bias is None else y + bias.float()).to(_values(x).dtype)
 
 
-def packed_matmul_parts_reference(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
+def packed_matmul_parts_reference(x: Rows, weight: StoredWeight) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`packed_matmul_parts`, the whole sum as the only part."""
+    x = x.natural() if isinstance(x, OperandRows) else x
     wide = dequantized(weight, x.dtype if weight.group else torch.float32).float()
     return torch.nn.functional.linear(x.float(), wide)[None]
 
 
 def packed_matmul(
-    x: torch.Tensor,
+    x: Rows,
     weight: StoredWeight,
     bias: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
@@ -290,7 +319,7 @@ def packed_matmul(
     a row they are exact.
 
     Args:
-        x: [M, K] fp16 or bf16, any M.
+        x: [M, K] fp16 or bf16, any M; in the operand's order where ``takes_operand``.
         weight: [N, K] in 8 or 4 bits without an order; a constant: with ``OVERLAP`` not written since the
             last launch without.
         bias: [N], dtype of x, or None.
@@ -299,10 +328,11 @@ def packed_matmul(
             descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
             (parts of the sums; those of a whole product are added up by PyTorch), ``REGISTERS`` (of a thread
             at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
-            are asked into L2; 0: not), ``AHEAD`` (the same of words, those of the first steps before the
-            wait), ``WIDE`` (1: all columns of a step in one product; 0: in one for each part of the words),
-            ``DIRECT`` (words go straight into registers, so many steps ahead, where rows of x have whole
-            pairs of numbers and the weight whole blocks of 16 rows; 0: through shared memory),
+            are asked into L2; 0: not), ``AHEAD`` (the same of words, beyond those on their way into
+            registers; those of the first steps before the wait), ``WIDE`` (1: all columns of a step in one
+            product; 0: in one for each part of the words), ``DIRECT`` (words go straight into registers, so
+            many steps ahead, where rows of x have whole pairs of numbers and the weight whole blocks of 16
+            rows; 0: through shared memory),
             ``num_warps``, ``num_stages``.
 
     Returns:
@@ -313,14 +343,14 @@ def packed_matmul(
     """
     _expect(x, weight)
     if bias is not None:
-        expect("bias", bias, (weight.out_features,), like=x)
-    if runs_on_gpu(x):
+        expect("bias", bias, (weight.out_features,), like=_values(x))
+    if runs_on_gpu(_values(x)):
         return packed_matmul_triton(x, weight, bias, tiles)
     return packed_matmul_reference(x, weight, bias)
 
 
 def packed_matmul_parts(
-    x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
+    x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up; as :func:`packed_matmul`.
 
@@ -331,12 +361,13 @@ def packed_matmul_parts(
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     _expect(x, weight)
-    if runs_on_gpu(x):
+    if runs_on_gpu(_values(x)):
         return packed_matmul_parts_triton(x, weight, tiles)
     return packed_matmul_parts_reference(x, weight)
 
 
-def _expect(x: torch.Tensor, weight: StoredWeight) -> None:
+def _expect(rows_of: Rows, weight: StoredWeight) -> None:
+    x = _values(rows_of)
     if x.dtype not in DTYPES:
         raise KernelArgumentError("x has the wrong dtype", seen=x.dtype, allowed=DTYPES)
     expect("x", x, (None, None), like=x)

@@ -105,7 +105,7 @@ def packed_candidates(
     """What is worth timing: the default first. Parts of a whole product are added up by PyTorch."""
     default = packed_tiles(num_tokens, weight, device, split)
     few = num_tokens <= 64
-    found = [default, default | {"PREFETCH": 0}] if weight.group else [default]
+    found = [default, default | {"PREFETCH": 0}] if weight.group and not default["DIRECT"] else [default]
     for shape in _few_rows(num_tokens, weight) if few else _many_rows(num_tokens, weight):
         tiles = default | dict(zip(NAMES, shape, strict=True))
         once, twice = (_splits(tiles, num_tokens, weight, n * multiprocessors(device)) for n in (1, 2))
@@ -120,21 +120,21 @@ def _few_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
     """NAMES for up to 64 rows: what hides a step's waits, by itself and together."""
     block = max(next_power_of_two(num_tokens), 16)
     if weight.bits == 4 and weight.group != 32:
-        shapes = [(64, 256, 4, 3, 256, 0, 0, 1), (64, 256, 4, 3, 256, 1, 0, 1), (64, 256, 4, 2, 256, 0, 0, 1)]
-        shapes += [(128, 256, 8, 3, 128, 0, 0, 1), (128, 256, 8, 3, 256, 1, 0, 1)]
+        shapes = [(64, 256, 4, 3, 256, 1, 0, 1), (64, 256, 4, 3, 256, 1, 2, 1), (64, 256, 4, 2, 256, 1, 0, 1)]
         shapes += [
-            (128, 256, 8, 2, 128, 0, 0, 0),
-            (64, 256, 4, 2, 128, 1, 2, 0),
-            (64, 256, 4, 3, 128, 1, 2, 0),
+            (64, 256, 4, 3, 128, 0, 0, 1),
+            (128, 256, 8, 3, 128, 0, 0, 1),
+            (128, 256, 8, 3, 256, 1, 0, 1),
         ]
+        shapes += [(128, 256, 8, 2, 128, 0, 0, 0), (64, 256, 4, 3, 128, 1, 2, 0)]
     else:
-        shapes = [(64, 128, 4, 3, 128, 0, 0, 1), (64, 128, 4, 3, 256, 1, 0, 1), (64, 128, 4, 4, 256, 0, 0, 1)]
+        shapes = [(64, 128, 4, 3, 128, 1, 0, 1), (64, 128, 4, 3, 128, 1, 2, 1), (64, 128, 4, 4, 256, 1, 0, 1)]
         shapes += [
             (128, 128, 8, 3, 128, 1, 0, 1),
-            (128, 128, 8, 4, 128, 0, 0, 1),
-            (128, 128, 4, 3, 256, 0, 0, 1),
+            (128, 128, 8, 3, 128, 1, 2, 1),
+            (128, 128, 4, 3, 256, 1, 0, 1),
         ]
-        shapes += [(64, 128, 4, 4, 128, 1, 0, 0), (64, 128, 4, 4, 128, 1, 2, 0)]
+        shapes += [(64, 128, 4, 4, 128, 0, 0, 1), (64, 128, 4, 4, 128, 1, 2, 0)]
     return [(block, *shape) for shape in shapes]
 
 
@@ -147,4 +147,14 @@ def _many_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
     if weight.bits == 4 and weight.group != 32:
         shapes += [(128, 128, 256, 8, 2, 256), (64, 128, 256, 8, 2, 128)]
     ahead = [(64, 128, 128, 8, 3, 128, 1, 2, 0), (128, 64, 128, 4, 2, 128, 0, 2, 0)]
-    return [*((*shape, 0, 0, 0) for shape in shapes), *ahead]
+    return [*((*shape, 0, 0, 0) for shape in shapes), *ahead, *_many_rows_straight(num_tokens, weight)]
+
+
+def _many_rows_straight(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
+    """NAMES for more, words straight into registers."""
+    if weight.bits == 4 and weight.group != 32:
+        shapes = [(64, 128, 256, 8, 2, 256), (128, 64, 256, 4, 2, 256), (128, 128, 256, 8, 2, 256)]
+    else:
+        shapes = [(64, 128, 128, 8, 3, 128), (128, 64, 128, 4, 3, 256), (128, 128, 128, 8, 3, 256)]
+        shapes += [(256, 128, 128, 8, 3, 256)] if num_tokens > 128 else [(128, 128, 128, 8, 3, 128)]
+    return [(*shape, 1, 0, 1) for shape in shapes]

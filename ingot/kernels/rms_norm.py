@@ -24,6 +24,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.int8_round import store_int8_row
+from ingot.kernels.operand_rows import operand_place
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
@@ -43,9 +44,12 @@ def rms_norm_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STATIC: tl.constexpr,
+    ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """One row a program: add, square, normalise, multiply; with ``scale_ptr`` y is in 8 bits."""
+    """One row a program: add, square, normalise, multiply; with ``scale_ptr`` y is in 8 bits, with ORDERED
+    its columns stand in the operand's order.
+    """
     start_next(OVERLAP)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
@@ -63,7 +67,7 @@ def rms_norm_kernel(
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
     y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
     if scale_ptr is None:
-        tl.store(y_ptr + row * HIDDEN + cols, y, mask=inside)
+        tl.store(y_ptr + row * HIDDEN + operand_place(cols, ORDERED), y, mask=inside)
     else:
         store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC, dtype)
 
@@ -105,8 +109,11 @@ def launch_rms_norm(
     scales: torch.Tensor | None,
     static: bool,
     tiles: Mapping[str, int] | None,
+    ordered: bool = False,
 ) -> torch.Tensor:
-    """Launch the kernel into y, int8 where there are ``scales`` (norm_int8.py); returns s."""
+    """Launch the kernel into y, int8 where there are ``scales`` (norm_int8.py), or ``ordered``
+    (operand_ends.py); returns s.
+    """
     rows, hidden = x.shape
     new_residual = x if residual is None else torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
     choice = merge_tiles(default_tiles(hidden, x.device), tiles)
@@ -124,6 +131,7 @@ def launch_rms_norm(
             HIDDEN=hidden,
             BLOCK_H=next_power_of_two(hidden),
             STATIC=static,
+            ORDERED=ordered,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )

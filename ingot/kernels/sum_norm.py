@@ -27,6 +27,7 @@ from ingot.kernels.checks import (
 from ingot.kernels.int8_checks import expect_static
 from ingot.kernels.int8_round import row_scales, store_int8_row
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, quantize_rows
+from ingot.kernels.operand_rows import operand_place
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rms_norm import MAX_HIDDEN, rms_norm_reference
 
@@ -52,10 +53,11 @@ def sum_norm_kernel(
     HIDDEN: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STATIC: tl.constexpr,
+    ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One row a program; parts are int32 where there are ``row_scale_ptr`` and ``weight_scale_ptr``, y is
-    int8 with ``scale_ptr``.
+    int8 with ``scale_ptr``, and with ORDERED its columns stand in the operand's order.
     """
     start_next(OVERLAP)
     dtype: tl.constexpr = sum_ptr.dtype.element_ty
@@ -82,7 +84,7 @@ def sum_norm_kernel(
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
     y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
     if scale_ptr is None:
-        tl.store(y_ptr + row * HIDDEN + cols, y, mask=inside)
+        tl.store(y_ptr + row * HIDDEN + operand_place(cols, ORDERED), y, mask=inside)
     else:
         store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC, dtype)
 
@@ -93,7 +95,7 @@ def default_tiles(hidden: int, device: torch.device) -> dict[str, int]:
     return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
 
 
-def _launch(
+def launch_sum_norm(
     parts: Parts,
     residual: torch.Tensor,
     weight: torch.Tensor,
@@ -103,8 +105,11 @@ def _launch(
     scales: torch.Tensor | None,
     static: bool,
     tiles: Mapping[str, int] | None,
+    ordered: bool = False,
 ) -> torch.Tensor:
-    """Into y, int8 where there are ``scales``; returns s."""
+    """Launch the kernel into y, int8 where there are ``scales``, or ``ordered`` (operand_ends.py); returns
+    s.
+    """
     sums = parts.parts if isinstance(parts, Int8Sums) else parts
     splits, rows, hidden = sums.shape
     row, column = (parts.row_scales, parts.weight_scales) if isinstance(parts, Int8Sums) else (None, None)
@@ -129,6 +134,7 @@ def _launch(
             HIDDEN=hidden,
             BLOCK_H=next_power_of_two(hidden),
             STATIC=static,
+            ORDERED=ordered,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, residual.device),
         )
@@ -145,7 +151,7 @@ def sum_norm_triton(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`sum_norm`, unchecked."""
     y = torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
-    return y, _launch(parts, residual, weight, eps, bias, y, None, False, tiles)
+    return y, launch_sum_norm(parts, residual, weight, eps, bias, y, None, False, tiles)
 
 
 def sum_norm_int8_triton(
@@ -160,7 +166,7 @@ def sum_norm_int8_triton(
     """Launch the kernel; arguments as in :func:`sum_norm_int8`, unchecked."""
     y = torch.empty(residual.shape, dtype=torch.int8, device=residual.device)
     scales = row_scales(residual.shape[0], static, residual.device)
-    s = _launch(parts, residual, weight, eps, bias, y, scales, static is not None, tiles)
+    s = launch_sum_norm(parts, residual, weight, eps, bias, y, scales, static is not None, tiles)
     return Int8Rows(y, scales), s
 
 
@@ -205,7 +211,7 @@ def sum_norm(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    _expect(parts, residual, weight, bias)
+    expect_sum_norm(parts, residual, weight, bias)
     if runs_on_gpu(residual):
         return sum_norm_triton(parts, residual, weight, eps, bias, tiles)
     return sum_norm_reference(parts, residual, weight, eps, bias)
@@ -221,7 +227,7 @@ def sum_norm_int8(
     tiles: Mapping[str, int] | None = None,
 ) -> tuple[Int8Rows, torch.Tensor]:
     """``sum_norm`` whose y is quantized in the same kernel, by rows or by the ``static`` scale, fp32 [1]."""
-    _expect(parts, residual, weight, bias)
+    expect_sum_norm(parts, residual, weight, bias)
     expect_static(static, residual)
     if runs_on_gpu(residual):
         return sum_norm_int8_triton(parts, residual, weight, eps, bias, static, tiles)
@@ -229,7 +235,10 @@ def sum_norm_int8(
     return quantize_rows(y, static=static), s
 
 
-def _expect(parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+def expect_sum_norm(
+    parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    """Raise unless the kernel can take these."""
     expect_float("residual", residual)
     expect("residual", residual, (None, None), like=residual)
     rows, hidden = residual.shape

@@ -6,8 +6,8 @@ product with the residual sum; gate and up with norm and SiLU; down product with
 tokens: the same without norms and sums in the products, which ``sum_norm`` computes after output and down
 product, and so for one token where a weight has fewer bits; products that are left to the matrix library,
 or with weights of fewer bits to ``packed_matmul``, have the separate kernels around them, which start early
-where they can. The mathematics are those of
-``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
+where they can, and end in the order of columns that the product after them takes. The mathematics are those
+of ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used. Knows no request.
 
     small = small_products(hidden.shape[0], ways_of(decoder))
     if small is not None: logits = fused_logits(decoder, hidden, batch, caches, small)
@@ -20,8 +20,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ingot.config.quant import HEAD
+from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
 from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
-from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
+from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
 from ingot.kernels.packed_tiles import PACKED_ROWS
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.product_tiles import FRAGMENT_ROWS
@@ -164,39 +165,69 @@ def _rows(
     eps = decoder.config.norm_eps
     layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]
-    normed, _ = rms_norm(hidden, layers[0].input_layernorm.weight, eps, tiles=early_tiles(hidden))
-    for layer, cache, next_norm in zip(layers, caches, next_norms, strict=True):
+    starts = [_takes_operand("qkv", layer.self_attn.qkv_proj, hidden, small) for layer in layers] + [False]
+    first = rms_norm_operand if starts[0] else rms_norm
+    normed: Rows
+    normed, _ = first(hidden, layers[0].input_layernorm.weight, eps, tiles=early_tiles(hidden))
+    for layer, cache, next_norm, next_start in zip(layers, caches, next_norms, starts[1:], strict=True):
         if "qkv" in small:
-            attended = _attend(decoder, layer, normed, batch, cache, None)
+            attended = _attend(decoder, layer, _natural(normed), batch, cache, None)
         else:
             attended = _attend_apart(decoder, layer, normed, batch, cache)
-        norm, output = layer.post_attention_layernorm.weight, layer.self_attn.o_proj
-        normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small)
-        mlp = _mlp(layer)
-        if "gate_up" in small:
-            inner = _gate_up(mlp, normed, None, eps)
-        else:
-            inner = mlp.bend(_apart(mlp.gate_up_proj, normed), early_tiles(normed))
-        normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small)
-    return normed
+        mlp, norm, output = _mlp(layer), layer.post_attention_layernorm.weight, layer.self_attn.o_proj
+        ordered = _takes_operand("gate_up", mlp.gate_up_proj, hidden, small)
+        normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small, ordered)
+        inner = _inner(mlp, normed, eps, small)
+        normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small, next_start)
+    return _natural(normed)
+
+
+def _takes_operand(name: str, linear: Linear, hidden: torch.Tensor, small: frozenset[str]) -> bool:
+    """Whether the product takes its input in the operand's order."""
+    weight, _ = _weights(linear)
+    return name not in small and takes_operand(len(hidden), weight, hidden.device, split=name == "down")
+
+
+def _natural(x: Rows) -> torch.Tensor:
+    """Rows that were made in their own order."""
+    assert isinstance(x, torch.Tensor)
+    return x
+
+
+def _inner(mlp: GatedMLP, x: Rows, eps: float, small: frozenset[str]) -> Rows:
+    """silu(gate(x)) * up(x): [T, intermediate_size]."""
+    if "gate_up" in small:
+        return _gate_up(mlp, _natural(x), None, eps)
+    gate_up = _apart(mlp.gate_up_proj, x)
+    if _takes_operand("down", mlp.down_proj, gate_up, small):
+        return silu_mul_operand(gate_up, mlp.tiles.at(len(gate_up), early_tiles(gate_up)))
+    return mlp.bend(gate_up, early_tiles(gate_up))
 
 
 def _join(
-    hidden: torch.Tensor, x: torch.Tensor, linear: Linear, norm: torch.Tensor, eps: float, small: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm of the stream, the stream) after a product's result has joined it."""
+    hidden: torch.Tensor,
+    x: Rows,
+    linear: Linear,
+    norm: torch.Tensor,
+    eps: float,
+    small: bool,
+    ordered: bool,
+) -> tuple[Rows, torch.Tensor]:
+    """(norm of the stream, the stream) after a product's result has joined it; ``ordered``: the norm in the
+    operand's order.
+    """
     weight, bias = _weights(linear)
-    if small:
-        return sum_norm(small_linear_parts(x, weight), hidden, norm, eps, bias)
-    if weight.bits < 16:
-        return sum_norm(packed_matmul_parts(x, weight), hidden, norm, eps, bias)
-    return rms_norm(hidden.addmm_(x, weight.values.t()), norm, eps, tiles=early_tiles(hidden))
+    if not small and weight.bits == 16:
+        normed = rms_norm_operand if ordered else rms_norm
+        return normed(hidden.addmm_(_natural(x), weight.values.t()), norm, eps, tiles=early_tiles(hidden))
+    parts = small_linear_parts(_natural(x), weight) if small else packed_matmul_parts(x, weight)
+    return (sum_norm_operand if ordered else sum_norm)(parts, hidden, norm, eps, bias)
 
 
-def _apart(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+def _apart(linear: Linear, x: Rows) -> torch.Tensor:
     """A product that is not the small kernels': [T, out_features]."""
     weight, bias = _weights(linear)
-    return linear(x) if weight.bits == 16 else packed_matmul(x, weight, bias)
+    return linear(_natural(x)) if weight.bits == 16 else packed_matmul(x, weight, bias)
 
 
 def _attend(
@@ -235,7 +266,7 @@ def _attend(
 
 
 def _attend_apart(
-    decoder: Decoder, layer: DecoderLayer, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+    decoder: Decoder, layer: DecoderLayer, hidden: Rows, batch: ForwardBatch, cache: LayerCache
 ) -> torch.Tensor:
     """``_attend`` of what is normalised, with a product by itself."""
     attention = layer.self_attn

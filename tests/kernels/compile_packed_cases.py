@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.operand_rows import OperandRows
 from ingot.kernels.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
 from tests.kernels.compile_cases import BRAIN, HALF, empty, in_bits
 
@@ -21,10 +22,12 @@ def many_rows(
     group: int = 0,
     zeros: bool = False,
     outputs: int = 4096,
+    ordered: bool = False,
     **tiles: int,
 ) -> None:
-    """A whole product with a bias, and one in parts."""
-    x, weight = empty(rows, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
+    """A whole product with a bias, and one in parts; of rows in the operand's order if ``ordered``."""
+    rows_of, weight = empty(rows, 4096, dtype=dtype), in_bits(bits, outputs, 4096, group, zeros, dtype)
+    x = OperandRows(rows_of) if ordered else rows_of
     packed_matmul_triton(x, weight, empty(outputs, dtype=dtype), tiles)
     packed_matmul_parts_triton(x, weight, tiles)
 

@@ -1,0 +1,141 @@
+"""Rows in the operand's order: where each column stands, what ends in it, and what it is good for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.operand_ends import (
+    rms_norm_operand,
+    rms_norm_operand_triton,
+    silu_mul_operand,
+    silu_mul_operand_triton,
+    sum_norm_operand,
+    sum_norm_operand_triton,
+)
+from ingot.kernels.operand_rows import OperandRows, operand_rows
+from ingot.kernels.packed_matmul import (
+    packed_matmul,
+    packed_matmul_parts,
+    packed_matmul_parts_triton,
+    packed_matmul_triton,
+    takes_operand,
+)
+from ingot.kernels.rms_norm import rms_norm_triton
+from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.sum_norm import sum_norm_triton
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
+from tests.kernels.test_stored_weight import FORMS, random_weight
+
+EPS = 1e-6
+
+
+def columns_of_lanes() -> list[int]:
+    """Columns of x by their place in the operand: lane t of four has eight that follow each other, and of
+    each 16 columns of the operand holds the pairs from 2 t and from 2 t + 8 on.
+    """
+    column = [0] * 32
+    for lane in range(4):
+        held = iter(range(8 * lane, 8 * lane + 8))
+        for step in (0, 16):
+            for start in (2 * lane, 2 * lane + 8):
+                column[step + start], column[step + start + 1] = next(held), next(held)
+    return column
+
+
+def test_the_order_is_the_lanes() -> None:
+    x = torch.arange(3 * 96).view(3, 96)
+    places = torch.tensor([32 * span + column for span in range(3) for column in columns_of_lanes()])
+    assert operand_rows(x).values.equal(x[:, places])
+    assert operand_rows(x).natural().equal(x)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [32, 96, 1056])
+def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hidden: int) -> None:
+    """What the kernels compute anyway, in another order; the stream in its own."""
+    x = normal(5, hidden, dtype=dtype, device=impl.device)
+    residual, weight, bias = (
+        normal(*shape, dtype=dtype, device=impl.device, seed=seed)
+        for seed, shape in enumerate(((5, hidden), (hidden,), (hidden,)), start=1)
+    )
+    parts = normal(3, 5, hidden, dtype=torch.float32, device=impl.device, seed=4)
+    norm = impl(rms_norm_operand, rms_norm_operand_triton)
+    for added in (None, residual):
+        y, s = norm(x, weight, EPS, added)
+        wanted, stream = rms_norm_triton(x, weight, EPS, added)
+        assert_near(y.natural(), wanted.double(), loosen=2)
+        assert_near(s, stream.double())
+    y, s = impl(sum_norm_operand, sum_norm_operand_triton)(parts, residual, weight, EPS, bias)
+    wanted, stream = sum_norm_triton(parts, residual, weight, EPS, bias)
+    assert_near(y.natural(), wanted.double(), loosen=2)
+    assert_near(s, stream.double())
+    gate_up = normal(5, 2 * hidden, dtype=dtype, device=impl.device, seed=5)
+    inner = impl(silu_mul_operand, silu_mul_operand_triton)(gate_up)
+    gate, up = gate_up.double().chunk(2, dim=1)
+    assert_near(inner.natural(), torch.nn.functional.silu(gate) * up, loosen=2)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(9, 80, 224), (33, 48, 512), (70, 64, 256)])
+def test_products(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int, width: int
+) -> None:
+    x = normal(rows, width, dtype=dtype, device=impl.device)
+    weight = random_weight(form, outputs, width, dtype, impl.device)
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
+    for ahead, splits, wide in ((1, 1, 1), (2, 2, 0), (1, 3, 1)):
+        tiles = {"BLOCK_T": 32, "BLOCK_N": 64, "num_warps": 4, "DIRECT": ahead, "SPLITS": splits}
+        tiles |= {"WIDE": wide}
+        y = impl(packed_matmul, packed_matmul_triton)(operand_rows(x), weight, bias, tiles)
+        assert_near(y, expected(x, weight) + bias.double())
+        parts = impl(packed_matmul_parts, packed_matmul_parts_triton)(operand_rows(x), weight, tiles)
+        torch.testing.assert_close(parts.double().sum(0), expected(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_who_takes_it() -> None:
+    device = torch.device("cpu")
+    weight = random_weight((8, 0, False), 64, 256, torch.float16, "cpu")
+    assert takes_operand(9, weight, device)
+    for outputs, width in ((40, 256), (64, 240)):
+        other = random_weight((8, 0, False), outputs, width, torch.float16, "cpu")
+        assert not takes_operand(9, other, device)
+    assert not takes_operand(9, StoredWeight(torch.ones(64, 256).half(), 256), device)
+
+
+def test_refused() -> None:
+    weight = random_weight((8, 0, False), 64, 64, torch.float16, "cpu")
+    x = torch.ones(9, 64).half()
+    with pytest.raises(IngotError, match="do not go straight into it"):
+        packed_matmul_triton(operand_rows(x), weight, tiles={"DIRECT": 0})
+    with pytest.raises(IngotError, match="x has the wrong dtype"):
+        packed_matmul(OperandRows(torch.ones(9, 64)), weight)
+    for call in (
+        lambda: rms_norm_operand(torch.ones(2, 48), torch.ones(48), EPS),
+        lambda: sum_norm_operand(torch.ones(1, 2, 48), torch.ones(2, 48), torch.ones(48), EPS),
+        lambda: silu_mul_operand(torch.ones(2, 96)),
+    ):
+        with pytest.raises(IngotError, match="whole spans"):
+            call()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALF_DTYPES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [9, 16, 32, 64])
+def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype, rows: int) -> None:
+    for outputs, width in ((4096, 11008), (12288, 4096), (22016, 4096), (4080, 4000)):
+        x = normal(rows, width, dtype=dtype, device="cuda")
+        weight = random_weight(form, outputs, width, dtype, "cuda")
+        torch.cuda.synchronize()
+        ordered = operand_rows(x)
+        tiles = {} if takes_operand(rows, weight, x.device) else {"DIRECT": 1, "WIDE": 0}
+        assert_near(packed_matmul(ordered, weight, tiles=tiles), expected(x, weight))
+        tiles = {} if takes_operand(rows, weight, x.device, split=True) else {"DIRECT": 1, "WIDE": 0}
+        parts = packed_matmul_parts(ordered, weight, tiles).double().sum(0)
+        torch.testing.assert_close(parts, expected(x, weight), rtol=1e-4, atol=1e-4)
