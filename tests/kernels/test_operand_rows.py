@@ -22,9 +22,9 @@ from ingot.kernels.packed_matmul import (
     packed_matmul_triton,
     takes_operand,
 )
-from ingot.kernels.rms_norm import rms_norm_triton
+from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.stored_weight import StoredWeight
-from ingot.kernels.sum_norm import sum_norm_triton
+from ingot.kernels.sum_norm import sum_norm
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
 from tests.kernels.test_stored_weight import FORMS, random_weight
@@ -66,11 +66,11 @@ def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hid
     norm = impl(rms_norm_operand, rms_norm_operand_triton)
     for added in (None, residual):
         y, s = norm(x, weight, EPS, added)
-        wanted, stream = rms_norm_triton(x, weight, EPS, added)
+        wanted, stream = rms_norm(x, weight, EPS, added)
         assert_near(y.natural(), wanted.double(), loosen=2)
         assert_near(s, stream.double())
     y, s = impl(sum_norm_operand, sum_norm_operand_triton)(parts, residual, weight, EPS, bias)
-    wanted, stream = sum_norm_triton(parts, residual, weight, EPS, bias)
+    wanted, stream = sum_norm(parts, residual, weight, EPS, bias)
     assert_near(y.natural(), wanted.double(), loosen=2)
     assert_near(s, stream.double())
     gate_up = normal(5, 2 * hidden, dtype=dtype, device=impl.device, seed=5)
