@@ -83,10 +83,12 @@ def _worst(found: Verification) -> str:
 
 
 def _limits(limits: dict[str, float]) -> str:
+    from ingot.llm.replay import percent
+
     least, most = limits["modules, least"], limits["modules, most"]
     return (
-        f"{100 * limits['logits']:.2g} % of a row of logits, {limits['logprobs']:.2g} nats of a "
-        f"log-probability, {100 * least:.2g} to {100 * most:.2g} % of a module's output"
+        f"{percent(limits['logits'])} of a row of logits, {limits['logprobs']:.2g} nats of a "
+        f"log-probability, {percent(least)} to {percent(most)} of a module's output"
     )
 
 

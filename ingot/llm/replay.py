@@ -103,6 +103,11 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     return played
 
 
+def percent(share: float) -> str:
+    """A limit as it is read: two digits that count, and no exponent where it is more than 100 %."""
+    return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
+
+
 def is_weak(limits: Mapping[str, float]) -> bool:
     """Whether limits are so wide that passing says little; an overflow is told as such."""
     return WEAK <= limits.get("logits", 0.0) < OVERFLOW
@@ -116,12 +121,12 @@ def _limits(floor: Floor, played: Replay) -> None:
     logits = played.limits["logits"]
     if not is_weak(played.limits):
         return
-    seen = f"a fault that moves a row of logits by less than {100 * logits:.0f} % of its size is not seen"
+    seen = f"a fault that moves a row of logits by less than {percent(logits)} of its size is not seen"
     if logits >= VOID:
         seen = "rows of logits, log-probabilities and ids cannot fail: their limit is as large as they are"
     played.notes.append(
         f"weak: rounding alone moves so much here that {seen}; the strictest of the modules is held to "
-        f"{100 * modules[0]:.2g} %"
+        f"{percent(modules[0])}"
     )
 
 

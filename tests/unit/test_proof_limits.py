@@ -6,7 +6,7 @@ import pytest
 
 from ingot.engine.proof import Floor
 from ingot.engine.sketch import OVERFLOW
-from ingot.llm.replay import FACTOR, Replay, _limits, is_weak
+from ingot.llm.replay import FACTOR, Replay, _limits, is_weak, percent
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_wide_limits_are_weak(logits: float, words: str | None) -> None:
         assert note.startswith("weak: ")
         assert words in note
         assert "held to 0.5 %" in note
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (5.7e-6, "0.00057 %"),
+        (0.0234, "2.3 %"),
+        (0.2114, "21 %"),
+        (0.996, "100 %"),
+        (1.3766, "138 %"),
+        (OVERFLOW, "1e+32 %"),
+    ],
+)
+def test_a_limit_larger_than_what_it_limits_has_no_exponent(share: float, text: str) -> None:
+    assert percent(share) == text
