@@ -224,7 +224,7 @@ class QuantConfig(JsonConfig):
                 "patterns of layers match no linear layer",
                 seen=idle,
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
-                fix=f"layers in the file of --quant{fix}",
+                fix=f"--quant: layers in its file{fix}",
             )
 
     def check_in_memory(self) -> None:
@@ -235,14 +235,15 @@ class QuantConfig(JsonConfig):
         """
         if self.calibrated:
             by_method = self.method != "round"
-            flag = f"--method {self.method}" if by_method else "--activations static"
-            flag = "--quant with RPTQ" if self.in_clusters else flag
+            flags = f"--quant {'FILE.yaml' if self.layers else self.scheme}"
+            if not self.in_clusters:
+                flags += f" --method {self.method}" if by_method else " --activations static"
             what = self.method_word if by_method else "a static scale"
             raise ConfigError(
                 f"{'RPTQ' if self.in_clusters else what} calibrates, which only a build does",
                 seen=self.needs_samples,
                 allowed="a scheme that is not RPTQ's, method round, activations dynamic",
-                fix=f"`ingot build {flag} --calib FILE`, then load that engine",
+                fix=f"`ingot build CHECKPOINT -o ENGINE {flags} --calib FILE`, then load that engine",
             )
 
     @property
@@ -317,4 +318,6 @@ class QuantConfig(JsonConfig):
 def _expect_one(name: str, what: str, seen: object, allowed: Iterable[object], advice: str = "") -> None:
     choices = list(allowed)
     if not any(seen == one and type(seen) is type(one) for one in choices):
+        if any(str(seen) == str(one) for one in choices):  # a number or truth value in quotes
+            seen = f"{seen!r} of type {type(seen).__name__}"
         raise QuantFieldError(name, what, seen=seen, allowed=choices, advice=advice)

@@ -288,7 +288,12 @@ def _ways(setting: Setting) -> Iterator[_Way]:
 
 
 def _formats(setting: Setting) -> Iterator[Setting]:
-    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes."""
+    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes. What is
+    quantized already has its own alone.
+    """
+    if setting.quant.source:
+        yield setting
+        return
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
     yield setting.replace(dtype="fp32", quant=QuantConfig())
     yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)

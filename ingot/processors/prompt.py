@@ -58,7 +58,10 @@ class Prompt:
                 ids += part
             elif tokenizer is None:
                 raise RequestError(
-                    "the engine has no tokenizer", seen="a text prompt", allowed="token ids", fix="the prompt"
+                    "the engine has no tokenizer",
+                    seen="a text prompt",
+                    allowed="token ids",
+                    fix='--ids "1 2 3", or a list of ids in Python',
                 )
             else:
                 ids += tokenizer.encode(part, add_special_tokens=index == 0)

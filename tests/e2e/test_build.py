@@ -149,7 +149,7 @@ class TestWhatIsBuilt:
         output = llm.generate(IDS, PARAMS)[0]
         assert (output.text, len(output.token_ids)) == (None, 12)
         for call in (llm.generate, llm.logits, llm.stream):
-            with pytest.raises(RequestError, match=r"no tokenizer.*token ids"):
+            with pytest.raises(RequestError, match=r"no tokenizer.*token ids; to fix: --ids"):
                 call("Hello")
         with pytest.raises(RequestError, match="no tokenizer"):
             llm.chat([{"role": "user", "content": "Hello"}])

@@ -76,6 +76,8 @@ def test_defaults() -> None:
             r"seen: 64; .*fix: --quant, which is missing.*--group-size is of w4a16, w4a8, rptq-w8a8",
         ),
         ({"scheme": "w8a16", "symmetric": False}, r"seen: False; allowed: .*True.*--asymmetric"),
+        ({"scheme": "w4a16", "group": "64"}, r"seen: '64' of type str; allowed: .*32, 64, 128"),
+        ({"scheme": "w4a16", "symmetric": "False"}, r"seen: 'False' of type str; allowed: .*True, False"),
         ({"scheme": "w4a16", "symmetric": 1}, r"seen: 1; allowed: .*True, False"),
         ({"scheme": "w4a16", "method": "magic"}, r"seen: magic; allowed: .*round"),
         ({"head": "w4a16"}, r"seen: w4a16; allowed: .*w8a16.*--quant-head"),
@@ -218,8 +220,14 @@ def test_w8a8_beside_others() -> None:
             QuantConfig("w8a8", activations="static"),
             r"a static scale calibrates.*--activations static --calib",
         ),
-        (QuantConfig("rptq-w8a8", method="round"), r"RPTQ calibrates.*seen: .*rptq-w8a8.*--calib"),
-        (QuantConfig("w4a16", layers={"*.o_proj": "rptq-w4a8"}), r"RPTQ calibrates.*--calib"),
+        (
+            QuantConfig("rptq-w8a8", method="round"),
+            r"RPTQ.*seen: .*rptq-w8a8.*build .* --quant rptq-w8a8 --calib",
+        ),
+        (
+            QuantConfig("w4a16", layers={"*.o_proj": "rptq-w4a8"}),
+            r"RPTQ calibrates.*--quant FILE.yaml --calib",
+        ),
     ],
 )
 def test_what_needs_samples_is_not_for_memory(config: QuantConfig, words: str) -> None:

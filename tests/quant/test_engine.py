@@ -255,6 +255,16 @@ class TestVerb:
         for word in words:
             assert word in done.stderr
 
+    def test_a_pattern_of_no_layer_is_misuse(self, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+        path, engine = tmp_path / "mixed.yaml", tmp_path / "engine"
+        path.write_text('scheme: w4a16\nlayers: {"*.dwon_proj": w8a16}\n')
+        done = ingot(
+            "build", str(checkpoints["llama"]), "-o", str(engine), "--quant", str(path), "--device", "cpu"
+        )
+        assert (done.exit_code, engine.exists()) == (2, False)
+        assert "dwon_proj" in done.stderr
+        assert "--quant: layers" in done.stderr
+
 
 def test_seven_b_in_bytes() -> None:
     """A 7B's attention and MLP: a byte and half a byte a weight, and the scales."""

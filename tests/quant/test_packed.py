@@ -204,6 +204,8 @@ def test_it_is_told_of(tmp_path: Path) -> None:
         assert words in " ".join(ingot("inspect", str(path)).stdout.split())
         assert read_setting(str(path)).quant == Manifest.read(folder).quant
     assert read_setting(str(written.folder / "config.json")).quant == Manifest.read(folder).quant
+    planned = json.loads(ingot("plan", str(written.folder), "--gpu", "24GiB", "--json").stdout)
+    assert {(row["dtype"], row["quant"]) for row in planned["cards"]} == {("fp16", "w4a16")}
     assert QuantConfig.from_json(Manifest.read(folder).quant.to_json()) == Manifest.read(folder).quant
 
 
