@@ -16,10 +16,12 @@ from decode_candidates import Tiles
 
 from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.operand_rows import OperandOrder, OperandRows
 from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
+from ingot.kernels.packed_tiles import packed_splits
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
@@ -115,12 +117,14 @@ class Stack:
         shape = self.shape
         return (self.rotary, *indices, *self.caches[layer], shape.heads, shape.heads, shape.head_dim)
 
-    def attend(self, q: torch.Tensor, layer: int, tiles: Tiles | None) -> torch.Tensor:
-        """[rows, heads, head_dim] → the same."""
+    def attend(
+        self, q: torch.Tensor, layer: int, tiles: Tiles | None, order: OperandOrder | None = None
+    ) -> torch.Tensor:
+        """[rows, heads, head_dim] → the same, as ``order`` says."""
         rows = len(q)
         tables, lengths = self.tables[:rows], self.lengths[:rows]
         arguments = (q, *self.caches[layer], tables, lengths, self.shape.head_dim**-0.5, LONGEST)
-        return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals)
+        return paged_attention(*arguments, tiles=tiles, arrivals=self.arrivals, out_scales=order)
 
     def weight(self, op: str, layer: int) -> AnyWeight:
         """An op's weight in a layer."""
@@ -168,7 +172,7 @@ class Stack:
         """
         x, norm = self.x[:rows], (self.norm, EPS)
         x = x if "o" in small else x.clone()  # the library adds in place
-        takes = {op: ordered(op, rows, self.weight(op, 0), plan, small) for op in ("qkv", "gate_up", "down")}
+        takes = {op: ordered(op, rows, self.weight(op, 0), plan, small) for op in SHAPES if op != "head"}
         hidden: Rows
         hidden, _ = (rms_norm_operand if takes["qkv"] else rms_norm)(x, *norm, tiles=plan.get("rms"))
         for layer in range(self.layers):
@@ -177,9 +181,11 @@ class Stack:
             if "qkv" in small:
                 q = small_qkv(hidden, weights["qkv"], None, None, 0.0, *place, tiles=plan.get("qkv"))
             else:
-                qkv = apart(hidden, weights["qkv"], plan.get("qkv"))
+                qkv = self._sums(hidden, weights["qkv"], plan.get("qkv"))
                 q = rope_kv_write(qkv, *place, tiles=plan.get("rope"))
-            attended = self.attend(q, layer, plan.get("attention")).flatten(1)
+            order = OperandOrder() if takes["o"] else None
+            attended: Rows = self.attend(q, layer, plan.get("attention"), order).flatten(1)
+            attended = OperandRows(attended) if takes["o"] else attended
             hidden, x = self._join(x, attended, weights["o"], "o", plan, small, takes["gate_up"])
             if "gate_up" in small:
                 inner = small_gate_up(hidden, weights["gate_up"], tiles=plan.get("gate_up"))
@@ -194,6 +200,14 @@ class Stack:
         if "head" in small:
             return small_linear(hidden, wide, tiles=plan.get("head"))
         return apart(hidden, wide, plan.get("head"))
+
+    def _sums(self, x: Rows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor | QkvParts:
+        """The QKV product, in parts where its tiles split."""
+        if isinstance(weight, StoredWeight):
+            splits = packed_splits(self.batch, weight, self.norm.device)
+            if (tiles or {}).get("SPLITS", splits) > 1:
+                return QkvParts(packed_matmul_parts(x, weight, tiles), None, self.norm.dtype)
+        return apart(x, weight, tiles)
 
     def _join(
         self,

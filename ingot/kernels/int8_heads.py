@@ -1,13 +1,14 @@
-"""Attention's output in whole numbers: a scale for each head of each token, a static one for all, or static
-steps and zeros by blocks of columns.
+"""How attention's output ends: in whole numbers, with a scale for each head of each token, a static one for
+all, or static steps and zeros by blocks of columns; or wide, with its columns in the operand's order.
 
-Owns the end of every attention kernel that may write so, its twin, and the check of what receives it. The
-output is rounded to the dtype of the queries first, as without numbers, which are then those of
+Owns the end of every attention kernel that may write so, its twin, and the check of what receives it. An
+output in numbers is rounded to the dtype of the queries first, as without numbers, which are then those of
 ``quantize_rows`` by heads, or of ``quantize_in_blocks``. Blocks may be parts of heads, hold several, or lie
 across their borders; they fill the row. Knows no attention.
 
     paged_attention(q, ..., out=values, out_scales=scales)      # or out_scales=steps, of block_rows.py
     rows = int8_heads(values, scales)                           # [T, num_heads * head_dim]
+    x = OperandRows(paged_attention(q, ..., out_scales=OperandOrder()).flatten(1))
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from ingot.kernels.checks import KernelArgumentError, expect, expect_result
 from ingot.kernels.int8_checks import expect_static
 from ingot.kernels.int8_round import numbers_of, scale_of, zeroed_numbers
 from ingot.kernels.int8_rows import Int8Rows, quantize_rows
+from ingot.kernels.operand_rows import OPERAND_SPAN, OperandOrder, operand_place, operand_rows
 
-OutScales = torch.Tensor | BlockSteps  # [T, num_heads], written to; [1] or steps, read
+# [T, num_heads], written to; [1] or steps, read; or the order of a wide output's columns.
+OutScales = torch.Tensor | BlockSteps | OperandOrder
+_ORDERED = tl.constexpr(16)  # BITS of a wide output in the operand's order
 
 
 @triton.jit
@@ -44,11 +48,13 @@ def store_heads(
 
     ``heads`` [G], or [1] for all, are those of a token, and none is past its last. Channels lie along AXIS of
     ``wide``. With ``scale_ptr`` in whole numbers: by scales that are stored, or by static ones of STATIC
-    columns each, which are read; with ``zero_ptr`` these are steps, and numbers have BITS. ``like_ptr`` has
-    the dtype that outputs are rounded to before.
+    columns each, which are read; with ``zero_ptr`` these are steps, and numbers have BITS. Without it, of 16
+    BITS, channels stand in the operand's order. ``like_ptr`` has the dtype that outputs are rounded to
+    before.
     """
     channels = tl.expand_dims(tl.arange(0, wide.shape[AXIS]), 1 - AXIS)
-    places = out_ptr + tl.expand_dims(rows, AXIS) * HEAD_DIM + channels
+    places = out_ptr + tl.expand_dims(rows, AXIS) * HEAD_DIM
+    places += tl.expand_dims(operand_place(tl.arange(0, wide.shape[AXIS]), BITS == _ORDERED), 1 - AXIS)
     mask = tl.expand_dims(wanted, AXIS) & (channels < HEAD_DIM)
     if scale_ptr is None:
         tl.store(places, wide.to(out_ptr.dtype.element_ty), mask=mask)
@@ -71,6 +77,8 @@ def store_heads(
 
 def end_pointers(scales: OutScales | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """What ``store_heads`` reads or writes: scales or steps, and zeros."""
+    if isinstance(scales, OperandOrder):
+        return None, None
     return (scales.steps, scales.zeros) if isinstance(scales, BlockSteps) else (scales, None)
 
 
@@ -78,21 +86,26 @@ def end_constants(scales: OutScales | None, width: int) -> dict[str, int]:
     """STATIC and BITS of ``store_heads`` for rows [width]."""
     if isinstance(scales, BlockSteps):
         return {"STATIC": scales.block, "BITS": scales.bits}
+    if isinstance(scales, OperandOrder):
+        return {"STATIC": 0, "BITS": _ORDERED.value}
     return {"STATIC": width if _is_static(scales) else 0, "BITS": 8}
 
 
 def _is_static(scales: OutScales | None) -> bool:
     """Whether ``out_scales`` is read and not written."""
-    return isinstance(scales, BlockSteps) or (scales is not None and scales.dim() == 1)
+    return isinstance(scales, BlockSteps) or (isinstance(scales, torch.Tensor) and scales.dim() == 1)
 
 
 def scales_at(scales: OutScales, tokens: slice) -> OutScales:
     """``out_scales`` of some tokens; static ones are of all."""
-    return scales if isinstance(scales, BlockSteps) or _is_static(scales) else scales[tokens]
+    return scales[tokens] if isinstance(scales, torch.Tensor) and not _is_static(scales) else scales
 
 
 def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> None:
     """The PyTorch twin: attended [T, num_heads, head_dim] into ``out``, and scales unless they are static."""
+    if isinstance(scales, OperandOrder):
+        out.copy_(operand_rows(attended.flatten(1)).values.view_as(out))
+        return
     if isinstance(scales, BlockSteps):
         out.copy_(quantize_in_blocks(attended.flatten(1), scales).values.view_as(out))
         return
@@ -105,6 +118,7 @@ def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> N
 
 def int8_heads(values: torch.Tensor, scales: OutScales) -> Int8Rows:
     """What attention wrote as the rows of the output product."""
+    assert not isinstance(scales, OperandOrder)  # of wide rows
     if isinstance(scales, BlockSteps):
         return scales.rows(values.flatten(1))
     return Int8Rows(values.flatten(1), scales, 0 if _is_static(scales) else values.shape[2])
@@ -117,9 +131,15 @@ def takes_steps(steps: BlockSteps, width: int) -> bool:
 
 def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tensor) -> None:
     """Raise unless ``out`` and ``out_scales`` can receive an attention's output."""
-    if scales is None:
+    if scales is None or isinstance(scales, OperandOrder):
         if out is not None:
             expect_result("out", out, like=q)
+        if scales is not None and q.shape[2] % OPERAND_SPAN:
+            raise KernelArgumentError(
+                "the operand's order changes columns within whole spans",
+                seen=f"heads of {q.shape[2]} channels",
+                allowed=f"a multiple of {OPERAND_SPAN}",
+            )
         return
     if out is None:
         raise KernelArgumentError("out_scales needs an int8 out", seen=None)

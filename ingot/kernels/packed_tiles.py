@@ -25,36 +25,36 @@ SPLIT_OUTPUTS = 16383  # up to here the sums of a whole product are split as wel
 MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD", "DIRECT")
-# Measured on an H200 in the four products of a 7B model: at 128 and 256 rows alone, those of few outputs
-# split (benchmarks/packed_matmul.py), at 16, 32 and 64 in whole steps where engines take them
-# (benchmarks/narrow_variants.py), else alone; rows between take the tiles of the next count, more rows those
-# of 256. By bits, for up to so many rows and outputs (0: all others): NAMES.
+# Measured on an H200 in whole steps of a 7B model, with x in the operand's order where words go straight
+# into registers (benchmarks/narrow_variants.py); rows between take the tiles of the next count, more rows
+# those of 256. By bits, for up to so many rows and outputs (0: all others): NAMES.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
-        (16, FEW_OUTPUTS, 16, 128, 128, 8, 4, 128, 0, 0, 1),
-        (16, 16383, 16, 64, 128, 4, 3, 256, 1, 0, 1),
+        (16, FEW_OUTPUTS, 16, 64, 128, 4, 3, 128, 1, 0, 1),
         (16, 0, 16, 128, 128, 8, 3, 128, 1, 0, 1),
-        (32, FEW_OUTPUTS, 32, 128, 128, 8, 3, 128, 1, 0, 1),
-        (32, 16383, 32, 128, 128, 8, 4, 128, 0, 0, 1),
-        (32, 0, 32, 64, 128, 4, 3, 256, 1, 0, 1),
-        (64, FEW_OUTPUTS, 64, 64, 128, 4, 4, 128, 1, 0, 0),
-        (64, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
-        (64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0),
+        (32, 0, 32, 128, 128, 8, 3, 128, 1, 0, 1),
+        (64, 16383, 64, 128, 128, 8, 3, 128, 1, 0, 1),
+        (64, 0, 64, 64, 128, 4, 4, 128, 1, 0, 1),
+        (128, FEW_OUTPUTS, 128, 128, 128, 8, 3, 256, 1, 0, 1),
         (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
-        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
-        (0, 0, 256, 128, 128, 8, 3, 256, 0, 0, 0),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
+        (0, FEW_OUTPUTS, 128, 64, 128, 4, 3, 256, 1, 0, 1),
+        (0, 16383, 256, 128, 128, 8, 3, 256, 0, 0, 0),
+        (0, 0, 128, 64, 128, 4, 3, 256, 1, 0, 1),
     ],
     4: [
+        (16, FEW_OUTPUTS, 16, 64, 256, 4, 3, 128, 1, 0, 1),
+        (16, 16383, 16, 128, 256, 8, 3, 128, 1, 0, 1),
         (16, 0, 16, 64, 256, 4, 4, 128, 1, 2, 0),
-        (32, 16383, 32, 128, 256, 8, 3, 256, 1, 0, 1),
-        (32, 0, 32, 64, 256, 4, 3, 128, 1, 2, 0),
-        (64, FEW_OUTPUTS, 64, 128, 256, 8, 2, 128, 0, 0, 0),
-        (64, 16383, 64, 64, 256, 4, 3, 128, 1, 2, 0),
-        (64, 0, 64, 64, 256, 4, 2, 128, 1, 2, 0),
-        (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0, 0),
-        (128, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
-        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0, 0),
-        (0, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
+        (32, FEW_OUTPUTS, 32, 128, 256, 8, 3, 256, 1, 0, 1),
+        (32, 16383, 32, 128, 256, 8, 3, 128, 1, 0, 1),
+        (32, 0, 32, 64, 256, 4, 2, 128, 1, 0, 1),
+        (64, FEW_OUTPUTS, 64, 64, 256, 4, 3, 256, 1, 0, 1),
+        (64, 16383, 64, 64, 256, 4, 3, 256, 1, 0, 1),
+        (64, 0, 64, 64, 256, 4, 2, 256, 1, 0, 1),
+        (128, 16383, 128, 128, 256, 8, 2, 256, 1, 0, 1),
+        (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
+        (0, 0, 128, 128, 256, 8, 2, 256, 1, 0, 1),
     ],
 }
 # The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
@@ -76,6 +76,11 @@ def packed_tiles(
     splits = _splits(tiles, num_tokens, weight, beside * multiprocessors(device)) if split else 1
     newer = overlaps(device)
     return tiles | {"SPLITS": splits, "PREFETCH": 2, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
+
+
+def packed_splits(num_tokens: int, weight: StoredWeight, device: torch.device) -> int:
+    """In how many parts the sums of a product come that may come in any."""
+    return packed_tiles(num_tokens, weight, device, split=True)["SPLITS"]
 
 
 def _row(table: Sequence[tuple[int, ...]], num_tokens: int, outputs: int) -> tuple[int, ...]:

@@ -142,7 +142,8 @@ def paged_attention_reference(
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
-    if out is not None and out_scales is not None:
+    if out_scales is not None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
         put_heads(paged_attention_reference(*arguments, scales=scales), out, out_scales)
         return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
@@ -197,7 +198,8 @@ def paged_attention(
         arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
             all calls on a stream. Without it each call that splits makes its own, one more launch.
         out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
-            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
+            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q, as
+            with ``OperandOrder``, which puts each row's columns in another order.
         scales: of caches in 8 bits, which are contiguous then.
 
     Returns:

@@ -1,17 +1,69 @@
 """Heads of one token on their way from the QKV product to attention: normalised, measured, stored by role.
 
-Owns three steps of rope_kv_write.py's kernel, each for a piece of some heads' channels. Knows no rotation.
+Owns four steps of rope_kv_write.py's kernel, each for a piece of some heads' channels, and the form of a QKV
+product whose sums are not added up. Knows no rotation.
 
     store_heads(x, heads, cols, inside, q_row, keys, values, head_stride, inverse, ...)
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 
 from ingot.kernels.cache_round import cache_numbers_of
 from ingot.kernels.int8_round import as_wide
+
+
+@dataclass(frozen=True, slots=True)
+class QkvParts:
+    """A QKV product [T, width] whose sums over the columns are in S parts.
+
+    Attributes:
+        parts: fp32 [S, T, width], contiguous.
+        bias: [width], or None.
+        dtype: fp16, bf16 or fp32: what the sum with the bias is rounded to.
+    """
+
+    parts: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+
+    def product(self) -> torch.Tensor:
+        """The product, by plain PyTorch."""
+        whole = self.parts.sum(dim=0)
+        return (whole if self.bias is None else whole + self.bias.float()).to(self.dtype)
+
+
+@triton.jit
+def head_columns(
+    base: tl.tensor,
+    bias_ptr: tl.tensor,
+    part_stride: tl.tensor,
+    heads: tl.tensor,
+    cols: tl.tensor,
+    mask: tl.tensor,
+    like_ptr: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Channels ``cols`` of some heads in fp32: as they are, or of PARTS the sum with the bias, rounded to the
+    dtype of ``like_ptr``.
+    """
+    if PARTS == 0:
+        x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    else:
+        x = tl.zeros(mask.shape, dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            x += tl.load(base + part * part_stride + cols[None, :], mask=mask, other=0.0)
+        if bias_ptr is not None:
+            places = bias_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :]
+            x += tl.load(places, mask=mask, other=0.0).to(tl.float32)
+        x = x.to(like_ptr.dtype.element_ty).to(tl.float32)
+    return x
 
 
 @triton.jit

@@ -280,7 +280,8 @@ def prefill_attention_reference(
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
-    if out is not None and out_scales is not None:
+    if out_scales is not None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
         attended = prefill_attention_reference(*arguments, scale, window, scales=scales)
         own = slice(int(query_start[0]), int(query_start[-1]))

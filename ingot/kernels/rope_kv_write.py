@@ -8,6 +8,8 @@ Owns the formulas below and the cache's slot arithmetic. Knows no model and no b
     logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
 
     q = rope_kv_write(qkv, table, rows, positions, slots, keys, values, 32, 8, 128)
+
+A product whose sums are in parts is added up here (placed_heads.py: ``QkvParts``).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
-from ingot.kernels.placed_heads import largest, normed, store_heads
+from ingot.kernels.placed_heads import QkvParts, head_columns, largest, normed, store_heads
 
 MAX_HEAD_DIM = 256
 
@@ -41,6 +43,7 @@ MAX_HEAD_DIM = 256
 @triton.jit
 def rope_kv_write_kernel(
     qkv_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
     table_ptr: tl.tensor,
     rows_ptr: tl.tensor,
     positions_ptr: tl.tensor,
@@ -53,6 +56,7 @@ def rope_kv_write_kernel(
     q_norm_ptr: tl.tensor,
     k_norm_ptr: tl.tensor,
     qkv_stride: tl.tensor,
+    part_stride: tl.tensor,
     table_stride: tl.tensor,
     block_stride: tl.tensor,
     head_stride: tl.tensor,
@@ -67,12 +71,14 @@ def rope_kv_write_kernel(
     BLOCK_TAIL: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
     LOGN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """Some heads of one token a program. A head is two rotary halves and a tail that passes through.
 
-    With scales keys and values are stored in 8 bits; they are rounded to the dtype first.
+    With scales keys and values are stored in 8 bits; they are rounded to the dtype first. With PARTS ``qkv``
+    is so many sums and ``bias`` what is added to them.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -91,12 +97,13 @@ def rope_kv_write_kernel(
     squares = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
     if HALF > 0:
         half_mask = real[:, None] & in_half[None, :]
-        first = tl.load(base + half_cols[None, :], mask=half_mask, other=0.0).to(tl.float32)
-        second = tl.load(base + HALF + half_cols[None, :], mask=half_mask, other=0.0).to(tl.float32)
+        first = head_columns(base, bias_ptr, part_stride, heads, half_cols, half_mask, q_ptr, HEAD_DIM, PARTS)
+        second = head_columns(base, bias_ptr, part_stride, heads, HALF + half_cols, half_mask, q_ptr,
+                              HEAD_DIM, PARTS)  # fmt: skip
         squares += tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     if 2 * HALF < HEAD_DIM:
         tail_mask = real[:, None] & in_tail[None, :]
-        tail = tl.load(base + tail_cols[None, :], mask=tail_mask, other=0.0).to(tl.float32)
+        tail = head_columns(base, bias_ptr, part_stride, heads, tail_cols, tail_mask, q_ptr, HEAD_DIM, PARTS)
         squares += tl.sum(tail * tail, axis=1)
 
     factor = tl.full([BLOCK_HEADS], 1.0, dtype=tl.float32)
@@ -165,7 +172,7 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
 
 
 def rope_kv_write_triton(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | QkvParts,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
     positions: torch.Tensor,
@@ -184,13 +191,16 @@ def rope_kv_write_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
     choice = merge_tiles(default_tiles(), tiles)
-    num_tokens = qkv.shape[0]
+    split = isinstance(qkv, QkvParts)
+    source, bias = (qkv.parts, qkv.bias) if isinstance(qkv, QkvParts) else (qkv, None)
+    num_tokens = source.shape[-2]
     half = 0 if cos_sin is None else cos_sin.shape[1] // 2
-    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=source.device)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, choice["BLOCK_HEADS"]))
         rope_kv_write_kernel[grid](
-            qkv,
+            source,
+            bias,
             cos_sin,
             rope_rows,
             positions,
@@ -201,7 +211,8 @@ def rope_kv_write_triton(
             *scale_pointers(scales),
             q_norm_weight,
             k_norm_weight,
-            qkv.stride(0),
+            source.stride(-2),
+            source.stride(0) if split else 0,
             0 if cos_sin is None else cos_sin.stride(0),
             *key_cache.stride()[:3],
             norm_eps,
@@ -213,10 +224,11 @@ def rope_kv_write_triton(
             BLOCK_HALF=next_power_of_two(half),
             BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
             BLOCK_SIZE=key_cache.shape[2],
+            PARTS=source.shape[0] if split else 0,
             LOGN=logn_length > 0,
             BLOCK_HEADS=choice["BLOCK_HEADS"],
             OVERLAP=choice["OVERLAP"],
-            **launch_options(choice, qkv.device),
+            **launch_options(choice, source.device),
         )
     return q
 
@@ -236,7 +248,7 @@ def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 def rope_kv_write_reference(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | QkvParts,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
     positions: torch.Tensor,
@@ -253,6 +265,7 @@ def rope_kv_write_reference(
     scales: CacheScales | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
+    qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
     heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)  # each [T, heads, D]
     q, k = _twin_norm(q, q_norm_weight, norm_eps), _twin_norm(k, k_norm_weight, norm_eps)
@@ -271,7 +284,7 @@ def rope_kv_write_reference(
 
 
 def rope_kv_write(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | QkvParts,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
     positions: torch.Tensor,
@@ -297,8 +310,8 @@ def rope_kv_write(
 
     Args:
         qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
-        values. cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim,
-        or None:
+            values; or the parts of such a product.
+        cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim, or None:
             no rotary.
         rope_rows: [T] int64, row of cos_sin for each token.
         positions: [T] int64, 0-based position in the request; read for logn only.
@@ -323,14 +336,13 @@ def rope_kv_write(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("qkv", qkv)
     expect_group(num_heads, num_kv_heads)
     expect_range("head_dim", head_dim, 1, MAX_HEAD_DIM)
-    expect("qkv", qkv, (None, (num_heads + 2 * num_kv_heads) * head_dim), like=qkv)
+    like = _expect_qkv(qkv, (num_heads + 2 * num_kv_heads) * head_dim)
     for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
-        expect(name, indices, (qkv.shape[0],), like=qkv, dtype=torch.int64)
-    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=qkv, scales=scales)
-    expect_options(qkv, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
+        expect(name, indices, (like.shape[0],), like=like, dtype=torch.int64)
+    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=like, scales=scales)
+    expect_options(like, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
     arguments = (
         qkv,
         cos_sin,
@@ -343,9 +355,23 @@ def rope_kv_write(
         num_kv_heads,
     )
     options = (head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
-    if runs_on_gpu(qkv):
+    if runs_on_gpu(like):
         return rope_kv_write_triton(*arguments, *options, tiles, scales)
     return rope_kv_write_reference(*arguments, *options, scales)
+
+
+def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
+    """Raise unless these are rows of so many columns; return one like them: their count, dtype, device."""
+    if isinstance(qkv, QkvParts):
+        expect("qkv", qkv.parts, (None, None, width), like=qkv.parts, dtype=torch.float32)
+        like = qkv.parts.new_empty((qkv.parts.shape[1], 0), dtype=qkv.dtype)
+        if qkv.bias is not None:
+            expect("bias", qkv.bias, (width,), like=like)
+    else:
+        expect("qkv", qkv, (None, width), like=qkv)
+        like = qkv
+    expect_float("qkv", like)
+    return like
 
 
 def expect_options(

@@ -19,7 +19,7 @@ from ingot.kernels.int8_heads import OutScales, scales_at
 from ingot.kernels.invariant_attention import invariant_attention
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.prefill_attention import prefill_attention
-from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.linear import Linear
@@ -71,7 +71,7 @@ class Attention(nn.Module):
 
     def place(
         self,
-        qkv: torch.Tensor,
+        qkv: torch.Tensor | QkvParts,
         batch: ForwardBatch,
         cache: LayerCache,
         rope: torch.Tensor | None,
@@ -97,7 +97,7 @@ class Attention(nn.Module):
             k_norm_weight=None if self.k_norm is None else self.k_norm.weight,
             norm_eps=config.norm_eps,
             logn_length=config.logn_length,
-            tiles=self.place_tiles.at(qkv.shape[0], tiles),
+            tiles=self.place_tiles.at(len(batch.positions), tiles),
             scales=cache.scales,
         )
 

@@ -15,18 +15,20 @@ of ``Decoder.forward`` and ``Decoder.logits``; the modules' own weights are used
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ingot.config.quant import HEAD
 from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.operand_rows import OPERAND_SPAN, OperandOrder, OperandRows
 from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
-from ingot.kernels.packed_tiles import PACKED_ROWS
+from ingot.kernels.packed_tiles import PACKED_ROWS, packed_splits
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.product_tiles import FRAGMENT_ROWS
 from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.rope_kv_write import QkvParts
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_product import MAX_ROWS
@@ -48,29 +50,23 @@ NONE = frozenset[str]()
 # the matrix library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
 Ways = Sequence[tuple[int, frozenset[str]]]
 WAYS: Ways = ((32, ALL), (64, ALL - {"qkv"}), (1 << 20, NONE))
-# The same where weights have fewer bits, by the fewest; here the others are packed_matmul's, and more rows
-# run module by module, with widened weights. Measured on an H200 in steps of a 7B model:
-# benchmarks/narrow_variants.py. In fp32, which packed_matmul does not take, the next way of as many rows
-# serves.
-NARROW_WAYS: Mapping[int, Ways] = {
-    8: (
-        (FRAGMENT_ROWS, ALL),
-        (16, frozenset({"gate_up", "head"})),
-        (32, frozenset({"head"})),
-        (MAX_ROWS, ALL - {"o", "down"}),
-        (MAX_ROWS, ALL),
-        (PACKED_ROWS, NONE),
-    ),
-    4: ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})), (MAX_ROWS, ALL), (PACKED_ROWS, NONE)),
-}
+# The same where weights have fewer bits; here the others are packed_matmul's, and more rows run module by
+# module, with widened weights. Measured on an H200 in steps of a 7B model: benchmarks/narrow_variants.py. In
+# fp32, which packed_matmul does not take, the next way of as many rows serves.
+NARROW_WAYS: Ways = (
+    (FRAGMENT_ROWS, ALL),
+    (MAX_ROWS, frozenset({"head"})),
+    (MAX_ROWS, ALL),
+    (PACKED_ROWS, NONE),
+)
 
 
 def ways_of(decoder: Decoder) -> Ways:
     """The ways that a decoder's shape and weights can take."""
     if not all_small(decoder):
         return ()
-    bits = min(linear.stored().bits for linear in linears(decoder).values())
-    ways = WAYS if bits == 16 else NARROW_WAYS[bits]
+    dense = all(linear.stored().bits == 16 for linear in linears(decoder).values())
+    ways = WAYS if dense else NARROW_WAYS
     return tuple((most, small) for most, small in ways if fuses(decoder, small))
 
 
@@ -146,7 +142,7 @@ def _one_row(
     eps = decoder.config.norm_eps
     for layer, cache in zip(decoder.layers, caches, strict=True):
         assert isinstance(layer, DecoderLayer)
-        attended = _attend(decoder, layer, hidden, batch, cache, layer.input_layernorm.weight)
+        attended = _natural(_attend(decoder, layer, hidden, batch, cache, layer.input_layernorm.weight))
         hidden = _product(layer.self_attn.o_proj, attended, hidden)
         mlp = _mlp(layer)
         inner = _gate_up(mlp, hidden, layer.post_attention_layernorm.weight, eps)
@@ -167,13 +163,15 @@ def _rows(
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]
     starts = [_takes_operand("qkv", layer.self_attn.qkv_proj, hidden, small) for layer in layers] + [False]
     first = rms_norm_operand if starts[0] else rms_norm
+    whole_heads = decoder.config.head_dim % OPERAND_SPAN == 0
     normed: Rows
     normed, _ = first(hidden, layers[0].input_layernorm.weight, eps, tiles=early_tiles(hidden))
     for layer, cache, next_norm, next_start in zip(layers, caches, next_norms, starts[1:], strict=True):
+        heads = whole_heads and _takes_operand("o", layer.self_attn.o_proj, hidden, small)
         if "qkv" in small:
-            attended = _attend(decoder, layer, _natural(normed), batch, cache, None)
+            attended = _attend(decoder, layer, _natural(normed), batch, cache, None, heads)
         else:
-            attended = _attend_apart(decoder, layer, normed, batch, cache)
+            attended = _attend_apart(decoder, layer, normed, batch, cache, heads)
         mlp, norm, output = _mlp(layer), layer.post_attention_layernorm.weight, layer.self_attn.o_proj
         ordered = _takes_operand("gate_up", mlp.gate_up_proj, hidden, small)
         normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small, ordered)
@@ -185,7 +183,8 @@ def _rows(
 def _takes_operand(name: str, linear: Linear, hidden: torch.Tensor, small: frozenset[str]) -> bool:
     """Whether the product takes its input in the operand's order."""
     weight, _ = _weights(linear)
-    return name not in small and takes_operand(len(hidden), weight, hidden.device, split=name == "down")
+    split = name in ("o", "down")
+    return name not in small and takes_operand(len(hidden), weight, hidden.device, split)
 
 
 def _natural(x: Rows) -> torch.Tensor:
@@ -237,12 +236,15 @@ def _attend(
     batch: ForwardBatch,
     cache: LayerCache,
     norm: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention of norm(hidden), before the output product: [T, num_heads * head_dim]."""
+    ordered: bool = False,
+) -> Rows:
+    """Attention of norm(hidden), before the output product: [T, num_heads * head_dim]; ``ordered``: in the
+    operand's order.
+    """
     config, attention = decoder.config, layer.self_attn
     if cache.scales is not None:  # a program of the one kernel holds less than a head, which a scale needs
         qkv = _product(attention.qkv_proj, hidden, None, norm, config.norm_eps)
-        return _attended(attention, _placed(decoder, attention, qkv, batch, cache), batch, cache)
+        return _attended(attention, _placed(decoder, attention, qkv, batch, cache), batch, cache, ordered)
     weight, bias = _weights(attention.qkv_proj)
     query = small_qkv(
         hidden,
@@ -262,30 +264,45 @@ def _attend(
         logn_length=config.logn_length,
         tiles=attention.small_tiles.at(hidden.shape[0]),
     )
-    return _attended(attention, query, batch, cache)
+    return _attended(attention, query, batch, cache, ordered)
 
 
 def _attend_apart(
-    decoder: Decoder, layer: DecoderLayer, hidden: Rows, batch: ForwardBatch, cache: LayerCache
-) -> torch.Tensor:
-    """``_attend`` of what is normalised, with a product by itself."""
+    decoder: Decoder,
+    layer: DecoderLayer,
+    hidden: Rows,
+    batch: ForwardBatch,
+    cache: LayerCache,
+    ordered: bool,
+) -> Rows:
+    """``_attend`` of what is normalised, with a product by itself, in parts where that is faster."""
     attention = layer.self_attn
-    query = _placed(decoder, attention, _apart(attention.qkv_proj, hidden), batch, cache)
-    return _attended(attention, query, batch, cache)
+    weight, bias = _weights(attention.qkv_proj)
+    rows, norm = len(batch.positions), layer.input_layernorm.weight
+    qkv: torch.Tensor | QkvParts
+    if weight.bits < 16 and packed_splits(rows, weight, norm.device) > 1:
+        qkv = QkvParts(packed_matmul_parts(hidden, weight), bias, norm.dtype)
+    else:
+        qkv = _apart(attention.qkv_proj, hidden)
+    return _attended(attention, _placed(decoder, attention, qkv, batch, cache), batch, cache, ordered)
 
 
 def _placed(
-    decoder: Decoder, attention: Attention, qkv: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+    decoder: Decoder,
+    attention: Attention,
+    qkv: torch.Tensor | QkvParts,
+    batch: ForwardBatch,
+    cache: LayerCache,
 ) -> torch.Tensor:
-    """Queries of a finished QKV product; its keys and values go into the cache."""
+    """Queries of a QKV product; its keys and values go into the cache."""
     rope = None if decoder.rotary is None else decoder.rotary.table
-    return attention.place(qkv, batch, cache, rope, early_tiles(qkv))
+    return attention.place(qkv, batch, cache, rope, early_tiles(cache.keys))
 
 
 def _attended(
-    attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
-) -> torch.Tensor:
-    """Queries [T, num_heads, head_dim] → [T, num_heads * head_dim]."""
+    attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache, ordered: bool
+) -> Rows:
+    """Queries [T, num_heads, head_dim] → [T, num_heads * head_dim]; ``ordered``: in the operand's order."""
     config = attention.config
     attended = paged_attention(
         query,
@@ -298,9 +315,10 @@ def _attended(
         window=config.sliding_window,
         tiles=attention.tiles_of(attention.decode_tiles, query.shape[0], cache),
         arrivals=batch.arrivals,
+        out_scales=OperandOrder() if ordered else None,
         scales=cache.scales,
-    )
-    return attended.flatten(1)
+    ).flatten(1)
+    return OperandRows(attended) if ordered else attended
 
 
 def _mlp(layer: DecoderLayer) -> GatedMLP:

@@ -20,7 +20,7 @@ from tests.kernels.test_stored_weight import FORMS, random_weight
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 # Small tiles, so that a small case has several, and an odd one at each end.
-SMALL = {"BLOCK_T": 64, "BLOCK_N": 32, "num_warps": 4}
+SMALL = {"BLOCK_T": 64, "BLOCK_N": 32, "num_warps": 4, "DIRECT": 0}
 
 
 def expected(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
@@ -163,7 +163,7 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     """As many parts as programs fit beside each other, by what their registers and shared memory take."""
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
-    for form, expected_splits in (((8, 0, False), [8, 4, 4, 4, 4, 4]), ((4, 128, True), [4, 8, 4, 4, 4, 4])):
+    for form, expected_splits in (((8, 0, False), [8, 8, 4, 4, 2, 2]), ((4, 128, True), [4, 4, 4, 4, 2, 2])):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
         counts = (32, 64, 65, 128, 129, 256)
         assert [packed_tiles(n, few, device, split=True)["SPLITS"] for n in counts] == expected_splits

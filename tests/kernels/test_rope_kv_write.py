@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.rope_kv_write import rope_kv_write, rope_kv_write_triton
+from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write, rope_kv_write_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 SLOTS = [37, -1, 0, 21, 5]
@@ -90,6 +90,26 @@ def test_rope_kv_write(impl: Implementation, dtype: torch.dtype, case: str) -> N
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_parts_are_added_up_first(impl: Implementation, dtype: torch.dtype, case: str, biased: bool) -> None:
+    """The same bits as of the sum, rounded once: queries, keys and values."""
+    found = []
+    for added in (False, True):
+        arguments, options = make_arguments(case, dtype, impl.device)
+        width = arguments[0].shape[1]
+        parts = normal(2, len(SLOTS), width, dtype=torch.float32, device=impl.device, seed=7)
+        bias = normal(width, dtype=dtype, device=impl.device, seed=8) if biased else None
+        arguments[0] = QkvParts(parts, bias, dtype)
+        arguments[0] = arguments[0].product() if added else arguments[0]
+        q = impl(rope_kv_write, rope_kv_write_triton)(*arguments, **options)
+        found.append((q, arguments[5], arguments[6]))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert found[0][0].dtype == dtype
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("block_heads", [1, 16])
 def test_other_tiles_strided_rows_and_a_strided_cache(impl: Implementation, block_heads: int) -> None:
     arguments, options = make_arguments("everything", torch.float32, impl.device)
@@ -123,6 +143,9 @@ def test_no_tokens(impl: Implementation) -> None:
         (5, torch.zeros(3, 2, 16, 32), "key_cache has the wrong shape"),
         (6, torch.zeros(3, 2, 32, 64)[:, :, ::2], "differ in layout"),
         (8, 3, "multiple"),
+        (0, QkvParts(torch.zeros(2, 5, 100), None, torch.float32), "qkv has the wrong shape"),
+        (0, QkvParts(torch.zeros(2, 5, 512).half(), None, torch.float32), "qkv has the wrong dtype"),
+        (0, QkvParts(torch.zeros(2, 5, 512), torch.zeros(4), torch.float32), "bias has the wrong shape"),
     ],
 )
 def test_refused(index: int, value: Any, message: str) -> None:

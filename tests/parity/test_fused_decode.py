@@ -11,6 +11,7 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.kernels import packed_matmul
+from ingot.kernels.operand_rows import OperandRows
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers import fused_decode
 from ingot.layers.fused_decode import ALL, NARROW_WAYS, NONE, fuses, small_products, ways_of
@@ -115,6 +116,42 @@ def test_narrow_weights_of_many_rows_are_plain(
     compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
 
 
+@pytest.mark.parametrize("ordered", [set(), {"qkv"}, {"o", "down"}, {"qkv", "o", "gate_up", "down"}])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_every_order_of_columns_is_plain(
+    ordered: set[str], parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products take their input in the operand's order or not, as their tiles want; QKV in parts or whole."""
+    save_model(tiny_config("qwen2", hidden_size=128, head_dim=32, intermediate_size=192), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w8a16")
+    layer = llm.engine.model.layers[0]
+    products = {"qkv": layer.self_attn.qkv_proj, "o": layer.self_attn.o_proj}
+    products |= {"gate_up": layer.mlp.gate_up_proj, "down": layer.mlp.down_proj}
+    shapes = {(p.out_features, p.in_features): n for n, p in products.items()}
+    assert len(shapes) == len(products)
+    packed_takes_fp32(monkeypatch)
+    seen: dict[str, set[type]] = {name: set() for name in products}
+
+    def takes(rows: int, weight: StoredWeight, *rest: object) -> bool:
+        return shapes[weight.out_features, weight.in_features] in ordered
+
+    def watched(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def call(x: object, weight: StoredWeight, *rest: object) -> torch.Tensor:
+            seen[shapes[weight.out_features, weight.in_features]].add(type(x))
+            return original(x, weight, *rest)
+
+        return call
+
+    monkeypatch.setattr(fused_decode, "takes_operand", takes)
+    monkeypatch.setattr(fused_decode, "packed_splits", lambda *given: parts)
+    for name in ("packed_matmul", "packed_matmul_parts"):
+        monkeypatch.setattr(fused_decode, name, watched(getattr(fused_decode, name)))
+    llm.executor.runner.forward.ways = ((1, ALL), (4, NONE))
+    compare(llm, [[5, 6, 7], list(range(30)), [90]], monkeypatch)
+    kinds = {name: {OperandRows if name in ordered else torch.Tensor} for name in products}
+    assert seen == kinds
+
+
 NARROW_HYBRIDS = [frozenset({"qkv", "head"}), ALL - {"gate_up"}, ALL - {"qkv"}, frozenset({"gate_up"})]
 
 
@@ -147,11 +184,9 @@ def test_narrow_hybrids_are_plain(
 
 
 def test_the_table_of_rows_of_narrow_weights() -> None:
-    counts = (1, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257)
-    found = {bits: [small_products(rows, ways) for rows in counts] for bits, ways in NARROW_WAYS.items()}
-    gate, head, ends = frozenset({"gate_up", "head"}), frozenset({"head"}), ALL - {"o", "down"}
-    assert found[8] == [ALL, ALL, gate, gate, head, head, ends, ends, NONE, NONE, None]
-    assert found[4] == [ALL, ALL, *[head] * 6, NONE, NONE, None]
+    head = frozenset({"head"})
+    found = [small_products(rows, NARROW_WAYS) for rows in (1, 8, 9, 64, 65, 256, 257)]
+    assert found == [ALL, ALL, head, head, NONE, NONE, None]
 
 
 @pytest.mark.parametrize("quant", ["none", "w8a16", "w4a16"])
@@ -165,7 +200,7 @@ def test_fewest_bits_choose_the_ways(quant: str, tmp_path: Path, monkeypatch: py
     assert small_products(64, ways_of(model)) == ALL
     assert small_products(65, ways_of(model)) is None
     packed_takes_fp32(monkeypatch)
-    assert ways_of(model) == tuple(NARROW_WAYS[8 if quant == "w8a16" else 4])
+    assert ways_of(model) == tuple(NARROW_WAYS)
 
 
 def test_folded_qwen_v1_beyond_its_length(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
