@@ -33,8 +33,9 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
         (16, FEW_OUTPUTS, 16, 64, 128, 4, 3, 128, 1, 0, 1),
         (16, 0, 16, 128, 128, 8, 3, 128, 1, 0, 1),
         (32, 0, 32, 128, 128, 8, 3, 128, 1, 0, 1),
+        (64, FEW_OUTPUTS, 64, 64, 128, 4, 3, 128, 1, 0, 1),
         (64, 16383, 64, 128, 128, 8, 3, 128, 1, 0, 1),
-        (64, 0, 64, 64, 128, 4, 4, 128, 1, 0, 1),
+        (64, 0, 64, 128, 128, 8, 3, 128, 1, 2, 1),
         (128, FEW_OUTPUTS, 128, 128, 128, 8, 3, 256, 1, 0, 1),
         (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
         (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
@@ -45,7 +46,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
     4: [
         (16, FEW_OUTPUTS, 16, 64, 256, 4, 3, 128, 1, 0, 1),
         (16, 16383, 16, 128, 256, 8, 3, 128, 1, 0, 1),
-        (16, 0, 16, 64, 256, 4, 4, 128, 1, 2, 0),
+        (16, 0, 16, 64, 256, 4, 2, 256, 1, 0, 1),
         (32, FEW_OUTPUTS, 32, 128, 256, 8, 3, 256, 1, 0, 1),
         (32, 16383, 32, 128, 256, 8, 3, 128, 1, 0, 1),
         (32, 0, 32, 64, 256, 4, 2, 128, 1, 0, 1),
@@ -114,7 +115,7 @@ def packed_candidates(
     for shape in _few_rows(num_tokens, weight) if few else _many_rows(num_tokens, weight):
         tiles = default | dict(zip(NAMES, shape, strict=True))
         once, twice = (_splits(tiles, num_tokens, weight, n * multiprocessors(device)) for n in (1, 2))
-        splits = {once, twice} if split else {1, min(twice, 2)} if few else {1}
+        splits = {once, twice} if split else {1, 2} if few else {1}
         if split and few:
             splits.add(min(2 * twice, MAX_SPLITS))
         found += [tiles | {"SPLITS": count} for count in sorted(splits)]
