@@ -204,7 +204,7 @@ class Stack:
     def _sums(self, x: Rows, weight: AnyWeight, tiles: Tiles | None) -> torch.Tensor | QkvParts:
         """The QKV product, in parts where its tiles split."""
         if isinstance(weight, StoredWeight):
-            splits = packed_splits(self.batch, weight, self.norm.device)
+            splits = packed_splits(self.batch, weight, self.norm.device, isinstance(x, OperandRows))
             if (tiles or {}).get("SPLITS", splits) > 1:
                 return QkvParts(packed_matmul_parts(x, weight, tiles), None, self.norm.dtype)
         return apart(x, weight, tiles)

@@ -36,6 +36,7 @@ from narrow_variants import narrow_weight
 from timing import compact, graph_us
 
 from ingot.kernels.dequantize import dequantize
+from ingot.kernels.operand_rows import operand_rows
 from ingot.kernels.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
 from ingot.kernels.packed_tiles import packed_candidates
 from ingot.kernels.stored_weight import StoredWeight
@@ -52,10 +53,11 @@ Call = Callable[[], Any]
 
 
 def ours(x: torch.Tensor, weights: list[StoredWeight], tiles: Tiles, split: bool) -> list[Call]:
-    """A call a weight."""
+    """A call a weight, with x in the operand's order where words go straight into registers."""
+    rows = operand_rows(x) if tiles["DIRECT"] else x
     if split:
-        return [lambda w=w: packed_matmul_parts_triton(x, w, tiles) for w in weights]
-    return [lambda w=w: packed_matmul_triton(x, w, None, tiles) for w in weights]
+        return [lambda w=w: packed_matmul_parts_triton(rows, w, tiles) for w in weights]
+    return [lambda w=w: packed_matmul_triton(rows, w, None, tiles) for w in weights]
 
 
 def copies(outputs: int, width: int, bits: int, dry: bool) -> list[StoredWeight]:

@@ -65,9 +65,13 @@ def pair_threads(
 
 @triton.jit
 def _beside(pairs: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
-    """Two numbers a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 1]."""
-    pairs = tl.permute(tl.reshape(pairs, (BLOCK_N // 16, 8, 4, 2)), (0, 3, 1, 2))
-    return tl.reshape(pairs, (BLOCK_N, 1, 1, 4, 1))
+    """Two numbers a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 2].
+
+    Each is there for both columns of a pair, the first in a thread's registers as in the operand: otherwise
+    the compiler computes by pairs of rows and takes every result apart again.
+    """
+    twice = tl.reshape(tl.join(pairs, pairs), (BLOCK_N // 16, 8, 4, 2, 2))
+    return tl.reshape(tl.permute(twice, (0, 3, 1, 2, 4)), (BLOCK_N, 1, 1, 4, 2))
 
 
 @triton.jit
@@ -189,7 +193,7 @@ def packed_direct_kernel(
     places = word_threads(weight_ptr, weight_stride, block, LAST, BLOCK_N, PART)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
     scale_places = pair_threads(scale_ptr, block, LAST, BLOCK_N, 2)
-    zero = tl.full((BLOCK_N, 1, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
+    zero = tl.full((BLOCK_N, 1, 1, 4, 2), 1 << (BITS - 1), dtype=tl.float32)
     if zero_ptr is not None:
         zero_places = pair_threads(zero_ptr, block, LAST, BLOCK_N, 1)
         if GROUP == 0:

@@ -187,7 +187,9 @@ def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: 
     operand's order, and can be computed so.
     """
     spans = weight.in_features % OPERAND_SPAN == 0 and weight.out_features % BLOCK_ROWS == 0
-    return spans and weight.bits < 16 and packed_tiles(rows, weight, device, split)["DIRECT"] > 0
+    return (
+        spans and weight.bits < 16 and packed_tiles(rows, weight, device, split, ordered=True)["DIRECT"] > 0
+    )
 
 
 def _direct(x: torch.Tensor, weight: StoredWeight) -> bool:
@@ -246,8 +248,9 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
         KernelArgumentError: columns in the operand's order, and words that do not go there.
     """
     values = _values(x)
-    choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split), tiles)
-    if isinstance(x, OperandRows) and choice["DIRECT"] == 0:
+    ordered = isinstance(x, OperandRows)
+    choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split, ordered), tiles)
+    if ordered and choice["DIRECT"] == 0:
         raise KernelArgumentError(
             "x has its columns in the operand's order, and the words do not go straight into it",
             seen='tile "DIRECT" 0',

@@ -26,8 +26,10 @@ MAX_SPLITS = 8
 REGISTER_FILE = 65536  # of a multiprocessor, in registers of 32 bits
 NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS", "WIDE", "AHEAD", "DIRECT")
 # Measured on an H200 in whole steps of a 7B model, with x in the operand's order where words go straight
-# into registers (benchmarks/narrow_variants.py); rows between take the tiles of the next count, more rows
-# those of 256. By bits, for up to so many rows and outputs (0: all others): NAMES.
+# into registers (benchmarks/narrow_variants.py), and without that order alone (benchmarks/packed_matmul.py);
+# rows between take the tiles of the next count, more rows those of 256. By bits, for up to so many rows and
+# outputs (0: all others): NAMES, of which those with DIRECT need the order for more than GATHERED_ROWS.
+GATHERED_ROWS = 64  # more rows of x cost more to gather than words through shared memory
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
         (16, FEW_OUTPUTS, 16, 64, 128, 4, 3, 128, 1, 0, 1),
@@ -42,6 +44,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
         (0, FEW_OUTPUTS, 128, 64, 128, 4, 3, 256, 1, 0, 1),
         (0, 16383, 256, 128, 128, 8, 3, 256, 0, 0, 0),
         (0, 0, 128, 64, 128, 4, 3, 256, 1, 0, 1),
+        (0, 0, 256, 128, 128, 8, 3, 256, 0, 0, 0),
     ],
     4: [
         (16, FEW_OUTPUTS, 16, 64, 256, 4, 3, 128, 1, 0, 1),
@@ -54,8 +57,11 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
         (64, 16383, 64, 64, 256, 4, 3, 256, 1, 0, 1),
         (64, 0, 64, 64, 256, 4, 2, 256, 1, 0, 1),
         (128, 16383, 128, 128, 256, 8, 2, 256, 1, 0, 1),
+        (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0, 0),
         (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
         (0, 0, 128, 128, 256, 8, 2, 256, 1, 0, 1),
+        (0, FEW_OUTPUTS, 256, 128, 128, 8, 3, 256, 0, 0, 0),
+        (0, 0, 128, 64, 128, 4, 2, 128, 0, 0, 0),
     ],
 }
 # The largest of these hold 224 KB of shared memory. A GPU of less has 96 KB at least for these: not measured.
@@ -64,13 +70,20 @@ SMALLER = ((64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0), (0, 0, 128, 128, 128, 8, 3
 
 
 def packed_tiles(
-    num_tokens: int, weight: StoredWeight, device: torch.device, split: bool = False
+    num_tokens: int,
+    weight: StoredWeight,
+    device: torch.device,
+    split: bool = False,
+    ordered: bool = False,
 ) -> dict[str, int]:
-    """Tile choices by rows, bits and outputs; with ``split`` as many SPLITS of the sums as fill the GPU with
-    the programs that its registers and shared memory hold at a time.
+    """Tile choices by rows, bits and outputs, with x in the operand's order if ``ordered``; with ``split`` as
+    many SPLITS of the sums as fill the GPU with the programs that its registers and shared memory hold at a
+    time.
     """
     large = shared_bytes(device) >= LARGE_BYTES
-    found = _row(TILES[weight.bits] if large else SMALLER, num_tokens, weight.out_features)
+    gathers = ordered or num_tokens <= GATHERED_ROWS
+    table = [row for row in TILES[weight.bits] if gathers or not row[-1]] if large else SMALLER
+    found = _row(table, num_tokens, weight.out_features)
     tiles = dict(zip(NAMES, found, strict=True))
     held = REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"])
     beside = max(min(held, shared_bytes(device) // _stage_bytes(tiles, weight.bits)), 1)
@@ -79,9 +92,9 @@ def packed_tiles(
     return tiles | {"SPLITS": splits, "PREFETCH": 2, "TMA": 4 if newer else 1, "OVERLAP": 2 if newer else 1}
 
 
-def packed_splits(num_tokens: int, weight: StoredWeight, device: torch.device) -> int:
+def packed_splits(num_tokens: int, weight: StoredWeight, device: torch.device, ordered: bool) -> int:
     """In how many parts the sums of a product come that may come in any."""
-    return packed_tiles(num_tokens, weight, device, split=True)["SPLITS"]
+    return packed_tiles(num_tokens, weight, device, True, ordered)["SPLITS"]
 
 
 def _row(table: Sequence[tuple[int, ...]], num_tokens: int, outputs: int) -> tuple[int, ...]:
@@ -109,7 +122,7 @@ def packed_candidates(
     num_tokens: int, weight: StoredWeight, device: torch.device, split: bool = False
 ) -> list[dict[str, int]]:
     """What is worth timing: the default first. Parts of a whole product are added up by PyTorch."""
-    default = packed_tiles(num_tokens, weight, device, split)
+    default = packed_tiles(num_tokens, weight, device, split, ordered=True)
     few = num_tokens <= 64
     found = [default, default | {"PREFETCH": 0}] if weight.group and not default["DIRECT"] else [default]
     for shape in _few_rows(num_tokens, weight) if few else _many_rows(num_tokens, weight):

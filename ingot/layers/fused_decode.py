@@ -280,7 +280,7 @@ def _attend_apart(
     weight, bias = _weights(attention.qkv_proj)
     rows, norm = len(batch.positions), layer.input_layernorm.weight
     qkv: torch.Tensor | QkvParts
-    if weight.bits < 16 and packed_splits(rows, weight, norm.device) > 1:
+    if weight.bits < 16 and packed_splits(rows, weight, norm.device, isinstance(hidden, OperandRows)) > 1:
         qkv = QkvParts(packed_matmul_parts(hidden, weight), bias, norm.dtype)
     else:
         qkv = _apart(attention.qkv_proj, hidden)

@@ -155,7 +155,7 @@ def test_candidates_are_apart() -> None:
     device = torch.device("cpu")
     for rows in (9, 32, 64, 65, 512):
         found = packed_candidates(rows, weight, device, split=True)
-        assert found[0] == packed_tiles(rows, weight, device, split=True)
+        assert found[0] == packed_tiles(rows, weight, device, split=True, ordered=True)
         assert len({tuple(sorted(tiles.items())) for tiles in found}) == len(found)
 
 
@@ -163,10 +163,13 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     """As many parts as programs fit beside each other, by what their registers and shared memory take."""
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
-    for form, expected_splits in (((8, 0, False), [8, 8, 4, 4, 2, 2]), ((4, 128, True), [4, 4, 4, 4, 2, 2])):
+    natural, ordered = [4, 4, 4, 4], [4, 4, 2, 2]  # of more than 64 rows
+    for form, first in (((8, 0, False), 8), ((4, 128, True), 4)):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
         counts = (32, 64, 65, 128, 129, 256)
-        assert [packed_tiles(n, few, device, split=True)["SPLITS"] for n in counts] == expected_splits
+        for order, rest in ((False, natural), (True, ordered)):
+            found = [packed_tiles(n, few, device, split=True, ordered=order)["SPLITS"] for n in counts]
+            assert found == [first, first, *rest]
         assert packed_tiles(128, few, device)["SPLITS"] == 1
         assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
 
