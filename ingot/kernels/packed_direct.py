@@ -173,12 +173,14 @@ def packed_direct_kernel(
     ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
-    """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of one chunk; words
-    and what stands beside them are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first
-    steps before the wait.
+    """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of a chunk, or of
+    several where weights have no groups and a step is one product (WIDE); words and what stands beside them
+    are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first steps before the wait.
     """
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    PARTS: tl.constexpr = BLOCK_K // PART
+    PARTS: tl.constexpr = 16 // BITS
+    CHUNKS: tl.constexpr = BLOCK_K // (PARTS * PART)
+    HELD: tl.constexpr = CHUNKS * PART  # a row's words in a step
     MASKED: tl.constexpr = K % BLOCK_K != 0
     LAST: tl.constexpr = (N + 15) // 16 - 1
     GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
@@ -190,7 +192,7 @@ def packed_direct_kernel(
         tl.program_id(1) * (BLOCK_N // 16),
         tl.program_id(2),
     )
-    places = word_threads(weight_ptr, weight_stride, block, LAST, BLOCK_N, PART)
+    places = word_threads(weight_ptr, weight_stride, block, LAST, BLOCK_N, HELD)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
     scale_places = pair_threads(scale_ptr, block, LAST, BLOCK_N, 2)
     zero = tl.full((BLOCK_N, 1, 1, 4, 2), 1 << (BITS - 1), dtype=tl.float32)
@@ -201,7 +203,7 @@ def packed_direct_kernel(
     ahead, scales, zeros = (), (), ()
     for soon in tl.static_range(DIRECT):
         there = begin + soon < end
-        ahead = ahead + (load_words(places, begin + soon, there, PART),)  # noqa: RUF005
+        ahead = ahead + (load_words(places, begin + soon, there, HELD),)  # noqa: RUF005
         if GROUP > 0:
             column = (begin + soon) * BLOCK_K
             scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
@@ -210,20 +212,20 @@ def packed_direct_kernel(
     if ASM and AHEAD > 0:
         for soon in tl.static_range(AHEAD):
             later = begin + DIRECT + soon
-            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, PART, BLOCK_N)
+            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, HELD, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     wait_for_previous(OVERLAP)
     for step in tl.range(begin, end):
         if ASM and AHEAD > 0:
             later = step + DIRECT + AHEAD
-            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, PART, BLOCK_N)
+            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, HELD, BLOCK_N)
         there, column = step + DIRECT < end, (step + DIRECT) * BLOCK_K
-        ahead = ahead + (load_words(places, step + DIRECT, there, PART),)  # noqa: RUF005
+        ahead = ahead + (load_words(places, step + DIRECT, there, HELD),)  # noqa: RUF005
         if GROUP > 0:
             scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
             if zero_ptr is not None:
                 zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
-        words = operand_words(ahead[0], BLOCK_N, PART)
+        words = operand_words(ahead[0], BLOCK_N, HELD)
         ahead = ahead[1:]
         if WIDE:
             x = _tokens(x_source, x_stride, first_token, tokens, step * BLOCK_K, K, BLOCK_T, BLOCK_K, MASKED,
@@ -235,7 +237,7 @@ def packed_direct_kernel(
                 scale = scales_beside(scales[part * GROUPS // PARTS], DTYPE, BLOCK_N)
                 if zero_ptr is not None:
                     zero = zeros_beside(zeros[part * GROUPS // PARTS], BLOCK_N)
-            w = numbers(words, zero, scale, part, BITS, DTYPE, PART, ASM)
+            w = numbers(words, zero, scale, part, BITS, DTYPE, HELD, ASM)
             if WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:
@@ -243,7 +245,7 @@ def packed_direct_kernel(
                             PART, MASKED, ORDERED)  # fmt: skip
                 acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
         if WIDE:
-            acc = tl.dot(side_by_side(tiles, PARTS), tl.trans(x), acc, input_precision="ieee")
+            acc = tl.dot(side_by_side(tiles, PARTS, CHUNKS), tl.trans(x), acc, input_precision="ieee")
         if GROUP > 0:
             scales = scales[GROUPS:]
             if zero_ptr is not None:

@@ -99,15 +99,18 @@ def ask_words(
 
 
 @triton.jit
-def _pair(left: tl.tensor, right: tl.tensor) -> tl.tensor:
-    both = tl.permute(tl.join(left, right), (0, 2, 1))
+def _pair(left: tl.tensor, right: tl.tensor, CHUNKS: tl.constexpr) -> tl.tensor:
+    apart: tl.constexpr = (left.shape[0], CHUNKS, left.shape[1] // CHUNKS)
+    both = tl.permute(tl.join(tl.reshape(left, apart), tl.reshape(right, apart)), (0, 1, 3, 2))
     return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
 @triton.jit
-def side_by_side(tiles: tl.tensor, COUNT: tl.constexpr) -> tl.tensor:
-    """Two or four tiles of columns as one. Nothing moves: they lie in the registers of the same threads."""
-    wide = _pair(tiles[0], tiles[1])
+def side_by_side(tiles: tl.tensor, COUNT: tl.constexpr, CHUNKS: tl.constexpr = 1) -> tl.tensor:
+    """Two or four tiles of columns as one, chunk by chunk. Nothing moves: they lie in the registers of the
+    same threads.
+    """
+    wide = _pair(tiles[0], tiles[1], CHUNKS)
     if COUNT == 4:
-        wide = _pair(wide, _pair(tiles[2], tiles[3]))
+        wide = _pair(wide, _pair(tiles[2], tiles[3], CHUNKS), CHUNKS)
     return wide

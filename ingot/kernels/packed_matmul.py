@@ -242,7 +242,8 @@ def _values(x: Rows) -> torch.Tensor:
 
 
 def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool) -> dict[str, int]:
-    """The tiles, with the BLOCK_K that the layout has: a chunk, or in 4 bits half of one of 256 columns.
+    """The tiles, with a BLOCK_K that the layout has: a chunk, in 4 bits also half of one of 256 columns, and
+    straight into registers two of a weight without groups.
 
     Raises:
         KernelArgumentError: columns in the operand's order, and words that do not go there.
@@ -259,7 +260,9 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
         )
     chunk = chunk_columns(weight.bits, weight.group)
     half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
-    choice["BLOCK_K"] = chunk // 2 if half else chunk
+    straight = choice["DIRECT"] and choice["WIDE"] and not weight.group
+    double = straight and choice["BLOCK_K"] > chunk and triton.cdiv(weight.in_features, chunk) % 2 == 0
+    choice["BLOCK_K"] = chunk // 2 if half else 2 * chunk if double else chunk
     # A part without columns would be read before it is written.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(values.shape[1], choice["BLOCK_K"]))
     return choice
@@ -327,8 +330,9 @@ def packed_matmul(
             last launch without.
         bias: [N], dtype of x, or None.
         tiles: ``BLOCK_T`` rows and ``BLOCK_N`` outputs of a program, ``BLOCK_K`` (less than a chunk: in
-            4 bits the halves of one in turn), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a
-            descriptor where it can be), ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
+            4 bits the halves of one in turn; more: two at once, with ``DIRECT`` and ``WIDE`` and without
+            groups), ``TMA`` (how x is read: 1 pointers, 2 a descriptor, 4 a descriptor where it can be),
+            ``OVERLAP`` (1, 2 or 4, as in :func:`small_linear`), ``SPLITS``
             (parts of the sums; those of a whole product are added up by PyTorch), ``REGISTERS`` (of a thread
             at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
             are asked into L2; 0: not), ``AHEAD`` (the same of words, beyond those on their way into

@@ -69,6 +69,30 @@ LARGE_BYTES = 227 << 10
 SMALLER = ((64, 0, 64, 128, 128, 8, 3, 128, 0, 0, 0), (0, 0, 128, 128, 128, 8, 3, 256, 0, 0, 0))
 
 
+# What is worth timing for up to 64 rows: NAMES without BLOCK_T, of chunks of 256 columns and of 128.
+FEW_WIDE_CHUNKS = (
+    (64, 256, 4, 3, 256, 1, 0, 1),
+    (64, 256, 4, 2, 256, 1, 0, 1),
+    (64, 256, 4, 3, 128, 0, 0, 1),
+    (128, 256, 8, 3, 128, 0, 0, 1),
+    (128, 256, 8, 3, 256, 1, 0, 1),
+    (128, 256, 8, 2, 128, 0, 0, 0),
+    (64, 256, 4, 3, 128, 1, 2, 0),
+)
+FEW_CHUNKS = (
+    (64, 128, 4, 3, 128, 1, 0, 1),
+    (64, 128, 4, 4, 256, 1, 0, 1),
+    (128, 128, 8, 3, 128, 1, 0, 1),
+    (128, 128, 8, 3, 128, 1, 2, 1),
+    (64, 256, 4, 2, 256, 1, 0, 1),
+    (64, 256, 4, 3, 256, 1, 0, 1),
+    (64, 256, 4, 3, 128, 1, 0, 1),
+    (128, 256, 8, 3, 256, 1, 0, 1),
+    (128, 256, 8, 3, 128, 1, 0, 1),
+    (64, 128, 4, 4, 128, 1, 2, 0),
+)
+
+
 def packed_tiles(
     num_tokens: int,
     weight: StoredWeight,
@@ -138,22 +162,7 @@ def packed_candidates(
 def _few_rows(num_tokens: int, weight: StoredWeight) -> list[tuple[int, ...]]:
     """NAMES for up to 64 rows: what hides a step's waits, by itself and together."""
     block = max(next_power_of_two(num_tokens), 16)
-    if weight.bits == 4 and weight.group != 32:
-        shapes = [(64, 256, 4, 3, 256, 1, 0, 1), (64, 256, 4, 3, 256, 1, 2, 1), (64, 256, 4, 2, 256, 1, 0, 1)]
-        shapes += [
-            (64, 256, 4, 3, 128, 0, 0, 1),
-            (128, 256, 8, 3, 128, 0, 0, 1),
-            (128, 256, 8, 3, 256, 1, 0, 1),
-        ]
-        shapes += [(128, 256, 8, 2, 128, 0, 0, 0), (64, 256, 4, 3, 128, 1, 2, 0)]
-    else:
-        shapes = [(64, 128, 4, 3, 128, 1, 0, 1), (64, 128, 4, 3, 128, 1, 2, 1), (64, 128, 4, 4, 256, 1, 0, 1)]
-        shapes += [
-            (128, 128, 8, 3, 128, 1, 0, 1),
-            (128, 128, 8, 3, 128, 1, 2, 1),
-            (128, 128, 4, 3, 256, 1, 0, 1),
-        ]
-        shapes += [(64, 128, 4, 4, 128, 0, 0, 1), (64, 128, 4, 4, 128, 1, 2, 0)]
+    shapes = FEW_WIDE_CHUNKS if weight.bits == 4 and weight.group != 32 else FEW_CHUNKS
     return [(block, *shape) for shape in shapes]
 
 
@@ -176,4 +185,5 @@ def _many_rows_straight(num_tokens: int, weight: StoredWeight) -> list[tuple[int
     else:
         shapes = [(64, 128, 128, 8, 3, 128), (128, 64, 128, 4, 3, 256), (128, 128, 128, 8, 3, 256)]
         shapes += [(256, 128, 128, 8, 3, 256)] if num_tokens > 128 else [(128, 128, 128, 8, 3, 128)]
+        shapes += [(128, 64, 256, 4, 2, 256), (128, 128, 256, 8, 2, 256), (64, 128, 256, 8, 2, 256)]
     return [(*shape, 1, 0, 1) for shape in shapes]

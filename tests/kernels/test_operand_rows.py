@@ -82,16 +82,16 @@ def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("rows", "outputs", "width"), [(9, 80, 224), (33, 48, 512), (70, 64, 256)])
+@pytest.mark.parametrize(("rows", "outputs", "width"), [(9, 80, 224), (33, 48, 512), (70, 64, 384)])
 def test_products(
     impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int, width: int
 ) -> None:
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    for ahead, splits, wide in ((1, 1, 1), (2, 2, 0), (1, 3, 1)):
+    for ahead, splits, wide, block_k in ((1, 1, 1, 256), (2, 2, 0, 256), (1, 3, 1, 128), (1, 2, 1, 512)):
         tiles = {"BLOCK_T": 32, "BLOCK_N": 64, "num_warps": 4, "DIRECT": ahead, "SPLITS": splits}
-        tiles |= {"WIDE": wide}
+        tiles |= {"WIDE": wide, "BLOCK_K": block_k}
         y = impl(packed_matmul, packed_matmul_triton)(operand_rows(x), weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
         parts = impl(packed_matmul_parts, packed_matmul_parts_triton)(operand_rows(x), weight, tiles)

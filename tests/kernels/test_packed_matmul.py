@@ -55,7 +55,7 @@ def test_straight_into_registers(
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    for ahead, splits, wide in ((1, 1, 1), (2, 2, 0), (3, 1, 0), (1, 3, 1)):
+    for ahead, splits, wide, block_k in ((1, 1, 1, 256), (2, 2, 0, 128), (3, 1, 0, 256), (1, 3, 1, 128)):
         tiles = {
             "BLOCK_T": 32,
             "BLOCK_N": 64,
@@ -63,6 +63,7 @@ def test_straight_into_registers(
             "DIRECT": ahead,
             "SPLITS": splits,
             "WIDE": wide,
+            "BLOCK_K": block_k,
         }
         y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
