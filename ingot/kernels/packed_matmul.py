@@ -213,7 +213,7 @@ def _launch(
     grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
     kernel, own = packed_matmul_kernel, ("PREFETCH", "AHEAD")
     ways: dict[str, Any] = {"TMA": tma}
-    if ordered or (choice["DIRECT"] and _direct(x, weight)):
+    if choice["DIRECT"]:
         kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {"ORDERED": ordered}
         source = source if ordered else x
     kernel[grid](
@@ -258,6 +258,8 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
             allowed="DIRECT of 1 or more",
             fix="x.natural(), or takes_operand(...) before x is made",
         )
+    if not ordered and not _direct(values, weight):
+        choice["DIRECT"] = 0
     chunk = chunk_columns(weight.bits, weight.group)
     half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
     straight = choice["DIRECT"] and choice["WIDE"] and not weight.group

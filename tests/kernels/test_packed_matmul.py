@@ -165,12 +165,12 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
     natural, ordered = [4, 4, 4, 4], [4, 4, 2, 2]  # of more than 64 rows
-    for form, first in (((8, 0, False), 8), ((4, 128, True), 4)):
+    for form, first in (((8, 0, False), [8, 4]), ((4, 128, True), [4, 4])):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
         counts = (32, 64, 65, 128, 129, 256)
         for order, rest in ((False, natural), (True, ordered)):
             found = [packed_tiles(n, few, device, split=True, ordered=order)["SPLITS"] for n in counts]
-            assert found == [first, first, *rest]
+            assert found == [*first, *rest]
         assert packed_tiles(128, few, device)["SPLITS"] == 1
         assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
 
