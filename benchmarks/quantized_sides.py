@@ -19,9 +19,12 @@ from ingot.kernels.gated_mlp import silu_mul
 from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
 from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.operand_rows import operand_rows
+from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
+from ingot.kernels.packed_tiles import PACKED_ROWS, packed_splits
+from ingot.kernels.product_tiles import FRAGMENT_ROWS
 from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
-from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import StoredWeight, dequantized
 from ingot.quant.weight_only import WeightOnly
 
@@ -117,7 +120,7 @@ def _four_bits(x: torch.Tensor, outputs: int, symmetric: bool) -> tuple[torch.Te
 
 
 def _weight_only(name: str, shape: str, x: torch.Tensor, outputs: int, bits: int, symmetric: bool) -> Side:
-    """Up to ``MAX_ROWS`` rows by the kernel of a decode step, then widened for the matrix library."""
+    """Up to ``PACKED_ROWS`` rows by the kernel of a decode step, then widened for the matrix library."""
     zeros: torch.Tensor | None = None
     if bits == 4:
         numbers, scales, zeros = _four_bits(x, outputs, symmetric)
@@ -128,13 +131,14 @@ def _weight_only(name: str, shape: str, x: torch.Tensor, outputs: int, bits: int
     scheme = WeightOnly(name.split()[0], bits, GROUP if bits == 4 else 0, symmetric)
     tensors = scheme.of_numbers(numbers, scales.half(), zeros)
     stored = scheme.stored(tensors, x.shape[1])
-    how, product, given = _decode_kernel(shape, x)
-    if x.shape[0] > MAX_ROWS:
+    widened = x.shape[0] > PACKED_ROWS
+    how, product, given = _decode_kernel(shape, x, stored)
+    if widened:
         how, given = "dequantize, F.linear", torch.Tensor.float
 
     def call(*own: torch.Tensor) -> Any:
         named = dict(zip(tensors, own, strict=True))
-        return scheme.apply(x, named) if x.shape[0] > MAX_ROWS else product(scheme.stored(named, x.shape[1]))
+        return scheme.apply(x, named) if widened else product(scheme.stored(named, x.shape[1]))
 
     def wanted() -> torch.Tensor:
         y = x.float() @ dequantized(stored, torch.float32).T
@@ -144,9 +148,16 @@ def _weight_only(name: str, shape: str, x: torch.Tensor, outputs: int, bits: int
 
 
 def _decode_kernel(
-    shape: str, x: torch.Tensor
+    shape: str, x: torch.Tensor, weight: StoredWeight
 ) -> tuple[str, Callable[[StoredWeight], Any], Callable[[Any], torch.Tensor]]:
     """The kernel that a decode step takes; QKV's without its rotary embedding and cache write."""
+    if x.shape[0] > FRAGMENT_ROWS:
+        split = shape in SPLIT
+        ordered = takes_operand(x.shape[0], weight, x.device, split)
+        rows: Rows = operand_rows(x) if ordered else x
+        if split or (shape == "qkv" and packed_splits(x.shape[0], weight, x.device, ordered) > 1):
+            return "packed_matmul_parts", lambda w: packed_matmul_parts(rows, w), lambda parts: parts.sum(0)
+        return "packed_matmul", lambda w: packed_matmul(rows, w), torch.Tensor.float
     if shape == "gate_up":
         return "small_gate_up", lambda w: small_gate_up(x, w), torch.Tensor.float
     if shape in SPLIT:
