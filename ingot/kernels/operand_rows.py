@@ -1,9 +1,9 @@
 """Rows of activations whose columns stand in the order in which packed words meet them in registers.
 
-Owns the order, in both directions, and the form. A thread of a warpgroup's product holds, of 16 columns of
+Owns the order and the form. A thread of a warpgroup's product holds, of 16 columns of
 its left operand, two pairs of neighbours that lie apart; packed words give it eight columns that follow each
-other (stored_weight.py). So the right operand's columns must change places, within 32. A kernel that ends in
-this order saves packed_direct.py the gather: a descriptor copies rows as they are.
+other (stored_weight.py). So the right operand's columns must change places, within 32: a kernel that ends in
+this order leaves rows as packed_direct.py multiplies them.
 
     y = operand_rows(x)                  # OperandRows
     y.natural()                          # x again
@@ -48,13 +48,6 @@ def operand_rows(x: torch.Tensor) -> OperandRows:
     rows, width = x.shape
     spans = x.reshape(rows, width // OPERAND_SPAN, 4, 2, 2, 2)
     return OperandRows(spans.permute(0, 1, 3, 4, 2, 5).reshape(rows, width))
-
-
-@triton.jit
-def operand_column(place: tl.tensor) -> tl.tensor:
-    """Which column of x stands at each place of the operand; pairs of neighbours stay together."""
-    column = place // 32 * 32 + place // 2 % 4 * 8 + place // 16 % 2 * 4 + place // 8 % 2 * 2 + place % 2
-    return tl.max_contiguous(tl.multiple_of(column, 2), 2)
 
 
 @triton.jit

@@ -1,10 +1,9 @@
-"""The product of 9 to 64 rows with packed weights whose words go straight into the left operand's registers.
+"""The product of few rows with packed weights whose words go straight into the left operand's registers.
 
 Owns the way from memory to the operand of a warpgroup's product, and the kernel: what a thread loads, 16
 bytes at a time and a step or more ahead, is what its warp multiplies, so that words pass through no shared
-memory. x has its columns in the order in which they stand there (operand_rows.py), or is gathered into it, in
-pieces of 4 bytes. The layout is stored_weight.py's. Knows no launch: packed_matmul.py has it, and says what
-is computed.
+memory. x has its columns in the order in which they stand there (operand_rows.py), and a descriptor copies
+it. The layout is stored_weight.py's. Knows no launch: packed_matmul.py has it, and says what is computed.
 
     words = load_words(places, chunk, wanted, PART)
     w = numbers(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
@@ -19,7 +18,6 @@ import triton.language as tl
 
 from ingot.kernels.fragment_product import halves, row_order
 from ingot.kernels.narrow_numbers import above, ended, scaled_beside, unpack_less
-from ingot.kernels.operand_rows import operand_column
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.packed_loads import ask_words, of_groups, side_by_side
 
@@ -117,36 +115,9 @@ def numbers(
     return tl.reshape(wide, (words.shape[0], PART))
 
 
-@triton.jit
-def _tokens(
-    source: tl.tensor,
-    stride: tl.tensor,
-    first: tl.tensor,
-    tokens: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MASKED: tl.constexpr,
-    ORDERED: tl.constexpr,
-) -> tl.tensor:
-    """The operand's columns of the rows of x from ``first`` on: [BLOCK, COLUMNS], zeros beyond."""
-    if ORDERED:
-        x = source.load([first, column])
-    else:
-        token, cols = first + tl.arange(0, BLOCK), operand_column(tl.arange(0, COLUMNS))
-        inside = (token < tokens)[:, None]
-        if MASKED:
-            inside = inside & (column + cols < K)[None, :]
-        places = token[:, None].to(tl.int64) * stride + (column + cols)[None, :]
-        places = tl.max_contiguous(tl.multiple_of(places, (2, 2)), (1, 2))
-        x = tl.load(source + places, mask=inside, other=0.0)
-    return x
-
-
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_direct_kernel(
-    x_source: tl.tensor,
+    x_rows: tl.tensor,
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     scale_ptr: tl.tensor,
@@ -156,7 +127,6 @@ def packed_direct_kernel(
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     splits: tl.tensor,
-    x_stride: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
     BITS: tl.constexpr,
@@ -170,7 +140,6 @@ def packed_direct_kernel(
     WIDE: tl.constexpr,
     AHEAD: tl.constexpr,
     DIRECT: tl.constexpr,
-    ORDERED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of a chunk, or of
@@ -181,7 +150,6 @@ def packed_direct_kernel(
     PARTS: tl.constexpr = 16 // BITS
     CHUNKS: tl.constexpr = BLOCK_K // (PARTS * PART)
     HELD: tl.constexpr = CHUNKS * PART  # a row's words in a step
-    MASKED: tl.constexpr = K % BLOCK_K != 0
     LAST: tl.constexpr = (N + 15) // 16 - 1
     GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     SPAN: tl.constexpr = BLOCK_K // GROUPS
@@ -228,8 +196,7 @@ def packed_direct_kernel(
         words = operand_words(ahead[0], BLOCK_N, HELD)
         ahead = ahead[1:]
         if WIDE:
-            x = _tokens(x_source, x_stride, first_token, tokens, step * BLOCK_K, K, BLOCK_T, BLOCK_K, MASKED,
-                        ORDERED)  # fmt: skip
+            x = x_rows.load([first_token, step * BLOCK_K])
         tiles = ()
         for part in tl.static_range(PARTS):
             scale = None
@@ -241,8 +208,7 @@ def packed_direct_kernel(
             if WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:
-                x = _tokens(x_source, x_stride, first_token, tokens, step * BLOCK_K + part * PART, K, BLOCK_T,
-                            PART, MASKED, ORDERED)  # fmt: skip
+                x = x_rows.load([first_token, step * BLOCK_K + part * PART])
                 acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
         if WIDE:
             acc = tl.dot(side_by_side(tiles, PARTS, CHUNKS), tl.trans(x), acc, input_precision="ieee")

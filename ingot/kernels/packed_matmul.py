@@ -192,12 +192,6 @@ def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: 
     )
 
 
-def _direct(x: torch.Tensor, weight: StoredWeight) -> bool:
-    """Whether words can go straight into registers: columns of x and rows of the weight go in whole pairs."""
-    pairs = x.data_ptr() % 4 == 0 and x.stride(0) % 2 == 0 and x.shape[1] % 2 == 0
-    return pairs and weight.out_features % BLOCK_ROWS == 0
-
-
 def _launch(
     rows_of: Rows,
     weight: StoredWeight,
@@ -211,11 +205,9 @@ def _launch(
     tma = ordered or _described(x, choice)
     source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
     grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
-    kernel, own = packed_matmul_kernel, ("PREFETCH", "AHEAD")
-    ways: dict[str, Any] = {"TMA": tma}
-    if choice["DIRECT"]:
-        kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {"ORDERED": ordered}
-        source = source if ordered else x
+    kernel, own, ways = packed_matmul_kernel, ("PREFETCH", "AHEAD"), {"x_stride": x.stride(0), "TMA": tma}
+    if ordered:
+        kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {}
     kernel[grid](
         source,
         *weight_pointers(weight),
@@ -223,7 +215,6 @@ def _launch(
         y,
         rows,
         choice["SPLITS"],
-        x.stride(0),
         N=outputs,
         **number_format(weight),
         PART=part,
@@ -246,23 +237,22 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
     straight into registers two of a weight without groups.
 
     Raises:
-        KernelArgumentError: columns in the operand's order, and words that do not go there.
+        KernelArgumentError: words that go straight into registers, and columns that are not in the operand's
+            order; or the other way round, or a weight that has no whole blocks of rows.
     """
-    values = _values(x)
-    ordered = isinstance(x, OperandRows)
+    values, ordered = _values(x), isinstance(x, OperandRows)
     choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split, ordered), tiles)
-    if ordered and choice["DIRECT"] == 0:
+    if ordered != (choice["DIRECT"] > 0) or (ordered and weight.out_features % BLOCK_ROWS):
         raise KernelArgumentError(
-            "x has its columns in the operand's order, and the words do not go straight into it",
-            seen='tile "DIRECT" 0',
-            allowed="DIRECT of 1 or more",
-            fix="x.natural(), or takes_operand(...) before x is made",
+            "words go straight into registers where x has its columns in the operand's order, and only there",
+            seen=f"x {'in' if ordered else 'not in'} that order, tile DIRECT {choice['DIRECT']}, "
+            f"{weight.out_features} outputs",
+            allowed=f"both or neither; outputs in whole blocks of {BLOCK_ROWS}",
+            fix="operand_rows(x) where takes_operand(...), else x.natural()",
         )
-    if not ordered and not _direct(values, weight):
-        choice["DIRECT"] = 0
     chunk = chunk_columns(weight.bits, weight.group)
     half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
-    straight = choice["DIRECT"] and choice["WIDE"] and not weight.group
+    straight = ordered and choice["WIDE"] and not weight.group
     double = straight and choice["BLOCK_K"] > chunk and triton.cdiv(weight.in_features, chunk) % 2 == 0
     choice["BLOCK_K"] = chunk // 2 if half else 2 * chunk if double else chunk
     # A part without columns would be read before it is written.
@@ -339,9 +329,8 @@ def packed_matmul(
             at most; 256: as many as it takes), ``PREFETCH`` (so many steps ahead scales and zeros of groups
             are asked into L2; 0: not), ``AHEAD`` (the same of words, beyond those on their way into
             registers; those of the first steps before the wait), ``WIDE`` (1: all columns of a step in one
-            product; 0: in one for each part of the words), ``DIRECT`` (words go straight into registers, so
-            many steps ahead, where rows of x have whole pairs of numbers and the weight whole blocks of 16
-            rows; 0: through shared memory),
+            product; 0: in one for each part of the words), ``DIRECT`` (of x in the operand's order: words go
+            straight into registers, so many steps ahead; 0: through shared memory),
             ``num_warps``, ``num_stages``.
 
     Returns:

@@ -28,8 +28,7 @@ NAMES = ("BLOCK_T", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "REGISTERS"
 # Measured on an H200 in whole steps of a 7B model, with x in the operand's order where words go straight
 # into registers (benchmarks/narrow_variants.py), and without that order alone (benchmarks/packed_matmul.py);
 # rows between take the tiles of the next count, more rows those of 256. By bits, for up to so many rows and
-# outputs (0: all others): NAMES, of which those with DIRECT need the order for more than GATHERED_ROWS.
-GATHERED_ROWS = 64  # more rows of x cost more to gather than words through shared memory
+# outputs (0: all others): NAMES, of which those with DIRECT are of x in the operand's order.
 TILES: dict[int, Sequence[tuple[int, ...]]] = {
     8: [
         (16, 16383, 16, 64, 128, 4, 3, 128, 1, 0, 1),
@@ -38,6 +37,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
         (32, 0, 32, 64, 256, 4, 2, 256, 1, 0, 1),
         (64, 16383, 64, 64, 256, 4, 3, 256, 1, 0, 1),
         (64, 0, 64, 128, 128, 8, 3, 128, 1, 2, 1),
+        (64, 0, 64, 64, 128, 4, 4, 128, 1, 2, 0),
         (128, FEW_OUTPUTS, 128, 128, 128, 8, 3, 256, 1, 0, 1),
         (128, 16383, 128, 128, 128, 8, 4, 256, 0, 0, 0),
         (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
@@ -56,6 +56,7 @@ TILES: dict[int, Sequence[tuple[int, ...]]] = {
         (64, FEW_OUTPUTS, 64, 64, 256, 4, 3, 256, 1, 0, 1),
         (64, 16383, 64, 64, 256, 4, 3, 256, 1, 0, 1),
         (64, 0, 64, 64, 256, 4, 2, 256, 1, 0, 1),
+        (64, 0, 64, 64, 256, 4, 3, 128, 1, 2, 0),
         (128, 16383, 128, 128, 256, 8, 2, 256, 1, 0, 1),
         (128, 16383, 64, 128, 256, 8, 2, 128, 0, 0, 0),
         (128, 0, 128, 64, 128, 4, 2, 128, 0, 2, 0),
@@ -105,8 +106,7 @@ def packed_tiles(
     time.
     """
     large = shared_bytes(device) >= LARGE_BYTES
-    gathers = ordered or num_tokens <= GATHERED_ROWS
-    table = [row for row in TILES[weight.bits] if gathers or not row[-1]] if large else SMALLER
+    table = [row for row in TILES[weight.bits] if ordered or not row[-1]] if large else SMALLER
     found = _row(table, num_tokens, weight.out_features)
     tiles = dict(zip(NAMES, found, strict=True))
     held = REGISTER_FILE // (tiles["REGISTERS"] * 32 * tiles["num_warps"])

@@ -32,60 +32,28 @@ def many_rows(
     packed_matmul_parts_triton(x, weight, tiles)
 
 
+def straight(dtype: torch.dtype, rows: int, bits: int, outputs: int, group: int = -1, **tiles: int) -> None:
+    """Of rows in the operand's order, early, with the default tiles; 4 bits by 128 with zeros."""
+    group = (128 if bits == 4 else 0) if group < 0 else group
+    many_rows(dtype, rows, bits, group, bits == 4, outputs, ordered=True, OVERLAP=2, **tiles)
+
+
 PACKED_CASES: dict[str, Callable[[], Any]] = {
-    "straight in 8 bits 16 fp16": lambda: many_rows(HALF, 16, 8, BLOCK_T=16, BLOCK_N=64, WIDE=1, DIRECT=1),
-    "straight in 4 bits 32 bf16 by 64 with zeros": lambda: many_rows(
-        BRAIN, 32, 4, 64, True, BLOCK_T=32, BLOCK_N=64, WIDE=0, DIRECT=1, num_warps=4, REGISTERS=256
-    ),
     "many rows in 8 bits 128 fp16 by pointers": lambda: many_rows(HALF, 128, 8, TMA=1),
     "many rows in 4 bits 100 bf16 by 32 with zeros by pointers": lambda: many_rows(
         BRAIN, 100, 4, 32, True, 4093, TMA=1, num_stages=2
     ),
 }
 PACKED_OVERLAPPING: dict[str, Callable[[], Any]] = {
-    "straight in 8 bits 16 fp16 early": lambda: many_rows(
-        HALF,
-        16,
-        8,
-        outputs=12288,
-        BLOCK_T=16,
-        BLOCK_N=64,
-        num_warps=4,
-        num_stages=3,
-        REGISTERS=256,
-        WIDE=1,
-        DIRECT=1,
-        OVERLAP=2,
-    ),
-    "straight in 8 bits 32 bf16 early": lambda: many_rows(
-        BRAIN,
-        32,
-        8,
-        BLOCK_T=32,
-        BLOCK_N=128,
-        num_warps=8,
-        num_stages=3,
-        REGISTERS=128,
-        WIDE=1,
-        DIRECT=1,
-        OVERLAP=2,
-    ),
-    "straight in 4 bits 32 fp16 by 128 with zeros early": lambda: many_rows(
-        HALF,
-        32,
-        4,
-        128,
-        True,
-        12288,
-        BLOCK_T=32,
-        BLOCK_N=128,
-        num_warps=8,
-        num_stages=3,
-        REGISTERS=256,
-        WIDE=1,
-        DIRECT=1,
-        OVERLAP=2,
-    ),
+    "straight in 8 bits 16 bf16": lambda: straight(BRAIN, 16, 8, 22016),
+    "straight in 8 bits 32 fp16": lambda: straight(HALF, 32, 8, 12288),
+    "straight in 8 bits 64 bf16": lambda: straight(BRAIN, 64, 8, 12288),
+    "straight in 8 bits 64 fp16 by 128": lambda: straight(HALF, 64, 8, 4096, group=128, BLOCK_N=64),
+    "straight in 4 bits 16 bf16": lambda: straight(BRAIN, 16, 4, 12288),
+    "straight in 4 bits 32 fp16": lambda: straight(HALF, 32, 4, 22016),
+    "straight in 4 bits 64 bf16": lambda: straight(BRAIN, 64, 4, 22016),
+    "straight in 4 bits 128 fp16": lambda: straight(HALF, 128, 4, 12288),
+    "straight in 4 bits 64 fp16, parts of a step": lambda: straight(HALF, 64, 4, 4096, WIDE=0, DIRECT=2),
     "many rows in 8 bits 128 fp16": lambda: many_rows(HALF, 128, 8, OVERLAP=2, TMA=2),
     "many rows in 8 bits 256 bf16": lambda: many_rows(BRAIN, 256, 8, OVERLAP=2, TMA=2),
     "many rows in 8 bits 300 fp16 by 128": lambda: many_rows(HALF, 300, 8, 128, OVERLAP=2, TMA=2),

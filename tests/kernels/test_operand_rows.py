@@ -111,8 +111,10 @@ def test_who_takes_it() -> None:
 def test_refused() -> None:
     weight = random_weight((8, 0, False), 64, 64, torch.float16, "cpu")
     x = torch.ones(9, 64).half()
-    with pytest.raises(IngotError, match="do not go straight into it"):
-        packed_matmul_triton(operand_rows(x), weight, tiles={"DIRECT": 0})
+    odd = random_weight((8, 0, False), 40, 64, torch.float16, "cpu")
+    for rows, other, direct in ((operand_rows(x), weight, 0), (x, weight, 1), (operand_rows(x), odd, 1)):
+        with pytest.raises(IngotError, match="and only there"):
+            packed_matmul_triton(rows, other, tiles={"DIRECT": direct})
     with pytest.raises(IngotError, match="x has the wrong dtype"):
         packed_matmul(OperandRows(torch.ones(9, 64)), weight)
     for call in (
@@ -134,8 +136,8 @@ def test_7b_shapes(form: tuple[int, int, bool], dtype: torch.dtype, rows: int) -
         weight = random_weight(form, outputs, width, dtype, "cuda")
         torch.cuda.synchronize()
         ordered = operand_rows(x)
-        tiles = {} if takes_operand(rows, weight, x.device) else {"DIRECT": 1, "WIDE": 0}
+        tiles = {} if takes_operand(rows, weight, x.device) else {"DIRECT": 1}
         assert_near(packed_matmul(ordered, weight, tiles=tiles), expected(x, weight))
-        tiles = {} if takes_operand(rows, weight, x.device, split=True) else {"DIRECT": 1, "WIDE": 0}
+        tiles = {} if takes_operand(rows, weight, x.device, split=True) else {"DIRECT": 1}
         parts = packed_matmul_parts(ordered, weight, tiles).double().sum(0)
         torch.testing.assert_close(parts, expected(x, weight), rtol=1e-4, atol=1e-4)

@@ -7,6 +7,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels import packed_tiles as packed_tiles_module
+from ingot.kernels.operand_rows import operand_rows
 from ingot.kernels.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
@@ -20,7 +21,7 @@ from tests.kernels.test_stored_weight import FORMS, random_weight
 
 HALF_DTYPES = [torch.float16, torch.bfloat16]
 # Small tiles, so that a small case has several, and an odd one at each end.
-SMALL = {"BLOCK_T": 64, "BLOCK_N": 32, "num_warps": 4, "DIRECT": 0}
+SMALL = {"BLOCK_T": 64, "BLOCK_N": 32, "num_warps": 4}
 
 
 def expected(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
@@ -43,43 +44,6 @@ def test_equal_to_float64(
         tiles = SMALL | {"BLOCK_K": block_k, "SPLITS": splits, "WIDE": wide}
         y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
         assert_near(y, expected(x, weight) + bias.double())
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", HALF_DTYPES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("rows", "outputs", "width"), [(9, 80, 200), (33, 48, 512), (64, 64, 256)])
-def test_straight_into_registers(
-    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int, width: int
-) -> None:
-    x = normal(rows, width, dtype=dtype, device=impl.device)
-    weight = random_weight(form, outputs, width, dtype, impl.device)
-    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    for ahead, splits, wide, block_k in ((1, 1, 1, 256), (2, 2, 0, 128), (3, 1, 0, 256), (1, 3, 1, 128)):
-        tiles = {
-            "BLOCK_T": 32,
-            "BLOCK_N": 64,
-            "num_warps": 4,
-            "DIRECT": ahead,
-            "SPLITS": splits,
-            "WIDE": wide,
-            "BLOCK_K": block_k,
-        }
-        y = impl(packed_matmul, packed_matmul_triton)(x, weight, bias, tiles)
-        assert_near(y, expected(x, weight) + bias.double())
-
-
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize(("outputs", "width", "start"), [(37, 200, 0), (48, 199, 0), (48, 198, 1)])
-def test_what_cannot_go_straight_into_registers(
-    impl: Implementation, outputs: int, width: int, start: int
-) -> None:
-    """Rows of the weight that are not whole blocks, rows of x that do not start at whole pairs."""
-    x = normal(12, width + 2 * start, dtype=torch.float16, device=impl.device)[:, start : start + width]
-    weight = random_weight((8, 0, False), outputs, width, torch.float16, impl.device)
-    tiles = {"BLOCK_T": 16, "BLOCK_N": 64, "num_warps": 4, "DIRECT": 1, "TMA": 1}
-    y = impl(packed_matmul, packed_matmul_triton)(x, weight, None, tiles)
-    assert_near(y, expected(x, weight))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -164,13 +128,13 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     """As many parts as programs fit beside each other, by what their registers and shared memory take."""
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
-    natural, ordered = [4, 4, 4, 4], [4, 4, 2, 2]  # of more than 64 rows
-    for form, first in (((8, 0, False), [8, 4]), ((4, 128, True), [4, 4])):
+    natural = [4, 4, 4, 4, 4, 4]
+    for form, ordered in (((8, 0, False), [8, 4, 4, 4, 2, 2]), ((4, 128, True), [4, 4, 4, 4, 2, 2])):
         few, many = (random_weight(form, outputs, 128, torch.float16, "cpu") for outputs in (4096, 16384))
         counts = (32, 64, 65, 128, 129, 256)
-        for order, rest in ((False, natural), (True, ordered)):
+        for order, splits in ((False, natural), (True, ordered)):
             found = [packed_tiles(n, few, device, split=True, ordered=order)["SPLITS"] for n in counts]
-            assert found == [*first, *rest]
+            assert found == splits
         assert packed_tiles(128, few, device)["SPLITS"] == 1
         assert packed_tiles(256, many, device, split=True)["SPLITS"] == 1
 
@@ -207,6 +171,7 @@ def test_every_candidate(form: tuple[int, int, bool], rows: int) -> None:
     torch.cuda.synchronize()
     wanted = expected(x, weight)
     for tiles in packed_candidates(rows, weight, x.device, split=True):
-        parts = packed_matmul_parts(x, weight, tiles)
+        rows_of = operand_rows(x) if tiles["DIRECT"] else x
+        parts = packed_matmul_parts(rows_of, weight, tiles)
         torch.testing.assert_close(parts.double().sum(0), wanted, rtol=1e-4, atol=1e-4, msg=str(tiles))
-        assert_near(packed_matmul(x, weight, tiles=tiles), wanted)
+        assert_near(packed_matmul(rows_of, weight, tiles=tiles), wanted)
