@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -47,6 +48,8 @@ from ingot.errors import BuildError, ConfigError
 from ingot.models.registry import find_architecture
 from ingot.processors.calibration_data import SAMPLES, CalibrationData
 from ingot.version import VERSION
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 Finish = Callable[[Path], None]
@@ -124,7 +127,8 @@ def build(
         config = config.replace(kv_dtype=kv_dtype)
         assembly = Assembly.of(source, config, chosen)
         text = read_text_parts(source, chat_template)
-        data = _calibration(chosen, calib, calib_samples, text, config)
+        width = assembly.model.config.hidden_size
+        data = _calibration(chosen, calib, calib_samples, text, config, width)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
             with (
@@ -249,9 +253,14 @@ def _write_weights(
 
 
 def _calibration(
-    quant: QuantConfig, calib: str | Path | None, samples: int | None, text: TextParts, build: BuildConfig
+    quant: QuantConfig,
+    calib: str | Path | None,
+    samples: int | None,
+    text: TextParts,
+    build: BuildConfig,
+    width: int,
 ) -> CalibrationData | None:
-    """The samples of a method that needs them.
+    """The samples of a method that needs them; fewer tokens than a model is wide are warned of.
 
     Raises:
         ConfigError: one of method and file is there without the other, or as ``read_samples``.
@@ -272,7 +281,16 @@ def _calibration(
         )
     if calib is None:
         return None
-    return read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
+    data = read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
+    if data.num_tokens < width:
+        _log.warning(
+            "%s gives %s tokens, and layers have %s inputs and more: what is chosen fits these samples, "
+            "and little else; give more or longer ones (--calib, --calib-samples)",
+            calib,
+            data.num_tokens,
+            width,
+        )
+    return data
 
 
 def _prove(

@@ -329,3 +329,16 @@ def test_smoothing_beats_none_where_channels_are_loud(loud_pocket: Path, tmp_pat
     assert found["static, smoothed"] < 0.3 * found["static"], found
     assert found["static, searched"] < found["static, smoothed"], found
     assert found["dynamic"] < found["static"], found
+
+
+@pytest.mark.parametrize(("length", "warned"), [(7, True), (40, False)])
+def test_fewer_tokens_than_a_model_is_wide_are_warned_of(
+    length: int, warned: bool, checkpoints: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tiny model has 32 channels."""
+    calib = tmp_path / "calib.jsonl"
+    calib.write_text(json.dumps({"token_ids": list(range(1, 1 + length))}) + "\n", encoding="utf-8")
+    build(checkpoints["llama"], tmp_path / "e", quant=SMOOTH, calib=calib, device="cpu", proof=False)
+    told = [record.message for record in caplog.records if "fits these samples" in record.message]
+    assert bool(told) == warned
+    assert all(f"{length} tokens" in one for one in told)
