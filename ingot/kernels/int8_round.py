@@ -86,23 +86,32 @@ def zeroed_numbers(wide: tl.tensor, step: tl.tensor, zero: tl.tensor, BITS: tl.c
 
 
 @triton.jit
-def block_numbers(
-    wide: tl.tensor,
+def steps_at(
     cols: tl.tensor,
     step_ptr: tl.tensor,
     zero_ptr: tl.tensor,
-    COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
-    BITS: tl.constexpr,
 ) -> tl.tensor:
-    """fp32 values of columns ``cols`` as int8 numbers by the rule of block_rows.py, 0 from COUNT on.
-
-    A step and a zero are of GROUP columns; there are such of WIDTH columns.
+    """Steps and zeros of columns ``cols``, each of GROUP of the WIDTH that have them: constants, which a
+    kernel may ask for before its input.
     """
     known = cols < WIDTH
     step = tl.load(step_ptr + cols // GROUP, mask=known, other=1.0)
     zero = tl.load(zero_ptr + cols // GROUP, mask=known, other=0.0)
+    return step, zero
+
+
+@triton.jit
+def block_numbers(
+    wide: tl.tensor,
+    cols: tl.tensor,
+    step: tl.tensor,
+    zero: tl.tensor,
+    COUNT: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """fp32 values of columns ``cols`` as int8 numbers by the rule of block_rows.py, 0 from COUNT on."""
     return tl.where(cols < COUNT, zeroed_numbers(wide, step, zero, BITS), 0).to(tl.int8)
 
 
@@ -110,17 +119,16 @@ def block_numbers(
 def store_block_numbers(
     wide: tl.tensor,
     y_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
+    step: tl.tensor,
+    zero: tl.tensor,
     COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
-    GROUP: tl.constexpr,
     BITS: tl.constexpr,
     DTYPE: tl.constexpr,
 ) -> None:
     """Store a row [BLOCK] of COUNT values of DTYPE at ``y_ptr`` in WIDTH numbers."""
     cols = tl.arange(0, wide.shape[0])
-    numbers = block_numbers(wide, cols, step_ptr, zero_ptr, COUNT, WIDTH, GROUP, BITS)
+    numbers = block_numbers(wide, cols, step, zero, COUNT, BITS)
     tl.store(as_wide(y_ptr + cols, DTYPE), numbers, mask=cols < WIDTH)
 
 

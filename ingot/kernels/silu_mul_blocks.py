@@ -19,7 +19,7 @@ import triton.language as tl
 from ingot.kernels.block_rows import BlockSteps, expect_steps, quantize_in_blocks
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
 from ingot.kernels.gated_mlp import silu_mul_reference
-from ingot.kernels.int8_round import block_numbers
+from ingot.kernels.int8_round import block_numbers, steps_at
 from ingot.kernels.int8_rows import Int8Rows
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 
@@ -49,13 +49,14 @@ def silu_mul_blocks_kernel(
     places = cols
     if order_ptr is not None:
         places = tl.load(order_ptr + cols, mask=inside, other=0)
+    step, zero = steps_at(cols, step_ptr, zero_ptr, WIDTH, GROUP)
     wait_for_previous(OVERLAP)
     y = tl.load(x_ptr + row * x_stride + places, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         up = tl.load(x_ptr + row * x_stride + INNER + places, mask=inside, other=0.0).to(tl.float32)
         activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
         y = (activated * up).to(dtype).to(tl.float32)
-    numbers = block_numbers(y, cols, step_ptr, zero_ptr, INNER, WIDTH, GROUP, BITS)
+    numbers = block_numbers(y, cols, step, zero, INNER, BITS)
     tl.store(y_ptr + row * WIDTH + cols, numbers, mask=cols < WIDTH)
 
 

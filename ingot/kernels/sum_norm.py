@@ -35,6 +35,46 @@ Parts = torch.Tensor | Int8Sums
 
 
 @triton.jit
+def summed_row(
+    parts_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    sum_ptr: tl.tensor,
+    row_scale_ptr: tl.tensor,
+    weight_scale_ptr: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    residual_stride: tl.tensor,
+    row_scale_stride: tl.tensor,
+    SPLITS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> tl.tensor:
+    """s of columns ``cols``, rounded to the dtype of ``sum_ptr`` and stored there; zeros from HIDDEN on.
+
+    Waits for the previous kernel, after it has asked for constants. Parts are int32 where there are
+    ``row_scale_ptr`` and ``weight_scale_ptr``.
+    """
+    inside = cols < HIDDEN
+    total = tl.zeros(cols.shape, dtype=tl.float32)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if row_scale_ptr is not None:
+        weight_scales = tl.load(weight_scale_ptr + cols, mask=inside, other=0.0)
+    wait_for_previous(OVERLAP)
+    residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
+    products = tl.zeros(cols.shape, dtype=parts_ptr.dtype.element_ty)
+    for split in tl.static_range(SPLITS):
+        products += tl.load(parts_ptr + (split * rows + row) * HIDDEN + cols, mask=inside, other=0)
+    if row_scale_ptr is not None:
+        products = products.to(tl.float32) * tl.load(row_scale_ptr + row * row_scale_stride) * weight_scales
+    s = (products + (total + residual.to(tl.float32))).to(sum_ptr.dtype.element_ty)
+    tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
+    return s
+
+
+@triton.jit
 def sum_norm_kernel(
     parts_ptr: tl.tensor,
     residual_ptr: tl.tensor,
@@ -64,22 +104,10 @@ def sum_norm_kernel(
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
-    # Constants: asked for before the wait.
+    # A constant: asked for before the wait.
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    total = tl.zeros([BLOCK_H], dtype=tl.float32)
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    if row_scale_ptr is not None:
-        weight_scales = tl.load(weight_scale_ptr + cols, mask=inside, other=0.0)
-    wait_for_previous(OVERLAP)
-    residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-    products = tl.zeros([BLOCK_H], dtype=parts_ptr.dtype.element_ty)
-    for split in tl.static_range(SPLITS):
-        products += tl.load(parts_ptr + (split * rows + row) * HIDDEN + cols, mask=inside, other=0)
-    if row_scale_ptr is not None:
-        products = products.to(tl.float32) * tl.load(row_scale_ptr + row * row_scale_stride) * weight_scales
-    s = (products + (total + residual.to(tl.float32))).to(dtype)
-    tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
+    s = summed_row(parts_ptr, residual_ptr, bias_ptr, sum_ptr, row_scale_ptr, weight_scale_ptr, row, rows,
+                   cols, residual_stride, row_scale_stride, SPLITS, HIDDEN, OVERLAP)  # fmt: skip
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
     y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
@@ -202,7 +230,7 @@ def sum_norm(
         residual: [M, H] fp16, bf16 or fp32; H up to 16384.
         weight: [H], dtype of residual.
         eps: added to the mean square.
-        bias: [H] or None, dtype of residual.
+        bias: [H] or None, dtype of residual or fp32.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
 
     Returns:
@@ -253,4 +281,5 @@ def expect_sum_norm(
         expect("parts", parts, (None, rows, hidden), like=residual, dtype=torch.float32)
     expect("weight", weight, (hidden,), like=residual)
     if bias is not None:
-        expect("bias", bias, (hidden,), like=residual)
+        wanted = torch.float32 if bias.dtype == torch.float32 else residual.dtype
+        expect("bias", bias, (hidden,), like=residual, dtype=wanted)

@@ -23,16 +23,15 @@ from ingot.kernels.norm_int8 import rms_norm_int8
 from ingot.kernels.rms_norm import rms_norm
 from ingot.kernels.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.small_int8_qkv import small_int8_qkv
-from ingot.kernels.small_linear import small_linear
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.decoder import Decoder
 from ingot.layers.early import early_tiles
 from ingot.layers.linear import Linear, all_int8
 from ingot.layers.mlp import GatedMLP
-from ingot.quant.schemes import takes_small_products
+from ingot.layers.walk_parts import decode_logits, layers_of, mlp_of
 
 
 def walks_int8(decoder: Decoder) -> bool:
@@ -52,10 +51,10 @@ def int8_logits(
         batch: with ``max_query_len`` 1.
         caches: keys and values of every layer, written to.
     """
-    layers, eps = _layers(decoder), decoder.config.norm_eps
+    layers, eps = layers_of(decoder), decoder.config.norm_eps
     x, _ = _first(decoder, hidden)
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
-        attention, mlp = layer.self_attn, _mlp(layer)
+        attention, mlp = layer.self_attn, mlp_of(layer)
         attended = _attended(attention, _placed(decoder, attention, x, hidden, batch, cache), batch, cache)
         parts = int8_linear_parts(attended, attention.o_proj.int8_weight())
         norm, bias = layer.post_attention_layernorm.weight, _of(attention.o_proj, "bias")
@@ -67,12 +66,7 @@ def int8_logits(
             x, hidden = sum_norm_int8(parts, hidden, after.input_layernorm.weight, eps, bias, static)
         else:
             hidden, _ = sum_norm(parts, hidden, decoder.norm.weight, eps, bias)
-    if len(batch.logits_indices) != len(hidden):  # else each row in its place: one token a request
-        hidden = hidden[batch.logits_indices]
-    head = decoder.lm_head
-    if len(hidden) > MAX_ROWS or not takes_small_products(head.scheme):
-        return decoder.logits(hidden)
-    return small_linear(hidden, head.stored(), _of(head, "bias"), tiles=head.small_tiles.at(len(hidden)))
+    return decode_logits(decoder, hidden, batch)
 
 
 def int8_hidden(
@@ -86,11 +80,11 @@ def int8_hidden(
         batch: the step.
         caches: keys and values of every layer, written to.
     """
-    layers, eps = _layers(decoder), decoder.config.norm_eps
+    layers, eps = layers_of(decoder), decoder.config.norm_eps
     rope = None if decoder.rotary is None else decoder.rotary.table
     x, _ = _first(decoder, hidden)
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
-        attention, mlp = layer.self_attn, _mlp(layer)
+        attention, mlp = layer.self_attn, mlp_of(layer)
         query = attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
         _add_product(hidden, _attended(attention, query, batch, cache), attention.o_proj)
         static = _of(mlp.gate_up_proj, "input_scale")
@@ -103,15 +97,6 @@ def int8_hidden(
     return normed
 
 
-def _layers(decoder: Decoder) -> list[DecoderLayer]:
-    return [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-
-
-def _mlp(layer: DecoderLayer) -> GatedMLP:
-    assert isinstance(layer.mlp, GatedMLP)
-    return layer.mlp
-
-
 def _of(linear: Linear, name: str) -> torch.Tensor | None:
     """A tensor that a linear layer has or has not: its bias, its static scale of activations."""
     return linear._parameters.get(name)
@@ -119,7 +104,7 @@ def _of(linear: Linear, name: str) -> torch.Tensor | None:
 
 def _first(decoder: Decoder, hidden: torch.Tensor) -> tuple[Int8Rows, torch.Tensor]:
     """The first layer's normalised input."""
-    layer = _layers(decoder)[0]
+    layer = layers_of(decoder)[0]
     static = _of(layer.self_attn.qkv_proj, "input_scale")
     return rms_norm_int8(hidden, layer.input_layernorm.weight, decoder.config.norm_eps, static=static)
 

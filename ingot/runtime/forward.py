@@ -16,7 +16,7 @@ import torch
 
 from ingot.kernels.int8_tiles import DECODE_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.blocks_walk import blocks_hidden, walks_in_blocks
+from ingot.layers.blocks_walk import blocks_hidden, blocks_logits, walks_in_blocks
 from ingot.layers.decoder import Decoder
 from ingot.layers.folded import folded_hidden, folds
 from ingot.layers.fused_decode import fused_logits, small_products, ways_of
@@ -59,6 +59,8 @@ class Forward:
             hidden = int8_hidden(model, hidden, batch, self.caches)
             return model.logits(hidden[batch.logits_indices])
         if self.fused and self.blocks and not self.by_module:
+            if decodes and hidden.shape[0] <= DECODE_ROWS:
+                return blocks_logits(model, hidden, batch, self.caches)
             hidden = blocks_hidden(model, hidden, batch, self.caches)
             return model.logits(hidden[batch.logits_indices])
         if self.fused and decodes and small is not None:

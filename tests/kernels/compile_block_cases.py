@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int8_linear import int8_linear_triton
+from ingot.kernels.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.norm_blocks import rms_norm_in_blocks_triton
 from ingot.kernels.paged_attention import paged_attention_triton
 from ingot.kernels.prefill_attention import prefill_attention_triton
 from ingot.kernels.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
+from ingot.kernels.sum_norm_blocks import sum_norm_in_blocks_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 from tests.kernels.compile_int8_cases import weight_in_8
 
@@ -42,9 +43,24 @@ def in_blocks(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **
 
 
 def wide(dtype: torch.dtype) -> None:
-    """A norm of the widest rows, whose order is gathered."""
+    """Norms of the widest rows, whose order is gathered."""
     x, norm = empty(4, 16384, dtype=dtype), empty(16384, dtype=dtype)
-    rms_norm_in_blocks_triton(x, norm, 1e-6, block_steps(16384, 128, 8, True), x)
+    steps = block_steps(16384, 128, 8, True)
+    rms_norm_in_blocks_triton(x, norm, 1e-6, steps, x)
+    sum_norm_in_blocks_triton(empty(8, 4, 16384, dtype=FULL), x, norm, 1e-6, steps, empty(16384, dtype=FULL))
+
+
+def split(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
+    """Output and down products of a decode step, in parts, and the norms that add them up."""
+    x, norm, shift = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype), empty(4096, dtype=FULL)
+    early = {"OVERLAP": tiles.get("OVERLAP", 1)}
+    for width, ordered in ((4096, True), (11008, False)):
+        values = empty(rows, width, dtype=torch.int8)
+        x8 = block_steps(width, block, bits).rows(values)
+        parts = int8_linear_parts_triton(x8, weight_in_8(4096, width), tiles)
+        assert isinstance(parts, torch.Tensor)
+        assert len(parts) > 1
+        sum_norm_in_blocks_triton(parts, x, norm, 1e-6, block_steps(4096, block, bits, ordered), shift, early)
 
 
 def attention(
@@ -80,6 +96,9 @@ BLOCK_CASES: dict[str, Callable[[], Any]] = {
     "blocks 2048 fp16": lambda: in_blocks(HALF, 2048),
     "blocks 256 bf16 of 64": lambda: in_blocks(BRAIN, 256, 64),
     "blocks of a wide norm": lambda: wide(HALF),
+    "blocks in parts 1 fp16": lambda: split(HALF, 1),
+    "blocks in parts 16 bf16 of 64 in 4 bits": lambda: split(BRAIN, 16, 64, 4),
+    "blocks in parts 64 fp32 of 32": lambda: split(FULL, 64, 32),
     "blocks of 32x128 heads fp16": lambda: attention(HALF, (32, 32), 128, 128),
     "blocks of 32x128 heads bf16 alone by 64": lambda: attention(BRAIN, (32, 32), 128, 64, 4, 1, 64),
     "blocks of 32/8x128 heads bf16 of 64": lambda: attention(BRAIN, (32, 8), 128, 128, 8, 64, 16),
@@ -90,6 +109,11 @@ BLOCK_CASES: dict[str, Callable[[], Any]] = {
 }
 BLOCK_OVERLAPPING: dict[str, Callable[[], Any]] = {
     "blocks 8 fp16 overlapping": lambda: in_blocks(HALF, 8, OVERLAP=2),
+    "blocks in parts 1 fp16 overlapping": lambda: split(HALF, 1, OVERLAP=2),
+    "blocks in parts 8 bf16 overlapping": lambda: split(BRAIN, 8, OVERLAP=2),
+    "blocks in parts 16 fp16 overlapping": lambda: split(HALF, 16, OVERLAP=2),
+    "blocks in parts 32 bf16 overlapping": lambda: split(BRAIN, 32, OVERLAP=2),
+    "blocks in parts 64 fp16 overlapping": lambda: split(HALF, 64, OVERLAP=2),
     "blocks of 32x128 heads fp16 overlapping": lambda: attention(HALF, (32, 32), 128, 128, OVERLAP=4),
     "blocks of 32/8x128 heads fp16 overlapping": lambda: attention(HALF, (32, 8), 128, 128, OVERLAP=4),
 }

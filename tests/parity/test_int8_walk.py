@@ -6,7 +6,6 @@ goes to its other neighbour, which moves a logarithm of these tiny models by up 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,8 @@ from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.int8_walk import walks_int8
 from ingot.layers.linear import linears
-from ingot.llm.outputs import Output
 from ingot.quant.int8_both import Int8Both
-from ingot.runtime import forward
+from tests.parity.walk_ways import count_walks, expect_same
 from tests.tiny_models import save_model, tiny_config
 
 VARIANTS = {
@@ -34,37 +32,15 @@ PROMPTS = [[5, 6, 7], list(range(30)), [90]]
 PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=4)
 
 
-def count_walks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
-    """Tokens of each step, by the walk that computed it."""
-    seen: dict[str, list[int]] = {"int8_logits": [], "int8_hidden": []}
-    for name, steps in seen.items():
-        original = getattr(forward, name)
-
-        def counted(model, hidden, *rest, original=original, steps=steps):  # type: ignore[no-untyped-def]
-            steps.append(hidden.shape[0])
-            return original(model, hidden, *rest)
-
-        monkeypatch.setattr(forward, name, counted)
-    return seen
-
-
 def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     llm.executor.runner.forward.fused = False
     plain = llm.generate(PROMPTS, PARAMS)
-    seen = count_walks(monkeypatch)
+    seen = count_walks(monkeypatch, "int8")
     llm.executor.runner.forward.fused = True
     walked = llm.generate(PROMPTS, PARAMS)
     assert seen["int8_logits"].count(3) >= 14
     assert sum(seen["int8_hidden"]) >= 34
     expect_same(plain, walked)
-
-
-def expect_same(plain: Sequence[Output], walked: Sequence[Output]) -> None:
-    for one, other in zip(plain, walked, strict=True):
-        assert one.token_ids == other.token_ids
-        for a, b in zip(one.logprobs, other.logprobs, strict=True):
-            near = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
-            assert torch.allclose(*near, rtol=0, atol=0.02)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -86,7 +62,7 @@ def test_steps_of_more_rows_than_small_products_take(
     params = SamplingParams(max_new_tokens=3, ignore_eos=True, logprobs=4)
     llm.executor.runner.forward.fused = False
     plain = llm.generate(prompts, params)
-    seen = count_walks(monkeypatch)
+    seen = count_walks(monkeypatch, "int8")
     llm.executor.runner.forward.fused = True
     expect_same(plain, llm.generate(prompts, params))
     assert seen["int8_logits"].count(70) >= 1
@@ -120,7 +96,7 @@ def test_other_schemes_and_shapes_run_as_before(tmp_path: Path) -> None:
 def test_a_tap_sees_the_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(tiny_config("llama"), tmp_path, seed=3)
     llm = LLM(tmp_path, device="cpu", quant="w8a8")
-    seen = count_walks(monkeypatch)
+    seen = count_walks(monkeypatch, "int8")
     llm.executor.runner.forward.fused = True
     with llm.tap("layers.*") as tapped:
         llm.generate([1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))

@@ -19,7 +19,7 @@ from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
 from ingot.kernels import int8_linear, norm_int8, rope_kv_write
-from ingot.layers import attention, blocks_walk, int8_walk
+from ingot.layers import attention, blocks_walk, int8_walk, walk_parts
 from ingot.quant import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
 from tests.parity.kernel_witness import Witness, interpreted
@@ -36,14 +36,14 @@ from tests.tiny_models import random_ids, save_model, tiny_config
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
 MANY = 70  # requests: more rows than small products take
-WATCHED = (int8_walk, blocks_walk, attention, int4_in_int8)
+WATCHED = (int8_walk, blocks_walk, walk_parts, attention, int4_in_int8)
 INT8_OPS = {
     *("rms_norm_int8", "int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm_int8", "sum_norm"),
     *("rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
 }
 BLOCK_OPS = {
-    *("rms_norm_in_blocks", "int8_linear", "silu_mul_in_blocks", "rms_norm"),
-    *("rope_kv_write", "paged_attention", "prefill_attention"),
+    *("rms_norm_in_blocks", "int8_linear", "silu_mul_in_blocks", "int8_linear_parts", "sum_norm_in_blocks"),
+    *("sum_norm", "rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
 }
 
 
@@ -75,10 +75,9 @@ CASES = {
 
 
 def prompts_of(case: Case) -> list[list[list[int]]]:
-    """Steps of few rows and of more than small products take; in 8 bits also such that all decode."""
+    """Steps of few rows and of more than small products take, also such that all decode."""
     few = PROMPTS if case.kind else [[1], [1, 400], [1, 300, 301]]
-    steps = [few, [*few, random_ids(90, seed=4)]]
-    return steps if case.quant.startswith("rptq") else [*steps, many_prompts()]
+    return [few, [*few, random_ids(90, seed=4)], many_prompts()]
 
 
 def many_prompts() -> list[list[int]]:
@@ -101,11 +100,12 @@ class Models:
         if blocks:
             built = folder.with_name(f"engine {case.quant} {case.group} {dtype}")
             if not built.exists():
-                engine(folder, case.quant, case.group, dtype, device).rename(built)
+                new = engine(folder, case.quant, case.group, dtype, device, max_batch_size=MANY)
+                new.rename(built)
             folder = built
         runtime = RuntimeConfig(
             cuda_graphs=graphs,
-            cache_tokens=2048 if blocks else 64 * (MANY + 10),
+            cache_tokens=64 * (MANY + 10),
             prefix_reuse=False,
             kv_dtype=case.kv_dtype,
         )
@@ -217,9 +217,10 @@ def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
 
 @interpreter
 @pytest.mark.usefixtures("poisoned_allocations")
-def test_interpreted_kernels_of_many_decodes(models: Models) -> None:
+@pytest.mark.parametrize("name", ["w8a8 biases", "rptq-w8a8 32"])
+def test_interpreted_kernels_of_many_decodes(name: str, models: Models) -> None:
     """One step of more rows than small products take, whose output and down products are split."""
-    llm = models(CASES["w8a8 biases"], "fp16", sizes=False, device="cpu")
+    llm = models(CASES[name], "fp16", sizes=False, device="cpu")
     with Witness(torch.float16, *WATCHED) as witness, interpreted(lambda: not witness.by_twin):
         llm.generate([[index] for index in range(MANY)], SamplingParams(max_new_tokens=1, ignore_eos=True))
     assert witness.faults() == []

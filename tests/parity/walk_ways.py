@@ -20,6 +20,8 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.layers.batch import ForwardBatch
+from ingot.llm.outputs import Output
+from ingot.runtime import forward
 from ingot.runtime.forward import Forward
 
 REPEATS = 3
@@ -116,6 +118,29 @@ def expect_near(steps: Sequence[Step]) -> None:
     apart = (away > NEAR) | (walk.argmax(-1) != modules.argmax(-1)) | away.isnan()
     assert float(away.median()) <= NEAR / 10
     assert int(apart.sum()) <= FEW * len(away), away.sort().values[-8:]
+
+
+def count_walks(monkeypatch: pytest.MonkeyPatch, kind: str) -> dict[str, list[int]]:
+    """Tokens of each step, by the walk that computed it: those of ``int8`` or of ``blocks``."""
+    seen: dict[str, list[int]] = {f"{kind}_logits": [], f"{kind}_hidden": []}
+    for name, steps in seen.items():
+        original = getattr(forward, name)
+
+        def counted(model, hidden, *rest, original=original, steps=steps):  # type: ignore[no-untyped-def]
+            steps.append(hidden.shape[0])
+            return original(model, hidden, *rest)
+
+        monkeypatch.setattr(forward, name, counted)
+    return seen
+
+
+def expect_same(plain: Sequence[Output], walked: Sequence[Output]) -> None:
+    """Raise unless tokens are the same and their logarithms near."""
+    for one, other in zip(plain, walked, strict=True):
+        assert one.token_ids == other.token_ids
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):
+            near = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
+            assert torch.allclose(*near, rtol=0, atol=0.02)
 
 
 Found = list[tuple[list[int], list[float]]]

@@ -1,0 +1,98 @@
+"""Split sums that end in numbers by blocks: s against float64 and as of sum_norm, numbers by the rule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.errors import IngotError
+from ingot.kernels.block_rows import quantize_in_blocks
+from ingot.kernels.int8_rows import Int8Sums
+from ingot.kernels.int8_tiles import small_int8_tiles
+from ingot.kernels.sum_norm import sum_norm, sum_norm_triton
+from ingot.kernels.sum_norm_blocks import sum_norm_in_blocks, sum_norm_in_blocks_triton
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from tests.kernels.test_block_rows import assert_rows, block_steps
+
+EPS = 1e-6
+SHAPES = [(1, 1, 16, 16), (4, 3, 40, 32), (2, 5, 96, 32), (8, 2, 1000, 128)]  # parts, rows, width, block
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("biased", ["no", "own", "fp32"])
+@pytest.mark.parametrize(("bits", "ordered"), [(8, True), (8, False), (4, True), (4, False)])
+def test_sum_norm(
+    impl: Implementation,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    biased: str,
+    bits: int,
+    ordered: bool,
+) -> None:
+    splits, rows, width, block = shape
+    parts = normal(splits, rows, width, dtype=torch.float32, device=impl.device)
+    residual = normal(rows, width + 3, dtype=dtype, device=impl.device, seed=1)[:, :width]
+    weight = normal(width, dtype=dtype, device=impl.device, seed=2)
+    bias = None
+    if biased != "no":
+        kind = dtype if biased == "own" else torch.float32
+        bias = normal(width, dtype=kind, device=impl.device, seed=3)
+    steps = block_steps(width, block, bits, ordered, impl.device)
+    found, s = impl(sum_norm_in_blocks, sum_norm_in_blocks_triton)(parts, residual, weight, EPS, steps, bias)
+    expected = parts.double().sum(0) + residual.double()
+    assert_near(s, expected if bias is None else expected + bias.double())
+    y, expected_s = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS, bias)
+    assert torch.equal(s, expected_s)
+    numbers = quantize_in_blocks(y, steps)
+    if impl.device == "cuda":  # another kernel may add its squares in another order
+        off = (found.values.int() - numbers.values.int()).abs()
+        assert int(off.max()) <= 1
+        assert float(off.float().mean()) < 1e-3
+    else:
+        assert_rows(found, numbers)
+    assert width < 96 or {int(found.values.min()), int(found.values.max())} == {steps.low, steps.high}
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_parts_of_any_stride_and_no_rows(impl: Implementation) -> None:
+    op = impl(sum_norm_in_blocks, sum_norm_in_blocks_triton)
+    parts = normal(3, 2, 64, dtype=torch.float32, device=impl.device).transpose(0, 1)  # 2 parts of 3 rows
+    residual = normal(3, 64, dtype=torch.float16, device=impl.device, seed=1)
+    steps = block_steps(64, 32, 8, True, impl.device)
+    found, s = op(parts, residual, residual[0], EPS, steps)
+    same, same_s = op(parts.contiguous(), residual, residual[0], EPS, steps)
+    assert_rows(found, same)
+    assert torch.equal(s, same_s)
+    found, s = op(parts[:, :0], residual[:0], residual[0], EPS, steps)
+    assert found.values.shape == s.shape == (0, 64)
+
+
+def test_refused() -> None:
+    parts, residual, weight = torch.zeros(2, 3, 96), torch.zeros(3, 96), torch.ones(96)
+    steps = block_steps(96, 32, 8, True, "cpu")
+    with pytest.raises(IngotError, match="parts has the wrong shape"):
+        sum_norm_in_blocks(parts[:, :2], residual, weight, EPS, steps)
+    with pytest.raises(IngotError, match="parts has the wrong dtype"):
+        sum_norm_in_blocks(parts.half(), residual, weight, EPS, steps)
+    with pytest.raises(IngotError, match="bias has the wrong dtype"):
+        sum_norm_in_blocks(parts, residual, weight, EPS, steps, torch.zeros(96, dtype=torch.float16))
+    with pytest.raises(IngotError, match="steps"):
+        sum_norm_in_blocks(parts, residual, weight, EPS, block_steps(128, 32, 8, True, "cpu"))
+    wide = torch.zeros(1, 1, 16300), torch.zeros(1, 16300), torch.ones(16300)
+    with pytest.raises(IngotError, match="width in whole blocks"):
+        sum_norm_in_blocks(*wide, EPS, block_steps(16300, 250, 8, False, "cpu"))
+    sums = Int8Sums(parts.int(), torch.ones(3), weight)
+    with pytest.raises(IngotError, match="without groups"):
+        sum_norm_in_blocks(sums, residual, weight, EPS, steps)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("width", [4096, 11008])
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_products_of_a_7b_are_split(rows: int, width: int, block: int) -> None:
+    """Output and down product: a step is a block, every part has steps."""
+    tiles = small_int8_tiles(rows, 4096, width, torch.device("cpu"), block, split=True)
+    assert tiles["BLOCK_K"] == block
+    assert 1 < tiles["SPLITS"] <= width // block
