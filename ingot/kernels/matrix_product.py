@@ -45,9 +45,13 @@ def _row_scales(
     group: tl.tensor,
     GROUPS: tl.constexpr,
 ) -> tl.tensor:
-    """Scales of the rows of x, or of one of their GROUPS groups (the last where there are no more)."""
+    """Scales of the rows of x, or of one of their GROUPS groups (the last where there are no more); without a
+    ``stride`` all rows share a group's, which is read once.
+    """
     if ptr is None:
         scales = tl.zeros(token.shape, dtype=tl.float32)
+    elif stride is None:
+        scales = tl.full(token.shape, tl.load(ptr + tl.minimum(group, GROUPS - 1)), dtype=tl.float32)
     else:
         scales = tl.load(ptr + token * stride + tl.minimum(group, GROUPS - 1), mask=token < tokens, other=0.0)
     return scales

@@ -40,6 +40,12 @@ def int8_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
     return {**shape, **{name: choice[name] for name in names}}
 
 
+def _stride(x: Int8Rows) -> int | None:
+    """Numbers between the scales of two rows; None where all rows share those of groups."""
+    shared = x.group and (x.scales.stride(0) == 0 or len(x.scales) == 1)
+    return None if shared else scale_stride(x)
+
+
 def _launch(
     x: Int8Rows,
     weight: Int8Weight,
@@ -66,7 +72,7 @@ def _launch(
         x.values.stride(0),
         0 if residual is None else residual.stride(0),
         x.scales if scaled else None,
-        scale_stride(x) if scaled else 0,
+        _stride(x) if scaled else 0,
         N=outputs,
         SHARE=share,
         SPLITS=choice["SPLITS"],

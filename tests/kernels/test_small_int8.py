@@ -96,6 +96,24 @@ def test_groups_have_scales_of_their_own(
         torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("rows", [2, 9, 64])
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+def test_groups_whose_scales_all_rows_share(impl: Implementation, rows: int, prefetch: int) -> None:
+    """The same bits whether a group's scale is read once or for each row; of one row, too."""
+    x, weight = int8_rows(rows, 160, impl.device, 32), int8_weight(33, 160, impl.device)
+    once = Int8Rows(x.values, x.scales[0].expand(rows, -1), 32)
+    each = Int8Rows(x.values, once.scales.contiguous(), 32)
+    one = Int8Rows(x.values[:1], each.scales[:1], 32)
+    tiles = {"BLOCK_N": 16, "num_stages": 2, "SPLITS": 2, "PREFETCH": prefetch}
+    found, expected, alone = (int8_linear_parts_triton(side, weight, tiles) for side in (once, each, one))
+    assert isinstance(found, torch.Tensor)
+    assert isinstance(alone, torch.Tensor)
+    assert torch.equal(found, expected)
+    if impl.interpreted or rows <= 8:  # else tiles of other rows, which may sum in another order
+        assert torch.equal(found[:, :1], alone)
+
+
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_strided_rows_and_no_rows(impl: Implementation) -> None:
     op = impl(int8_linear_parts, int8_linear_parts_triton)
