@@ -17,6 +17,7 @@ from typing import Any
 
 SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
+WARPGROUP_KERNELS = {"packed_direct_kernel"}  # of GPUs with warpgroup products and descriptors
 KERNELS = {
     "keep_tokens_kernel",
     "best_token_kernel",
@@ -79,7 +80,7 @@ def compiled_for(capability: int, cache: Path) -> list[dict[str, Any]]:
 def check_all_fit(rows: list[dict[str, Any]], capability: int) -> None:
     """Every kernel is there, for this GPU alone, and takes no more shared memory than it has."""
     assert {row["sm"] for row in rows} == {capability}
-    assert {row["kernel"] for row in rows} == KERNELS
+    assert {row["kernel"] for row in rows} == KERNELS - (set() if capability >= 90 else WARPGROUP_KERNELS)
     assert [row for row in rows if row["shared"] > SHARED_LIMIT[capability]] == []
 
 
