@@ -43,8 +43,6 @@ from ingot.kernels.word_places import word_places
 
 DTYPES = (torch.float16, torch.bfloat16)
 ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
-
-
 Rows = torch.Tensor | OperandRows
 
 
@@ -186,10 +184,10 @@ def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: 
     """Whether the product of so many rows of x, in parts with ``split``, is faster with its columns in the
     operand's order, and can be computed so.
     """
-    spans = weight.in_features % OPERAND_SPAN == 0 and weight.out_features % BLOCK_ROWS == 0
-    return (
-        spans and weight.bits < 16 and packed_tiles(rows, weight, device, split, ordered=True)["DIRECT"] > 0
-    )
+    whole = weight.in_features % OPERAND_SPAN == 0 and weight.out_features % BLOCK_ROWS == 0
+    if weight.bits == 16 or not whole:
+        return False
+    return packed_tiles(rows, weight, device, split, ordered=True)["DIRECT"] > 0
 
 
 def _launch(

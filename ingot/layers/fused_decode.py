@@ -42,6 +42,7 @@ from ingot.layers.early import early_tiles
 from ingot.layers.folded import stream_ends
 from ingot.layers.linear import Linear, all_small, linears
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.walk_parts import layers_of, mlp_of
 from ingot.quant.schemes import is_dense
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
@@ -140,11 +141,10 @@ def _one_row(
 ) -> torch.Tensor:
     """The hidden state after the last layer, not normalised; norms and sums fold into the products."""
     eps = decoder.config.norm_eps
-    for layer, cache in zip(decoder.layers, caches, strict=True):
-        assert isinstance(layer, DecoderLayer)
+    for layer, cache in zip(layers_of(decoder), caches, strict=True):
         attended = _natural(_attend(decoder, layer, hidden, batch, cache, layer.input_layernorm.weight))
         hidden = _product(layer.self_attn.o_proj, attended, hidden)
-        mlp = _mlp(layer)
+        mlp = mlp_of(layer)
         inner = _gate_up(mlp, hidden, layer.post_attention_layernorm.weight, eps)
         hidden = _product(mlp.down_proj, inner, hidden)
     return hidden
@@ -159,7 +159,7 @@ def _rows(
 ) -> torch.Tensor:
     """The hidden states after the last layer and the final norm; a norm also ends the product before it."""
     eps = decoder.config.norm_eps
-    layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+    layers = layers_of(decoder)
     next_norms = [layer.input_layernorm.weight for layer in layers[1:]] + [decoder.norm.weight]
     starts = [_takes_operand("qkv", layer.self_attn.qkv_proj, hidden, small) for layer in layers] + [False]
     first = rms_norm_operand if starts[0] else rms_norm
@@ -172,7 +172,7 @@ def _rows(
             attended = _attend(decoder, layer, _natural(normed), batch, cache, None, heads)
         else:
             attended = _attend_apart(decoder, layer, normed, batch, cache, heads)
-        mlp, norm, output = _mlp(layer), layer.post_attention_layernorm.weight, layer.self_attn.o_proj
+        mlp, norm, output = mlp_of(layer), layer.post_attention_layernorm.weight, layer.self_attn.o_proj
         ordered = _takes_operand("gate_up", mlp.gate_up_proj, hidden, small)
         normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small, ordered)
         inner = _inner(mlp, normed, eps, small)
@@ -319,11 +319,6 @@ def _attended(
         scales=cache.scales,
     ).flatten(1)
     return OperandRows(attended) if ordered else attended
-
-
-def _mlp(layer: DecoderLayer) -> GatedMLP:
-    assert isinstance(layer.mlp, GatedMLP)
-    return layer.mlp
 
 
 def _gate_up(mlp: GatedMLP, x: torch.Tensor, norm: torch.Tensor | None, eps: float) -> torch.Tensor:
