@@ -1,7 +1,6 @@
 """What a prompt's logits say of the prompt itself.
 
-Owns log-probabilities of given tokens, computed in slices so that no float32 copy of all logits is made.
-Knows no request.
+Owns log-probabilities of given tokens, and what is kept of a chunk. Knows no request.
 
     target_logprobs(logits, ids[1:])
 """
@@ -12,18 +11,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-Keep = Callable[[torch.Tensor, int], torch.Tensor]
+from ingot.runtime.log_normaliser import log_normaliser
 
-_ROWS = 256  # of float32 at a time: 156 MB for a vocabulary of 152,000
+Keep = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 def target_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """log softmax(logits)[i, targets[i]]: [n, vocab_size] and [n] int64 → [n] float32, on the same device."""
-    found = []
-    for rows, wanted in zip(logits.split(_ROWS), targets.split(_ROWS), strict=True):
-        wide = rows.float()
-        found.append(wide.gather(1, wanted[:, None])[:, 0] - wide.logsumexp(dim=1))
-    return torch.cat(found) if found else logits.new_zeros(0, dtype=torch.float32)
+    return (logits.gather(1, targets[:, None]) - log_normaliser(logits))[:, 0].float()
 
 
 def keep_logits(logits: torch.Tensor, start: int) -> torch.Tensor:

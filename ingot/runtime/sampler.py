@@ -21,6 +21,7 @@ import torch
 
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling import draw, greedy, greedy_reference
+from ingot.runtime.log_normaliser import log_normaliser
 
 _WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
 _CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to about 320 MB
@@ -248,7 +249,7 @@ def logprobs_of(
         top_ids: [B, k] int64, likeliest first.
         top_logprobs: [B, k] float32.
     """
-    normaliser = torch.logsumexp(logits, dim=-1, keepdim=True)
-    chosen = (logits.gather(1, token_ids[:, None]) - normaliser).squeeze(1)
+    normaliser = log_normaliser(logits)
+    chosen = (logits.gather(1, token_ids[:, None]) - normaliser).squeeze(1).float()
     top = torch.topk(logits, min(k, logits.shape[1]), dim=-1)
-    return chosen, top.indices, top.values - normaliser
+    return chosen, top.indices, (top.values - normaliser).float()

@@ -17,6 +17,7 @@ import torch
 
 from ingot.errors import EngineError
 from ingot.runtime.beam import top_candidates
+from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import LogitsProcessor, processors_for
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors, logprobs_of, sample
@@ -74,7 +75,7 @@ class TokenSelector:
         if beams or any(self._processors_of(r) for r in requests):  # rows will change
             rows = logits.float() if logits.dtype != torch.float32 else logits.clone()
         if beams:
-            rows[beams] = torch.log_softmax(rows[beams], dim=-1)
+            rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         raw = self._raw_rows(requests, rows)
         for row, request in zip(rows, requests, strict=True):
             for processor in self._processors_of(request):

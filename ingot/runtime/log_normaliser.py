@@ -1,0 +1,32 @@
+"""The logarithm of what a row's probabilities are divided by.
+
+Owns one formula: log(sum(exp(logits))), with a sum that no order changes. A library's own sums of a row in
+another order where there are more rows beside it, so that a log-probability would depend on its company.
+
+    logprobs = logits - log_normaliser(logits)
+"""
+
+from __future__ import annotations
+
+import torch
+
+_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
+_CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to some 120 MB
+
+
+def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(logits))) of each row: [B, V] floating, V < 2**22 → [B, 1] float64.
+
+    Weights are rounded to 2**-40 of the likeliest token's and summed as integers, so a row's result has the
+    same bits whatever the other rows are: within V 2**-41 of the exact one. NaN where a row has one, else inf
+    where it has one, -inf where it has nothing else.
+    """
+    rows = max(1, _CHUNK_ELEMENTS // max(logits.shape[1], 1))
+    return torch.cat([_of_rows(part) for part in logits.split(rows)]) if len(logits) else _of_rows(logits)
+
+
+def _of_rows(logits: torch.Tensor) -> torch.Tensor:
+    wide = logits.double()
+    highest = wide.amax(dim=-1, keepdim=True)
+    total = (wide - highest).exp_().mul_(_ONE).round_().long().sum(dim=-1, keepdim=True)
+    return torch.where(highest.isfinite(), highest + (total.double() / _ONE).log(), highest)
