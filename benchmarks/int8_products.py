@@ -32,7 +32,6 @@ from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.int8_tiles import (
     DECODE_ROWS,
-    LARGE_NAMES,
     busiest_bytes,
     large_int8_candidates,
     large_int8_tiles,
@@ -205,7 +204,8 @@ def line_of(found: list[dict[str, Any]], missing: int) -> str:
 
 def tiles_of(tiles: dict[str, int]) -> str:
     """Tiles in short."""
-    m, n, k, warps, stages, _ = (tiles[name] for name in LARGE_NAMES)
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")
+    m, n, k, warps, stages = (tiles[name] for name in names)
     return f"{m}x{n}x{k} {warps}w {stages}s /{tiles['SPLITS']}"
 
 

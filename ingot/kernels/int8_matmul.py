@@ -22,12 +22,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ingot.kernels.checks import KernelArgumentError, merge_tiles
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
-from ingot.kernels.int8_tiles import large_int8_tiles, machine_of, whole_steps
+from ingot.kernels.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
 from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 
 ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
-CONSTANTS = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "TOGETHER", "PIECES", "SPLITS", "OVERLAP")
+CONSTANTS = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "TOGETHER", "PIECES", "SPLITS", "OVERLAP")
 
 
 @triton.jit
@@ -58,6 +58,7 @@ def _operand(
 def int8_matmul_kernel(
     x_source: tl.tensor,
     weight_source: tl.tensor,
+    more_source: tl.tensor,
     x_scale_ptr: tl.tensor,
     scale_ptr: tl.tensor,
     bias_ptr: tl.tensor,
@@ -73,6 +74,7 @@ def int8_matmul_kernel(
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    MORE_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     TOGETHER: tl.constexpr,
     PIECES: tl.constexpr,
@@ -84,14 +86,16 @@ def int8_matmul_kernel(
     """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart; with SPLITS parts of their
     sums, each of as many steps, the last ones past the end.
 
-    TOGETHER tiles of rows are done for one tile of outputs before the next. A tile is stored in PIECES, which
-    take so much less shared memory.
+    MORE_N: so many outputs more a tile, in sums of their own, which makes widths that are no powers of two;
+    ``more_source`` is the weight for them. TOGETHER tiles of rows are done for one tile of outputs before the
+    next. A tile is stored in PIECES, which take so much less shared memory.
     """
     start_next(OVERLAP)
     SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
     ALL_STEPS: tl.constexpr = (K + SPAN - 1) // SPAN
     STEPS: tl.constexpr = (ALL_STEPS + SPLITS - 1) // SPLITS
-    TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    TILE_N: tl.constexpr = BLOCK_N + MORE_N
+    TILES_N: tl.constexpr = (N + TILE_N - 1) // TILE_N
     WIDTH: tl.constexpr = BLOCK_N // PIECES
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     first_step = 0
@@ -104,7 +108,7 @@ def int8_matmul_kernel(
         height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
         place = tile - band * TOGETHER * TILES_N
         first_row = (band * TOGETHER + place % height) * BLOCK_M
-        first_output = place // height * BLOCK_N
+        first_output = place // height * TILE_N
         rows = first_row + tl.arange(0, BLOCK_M)
         real = rows < num_rows
         x_scale_places = x_scale_ptr + rows.to(tl.int64) * x_scale_stride
@@ -114,6 +118,8 @@ def int8_matmul_kernel(
             x_scales = tl.load(x_scale_places + group, mask=real, other=0.0)
         else:
             acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.int32)
+            if MORE_N > 0:
+                more = tl.zeros([BLOCK_M, MORE_N], dtype=tl.int32)
         for step in tl.range(0, STEPS):
             column = (first_step + step) * SPAN
             x = _operand(x_source, x_stride, first_row, num_rows, column, K, SPAN, BLOCK_M, BLOCK_K, TMA)
@@ -125,7 +131,12 @@ def int8_matmul_kernel(
                 acc += tl.dot(x, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
                 x_scales = ahead
             else:
+                if MORE_N > 0:
+                    more_w = _operand(more_source, weight_stride, first_output + BLOCK_N, N, column, K, SPAN,
+                                      MORE_N, BLOCK_K, TMA)  # fmt: skip
                 acc = tl.dot(x, tl.trans(w), acc, out_dtype=tl.int32)
+                if MORE_N > 0:
+                    more = tl.dot(x, tl.trans(more_w), more, out_dtype=tl.int32)
         if GROUP == 0:
             x_scales = tl.load(x_scale_places, mask=real, other=0.0)
         if PIECES == 2:
@@ -137,6 +148,9 @@ def int8_matmul_kernel(
         else:
             _store(acc, x_scales, first_output, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
                    residual_stride, N, GROUP, WIDTH)  # fmt: skip
+        if MORE_N > 0:
+            _store(more, x_scales, first_output + BLOCK_N, rows, real, scale_ptr, bias_ptr, residual_ptr,
+                   y_ptr, residual_stride, N, GROUP, MORE_N)  # fmt: skip
 
 
 @triton.jit
@@ -226,12 +240,13 @@ def _launch(
     """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
     tma = _described(x, weight, choice)
-    count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, choice["BLOCK_N"])
+    count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, tile_outputs(choice))
     at_once = choice["PROGRAMS"] * multiprocessors(y.device) // choice["SPLITS"]
     walk = choice["PROGRAMS"] > 0
     int8_matmul_kernel[(min(count, max(at_once, 1)) if walk else count, choice["SPLITS"])](
         _source(x.values, choice["BLOCK_M"], choice, tma),
         _source(weight.values, choice["BLOCK_N"], choice, tma),
+        _source(weight.values, choice["MORE_N"], choice, tma) if choice["MORE_N"] else None,
         x.scales,
         weight.scales,
         bias,

@@ -34,28 +34,43 @@ SPLIT: Mapping[int, Choices] = {
     32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
-# More rows. BLOCK_M, BLOCK_N, BLOCK_K, warps, stages, PIECES, and the rate expected, in % of the first's.
+# More rows. BLOCK_M, BLOCK_N, MORE_N, BLOCK_K, warps, stages, PIECES, PROGRAMS, and the rate expected, in %
+# of the second's. A tensor-core product whose sums are whole numbers is waited for where it is issued: the
+# compiler lets only sums in fp32 run on. Two programs of one warp group each wait at different times; an H200
+# reaches 1380 to 1420 TOPS so, 1200 to 1240 by the second.
 LARGE: Choices = [
-    (128, 256, 128, 8, 4, 2, 100),
-    (128, 128, 128, 8, 4, 1, 80),
-    (64, 128, 128, 4, 5, 1, 65),
-    (64, 64, 256, 4, 4, 1, 50),
+    (128, 128, 0, 128, 4, 3, 2, 2, 115),
+    (128, 256, 0, 128, 8, 4, 2, 1, 100),
+    (256, 128, 64, 128, 8, 3, 2, 1, 98),
+    (128, 128, 64, 128, 8, 4, 1, 1, 87),
+    (128, 128, 0, 128, 8, 4, 1, 1, 83),
+    (64, 128, 0, 128, 4, 5, 1, 1, 65),
+    (64, 64, 0, 256, 4, 4, 1, 1, 50),
 ]
 # Rows with groups: their sums take registers beside the result's.
 LARGE_GROUPS: Choices = [
-    (128, 128, 128, 8, 4, 1, 100),
-    (64, 128, 128, 4, 5, 1, 85),
-    (64, 64, 128, 4, 5, 1, 60),
+    (128, 128, 0, 128, 8, 4, 1, 1, 100),
+    (64, 128, 0, 128, 4, 5, 1, 1, 85),
+    (64, 64, 0, 128, 4, 5, 1, 1, 60),
 ]
 # Decode steps of up to so many rows split the sums of products of few outputs. An estimate: at 256 rows the
 # output and down products of a 7B have 64 tiles of 128 x 128 for an H200's 132 multiprocessors, at 512 there
 # are 128, which fill it whole.
 DECODE_ROWS = 256
 PARTS = (1, 2, 4, 8)  # of split sums
-# What tuning tries besides: two programs a multiprocessor, by fewer stages.
-BESIDE: Choices = [(128, 128, 128, 8, 3, 1), (128, 64, 128, 4, 3, 1)]
+MOST_GROUP_RESULTS = 128 * 128  # more would spill, and have no sums of their own for MORE_N
+SLOWER, MOST_RESULTS = 1.25, 128 * 256  # a tile of more results moves its bytes so much slower
+# What tuning tries besides.
+BESIDE: Choices = [
+    (128, 256, 0, 128, 8, 3, 2, 1),
+    (256, 128, 0, 128, 8, 3, 2, 1),
+    (128, 128, 0, 128, 8, 3, 1, 1),
+    (128, 64, 0, 128, 4, 3, 1, 2),
+    (64, 128, 0, 128, 4, 3, 1, 2),
+]
 BARRIERS = 64  # bytes, of descriptors' copies: 8 for each stage
-LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PIECES")
+SYSTEM_SHARED = 1024  # bytes that each program takes beside its own
+LARGE_NAMES = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "num_warps", "num_stages", "PIECES", "PROGRAMS")
 
 
 class Machine(NamedTuple):
@@ -123,21 +138,32 @@ def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
 
 
+def tile_outputs(choice: Mapping[str, int]) -> int:
+    """Outputs of a tile of many rows."""
+    return choice["BLOCK_N"] + choice["MORE_N"]
+
+
 def large_int8_bytes(choice: Mapping[str, int], itemsize: int) -> int:
     """Shared memory that a program of many rows takes at most, in bytes; ``itemsize``: of a result.
 
     Beside the operands of all stages lies the piece of a tile that is being stored, in the result's dtype:
     a program that walks tiles asks for the next one's operands meanwhile; else their memory serves twice.
     """
-    operands = (choice["BLOCK_M"] + choice["BLOCK_N"]) * choice["BLOCK_K"] * choice["num_stages"]
-    stored = itemsize * choice["BLOCK_M"] * choice["BLOCK_N"] // choice["PIECES"]
+    operands = (choice["BLOCK_M"] + tile_outputs(choice)) * choice["BLOCK_K"] * choice["num_stages"]
+    stored = itemsize * choice["BLOCK_M"] * max(choice["BLOCK_N"] // choice["PIECES"], choice["MORE_N"])
     return BARRIERS + (operands + stored if choice["PROGRAMS"] else max(operands, stored))
+
+
+def large_int8_fits(choice: Mapping[str, int], itemsize: int, shared: int) -> bool:
+    """Whether a multiprocessor has room for the programs that shall walk there; ``shared``: of one alone."""
+    programs = max(choice["PROGRAMS"], 1)
+    return large_int8_bytes(choice, itemsize) <= (shared + SYSTEM_SHARED) // programs - SYSTEM_SHARED
 
 
 def _fitted(choice: Mapping[str, int], itemsize: int, shared: int) -> dict[str, int]:
     """The choice with no more stages than there is room for; 2 at least."""
     stages = range(choice["num_stages"], 2, -1)
-    fits = (n for n in stages if large_int8_bytes({**choice, "num_stages": n}, itemsize) <= shared)
+    fits = (n for n in stages if large_int8_fits({**choice, "num_stages": n}, itemsize, shared))
     return {**choice, "num_stages": next(fits, 2)}
 
 
@@ -154,23 +180,24 @@ def large_int8_tiles(
     """Tile choices of a product of many rows: those that are expected to end first.
 
     ``PROGRAMS`` a multiprocessor walk the tiles (0: one program a tile), ``TOGETHER`` tiles of rows share a
-    tile of the weight, a tile is stored in ``PIECES`` (1 or 2); ``TMA``: 1 pointers, 2 descriptors,
-    4 descriptors where they can be; ``SPLITS``: parts of the sums, 1 without ``split``; ``OVERLAP`` (as in
-    overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes of a result or of a part's sum. Rows that are
-    not ``aligned`` are read byte by byte, in small tiles.
+    tile of the weight, a tile has ``BLOCK_N`` and ``MORE_N`` outputs and is stored in ``PIECES`` (1 or 2);
+    ``TMA``: 1 pointers, 2 descriptors, 4 descriptors where they can be; ``SPLITS``: parts of the sums, 1
+    without ``split``; ``OVERLAP`` (as in overlap.py) up to ``DECODE_ROWS`` rows. ``itemsize``: bytes of a
+    result or of a part's sum. Rows that are not ``aligned`` are read byte by byte, in small tiles.
     """
     few = num_tokens <= DECODE_ROWS
     table, found = LARGE_GROUPS if group else LARGE, []
     common = {
-        "PROGRAMS": 0 if split else 1,
         "TOGETHER": 8,
         "TMA": 4 if machine.descriptors and aligned else 1,
         "OVERLAP": 2 if machine.early and few else 1,
     }
     for row in table if aligned else table[-1:]:
         tiles = whole_steps({**common, **dict(zip(LARGE_NAMES, row, strict=False))}, group)
-        tiles = _fitted(tiles, itemsize, machine.shared)
-        if large_int8_bytes(tiles, itemsize) > machine.shared and row is not table[-1]:
+        if (tiles["PROGRAMS"] > 1 and (few or not machine.descriptors)) or (split and tiles["MORE_N"]):
+            continue
+        tiles = _fitted(tiles | ({"PROGRAMS": 0} if split else {}), itemsize, machine.shared)
+        if not large_int8_fits(tiles, itemsize, machine.shared) and row is not table[-1]:
             continue
         for splits in PARTS if split else (1,):
             choice = tiles | {"SPLITS": splits}
@@ -183,8 +210,10 @@ def large_int8_tiles(
 
 def _results(choice: Mapping[str, int], num_tokens: int, outputs: int, machine: Machine) -> float:
     """Results that the busiest multiprocessor computes."""
-    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
-    return -(-tiles // machine.multiprocessors) * choice["BLOCK_M"] * choice["BLOCK_N"]
+    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // tile_outputs(choice))
+    programs = max(choice["PROGRAMS"], 1)
+    rounds = -(-tiles // (machine.multiprocessors * programs))
+    return rounds * programs * choice["BLOCK_M"] * tile_outputs(choice)
 
 
 def busiest_bytes(
@@ -194,15 +223,16 @@ def busiest_bytes(
     which are written (taken for twice as slow as reading: an estimate) and read again.
 
     On an H200 whole products of 128 and 256 rows took 3 µs, and one for every 53 KB of operands of a
-    multiprocessor, in tiles of any size.
+    multiprocessor, in tiles of any size up to 128 x 256; of 256 x 192 one for every 42.
     """
-    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // choice["BLOCK_N"])
+    tiles = -(-num_tokens // choice["BLOCK_M"]) * -(-outputs // tile_outputs(choice))
     span = group or choice["BLOCK_K"]
     columns = -(-width // (span * choice["SPLITS"])) * span
-    rows = min(choice["BLOCK_M"], num_tokens) + min(choice["BLOCK_N"], outputs)
+    rows = min(choice["BLOCK_M"], num_tokens) + min(tile_outputs(choice), outputs)
     parts = 3 * 4 * num_tokens * outputs * choice["SPLITS"] if choice["SPLITS"] > 1 else 0
     programs = -(-tiles * choice["SPLITS"] // machine.multiprocessors)
-    return programs * rows * columns + parts / machine.multiprocessors
+    slower = SLOWER if choice["BLOCK_M"] * tile_outputs(choice) > MOST_RESULTS else 1
+    return programs * rows * columns * slower + parts / machine.multiprocessors
 
 
 def large_int8_candidates(
@@ -213,15 +243,16 @@ def large_int8_candidates(
     split: bool = False,
 ) -> list[dict[str, int]]:
     """What tuning tries: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
-    table = LARGE_GROUPS if group else [*LARGE, (128, 256, 128, 8, 3, 2, 0), (256, 128, 128, 8, 3, 2, 0)]
     wanted = [dict(default)]
-    for choice in [*table, *BESIDE]:
+    for choice in [*(LARGE_GROUPS if group else LARGE), *BESIDE]:
         tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)
-        wanted += [tiles] if split else [tiles, tiles | {"PROGRAMS": 0}]
+        if group and choice[0] * choice[1] > MOST_GROUP_RESULTS:
+            continue
+        wanted += [tiles | {"PROGRAMS": 0}] if split else [tiles, tiles | {"PROGRAMS": 0}]
     if split:
         wanted += [tiles | {"SPLITS": splits} for tiles in wanted for splits in PARTS]
     else:
         wanted += [{**default, "TOGETHER": 4}, {**default, "TOGETHER": 16}]
     found = [_fitted(tiles, itemsize, shared) for tiles in wanted]
-    found = [tiles for tiles in found if large_int8_bytes(tiles, itemsize) <= shared]
+    found = [tiles for tiles in found if large_int8_fits(tiles, itemsize, shared)]
     return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]

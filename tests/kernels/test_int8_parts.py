@@ -21,7 +21,15 @@ from ingot.kernels.sum_norm import sum_norm_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
 
-TILES = {"BLOCK_M": 64, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2, "PIECES": 1}
+TILES = {
+    "BLOCK_M": 64,
+    "BLOCK_N": 32,
+    "BLOCK_K": 32,
+    "num_warps": 4,
+    "num_stages": 2,
+    "PIECES": 1,
+    "MORE_N": 0,
+}
 SHAPES = [(65, 33, 48), (130, 96, 160), (100, 40, 172), (66, 5, 1)]  # of 2, 5, 6 steps and 1
 MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 KERNELS = IMPLEMENTATIONS[1:]
@@ -30,7 +38,9 @@ KERNELS = IMPLEMENTATIONS[1:]
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("tiles", [{"TMA": 1}, {"TMA": 4}, {"PIECES": 2}, {"PROGRAMS": 1, "TOGETHER": 2}])
+@pytest.mark.parametrize(
+    "tiles", [{"TMA": 1}, {"TMA": 4}, {"PIECES": 2}, {"PROGRAMS": 1, "TOGETHER": 2}, {"MORE_N": 16}]
+)
 def test_sums_are_exact(
     impl: Implementation, rows: int, outputs: int, width: int, splits: int, tiles: dict[str, int]
 ) -> None:
