@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(VENV)/bin/python examples/demo.py
+	OMP_WAIT_POLICY=passive $(VENV)/bin/python examples/demo.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff format --check .

@@ -48,6 +48,7 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was asked for."""
         _never_fail_to_encode()
+        _let_waiting_threads_sleep()
         try:
             try:
                 return super().invoke(ctx)
@@ -127,6 +128,14 @@ def _never_fail_to_encode() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _let_waiting_threads_sleep() -> None:
+    """PyTorch's threads on a CPU wait for one another thousands of times a token. By OpenMP's default they
+    spin meanwhile, on the very core that the thread they wait for needs where something else runs, too. The
+    library reads this when PyTorch is imported, which no verb has done yet.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _forget_stdout() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,29 @@ def test_help_does_not_wait_for_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_sleep(given: str | None, expected: str) -> None:
+    """The setting is there when torch is imported, and the user's own stays."""
+    code = (
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': print(os.environ.get('OMP_WAIT_POLICY')); sys.exit(7)\n"
+        "from ingot.cli.main import app\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "app(['run', 'models/pocket-chat', 'Hi'])"
+    )
+    others = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=others | ({"OMP_WAIT_POLICY": given} if given else {}),
+    )
+    assert (done.stdout, done.returncode) == (f"{expected}\n", 7), done.stderr
 
 
 @pytest.mark.parametrize(
