@@ -28,6 +28,7 @@ KERNELS = {
     "fragment_qkv_kernel",
     "dequantize_kernel",
     "expand_int8_kernel",
+    "gptq_block_kernel",
     "int8_matmul_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",

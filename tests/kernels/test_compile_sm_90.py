@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kernels.compile_gptq_cases import GPTQ_CASES
 from tests.kernels.compile_report import (
     LIMIT,
     check_all_fit,
@@ -134,3 +135,12 @@ def test_words_go_straight_into_a_warpgroup_s_product(rows: list[dict[str, Any]]
         num_rows = int(row["case"].split()[4])
         assert row["moves"]["shared stores"] <= max(num_rows // 4, 8), row
         assert row["moves"]["shuffles"] <= 1, row  # several warps copy a part of x each
+
+
+def test_gptq_rounds_every_step(rows: list[dict[str, Any]]) -> None:
+    """No product joins a sum, and divisions are correctly rounded: numbers are the twin's to the bit."""
+    found = [row for row in rows if row["kernel"] == "gptq_block_kernel"]
+    assert len(found) == len(GPTQ_CASES)
+    for row in found:
+        names = set(row["arithmetic"])
+        assert names == {"add.rn.f32", "div.rn.f32", "max.f32", "mul.rn.f32", "sub.rn.f32"}, row
