@@ -109,22 +109,24 @@ class Assembly:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``.
 
-        ``device``: where weights are rounded to numbers of fewer bits; they are the same anywhere.
+        ``device``: where weights are rotated, and rounded to numbers of fewer bits; the same come out
+        anywhere.
         ``chosen``: weights and numbers that are not the checkpoint's own and its rounded ones.
         """
-        load: Load = partial(self.load, checkpoint=checkpoint)
+        load: Load = partial(self.load, checkpoint=checkpoint, device=device)
         if chosen is None and checkpoint.packed is not None:
             chosen = StoredWeights(checkpoint.packed, self.mapped, load, parse_dtype(self.build.dtype))
         return packed_tensors(self.model, load if chosen is None else chosen.load, device, chosen)
 
-    def load(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
+    def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
-        where it was rotated and is packed with its input in 8 bits.
+        where it was rotated and is packed with its input in 8 bits. A rotated one is on ``device``, where it
+        was turned (None: the CPU), all others are on the CPU.
         """
         dtype = parse_dtype(self.build.dtype)
         if not self.quant.rotation:
             return self.original(target, checkpoint)
-        tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint))
+        tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint), device)
         path, _, leaf = target.rpartition(".")
         module = self.model.get_submodule(path)
         narrow = leaf == "weight" and isinstance(module, Linear) and is_int8(module.scheme)

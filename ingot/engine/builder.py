@@ -238,7 +238,7 @@ def _write_weights(
     chosen: Chosen | None = None
     seen = None
     if data is not None:
-        load = partial(assembly.load, checkpoint=source)
+        load = partial(assembly.load, checkpoint=source, device=device)
         if assembly.quant.method in ("gptq", "awq") or assembly.quant.in_clusters:
             chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
         else:

@@ -175,7 +175,7 @@ class _Held:
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._own:
             tensor = self._load(name)
-            self._own[name] = tensor if name.startswith("embed_") else tensor.to(self.device)
+            self._own[name] = tensor.to("cpu" if name.startswith("embed_") else self.device)
         return self._own[name]
 
     def put(self, name: str, tensor: torch.Tensor) -> None:

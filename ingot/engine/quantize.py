@@ -108,8 +108,8 @@ class CalibratedWeights:
         )
 
     def load(self, name: str) -> torch.Tensor:
-        """A tensor as it is before packing, on the CPU: fp32 where it is packed with its input in 8 bits,
-        else in the engine's dtype.
+        """A tensor as it is before packing, of a layer on the device: fp32 where it is packed with its input
+        in 8 bits, else in the engine's dtype.
 
         Raises:
             BuildError: what a layer sees is not finite, its numbers cannot be chosen, or a factor that was
@@ -119,7 +119,7 @@ class CalibratedWeights:
         index = _layer_of(name)
         if index is None:
             return self._load(name)
-        tensor = self._reach(index).weight(name).cpu()
+        tensor = self._reach(index).weight(name)
         narrow = name.removesuffix(".weight") in self._int8
         return tensor.float() if narrow else cast_weight(name, tensor, self._dtype)
 

@@ -4,7 +4,7 @@ Owns which tensors the rotation changes and how. The matrix is quant/hadamard.py
 number format.
 
     check_rotation(model_config)
-    tensor = rotated("layers.0.mlp.down_proj.weight", model_config, load)
+    tensor = rotated("layers.0.mlp.down_proj.weight", model_config, load, device)
 
 RMSNorm divides a vector by its length, which no rotation changes, and multiplies by its weight. With that
 weight moved into the columns that read the normalised stream, everything between embedding and head is linear
@@ -49,35 +49,40 @@ def check_rotation(config: DecoderConfig) -> None:
         )
 
 
-def rotated(name: str, config: DecoderConfig, load: Load) -> torch.Tensor:
+def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device | None = None) -> torch.Tensor:
     """A tensor of the rotated model.
 
     Args:
         name: the model's.
         config: of a model that passes ``check_rotation``.
         load: gives the checkpoint's tensors, in any dtype; the head's also where it is tied.
+        device: where they are turned, with the same result; None: where they are.
 
     Returns:
-        fp32 where the rotation changes the tensor, else what ``load`` gives.
+        fp32 and on the device where the rotation changes the tensor, else what ``load`` gives.
     """
+
+    def near(name: str) -> torch.Tensor:
+        return load(name).to(device)
+
     prefix, _, leaf = name.rpartition(".")
     path, _, module = prefix.rpartition(".")
     if name == "norm.weight" or name.endswith(_NORMS):
         return torch.ones_like(load(name))
     if name == "embed_tokens.weight":
-        return rotate(load(name))
+        return rotate(near(name))
     if name == f"{HEAD}.weight":
-        return _read(load(name), load("norm.weight"))
+        return rotate(near(name), factors=near("norm.weight"))
     if module == "qkv_proj":
-        tensor = _turned_values(load(name), config)
-        return _read(tensor, load(_norm_of(path, _NORMS[0]))) if leaf == "weight" else tensor
+        tensor = _turned_values(near(name), config)
+        return rotate(tensor, factors=near(_norm_of(path, _NORMS[0]))) if leaf == "weight" else tensor
     if module in ("gate_up_proj", "up_proj") and leaf == "weight":
-        return _read(load(name), load(_norm_of(path, _NORMS[1])))
+        return rotate(near(name), factors=near(_norm_of(path, _NORMS[1])))
     if module in ("o_proj", "down_proj"):
-        tensor = load(name).float()
+        tensor = near(name)
         if module == "o_proj" and leaf == "weight":
             tensor = rotate(tensor.unflatten(1, (config.num_heads, config.head_dim))).flatten(1)
-        return rotate(tensor.T).T.contiguous() if leaf == "weight" else rotate(tensor)
+        return rotate(tensor, dim=0)
     return load(name)
 
 
@@ -86,14 +91,8 @@ def _norm_of(path: str, norm: str) -> str:
     return f"{path.rpartition('.')[0]}.{norm}"
 
 
-def _read(weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """The weight [N, K] of a product that reads the normalised stream."""
-    return rotate(weight.float() * norm.float())
-
-
 def _turned_values(tensor: torch.Tensor, config: DecoderConfig) -> torch.Tensor:
     """Weight or bias of the QKV product with each head's value rows turned."""
     kept, values = tensor.float().split([config.q_size + config.kv_size, config.kv_size])
     heads = values.unflatten(0, (config.num_kv_heads, config.head_dim))
-    turned = rotate(heads.transpose(1, -1)).transpose(1, -1) if tensor.dim() > 1 else rotate(heads)
-    return torch.cat([kept, turned.flatten(0, 1)])
+    return torch.cat([kept, rotate(heads, dim=1).flatten(0, 1)])

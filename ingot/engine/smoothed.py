@@ -66,8 +66,8 @@ class SmoothedWeights:
         self._steps: dict[str, torch.Tensor] = {}
 
     def load(self, name: str) -> torch.Tensor:
-        """A tensor as it is before packing, on the CPU: fp32 where it was folded into and is packed with its
-        input in 8 bits, else in the engine's dtype.
+        """A tensor as it is before packing, of a layer on the device: fp32 where it was folded into and is
+        packed with its input in 8 bits, else in the engine's dtype.
 
         Raises:
             BuildError: what a layer sees is not finite, or a folded tensor does not fit the dtype.
@@ -77,7 +77,7 @@ class SmoothedWeights:
         if parts[0] != "layers":
             return self._load(name)
         self._reach(int(parts[1]))
-        tensor = self._layer.weight(name).cpu()
+        tensor = self._layer.weight(name)
         narrow = name.removesuffix(".weight") in self._schemes
         return tensor if narrow else cast_weight(name, tensor, self._dtype)
 

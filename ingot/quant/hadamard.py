@@ -1,10 +1,11 @@
 """An orthogonal rotation that spreads loud channels over all others.
 
-Owns the rotation of the last dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
+Owns the rotation of a dimension by a matrix that is fixed by its size alone: signs, then a Hadamard
 transform of the largest power of two, then Hartley's transform of what is left. Knows no layer, and not why
 a rotation changes nothing (engine/rotated.py).
 
-    turned = rotate(weight)              # weight · R, any [..., K]
+    turned = rotate(weight)              # weight · R, any [..., K], on the weight's device
+    turned = rotate(weight, dim=0)       # Rᵀ · weight
     weight = rotate_back(turned)         # · Rᵀ
 
 With K = 2^p · m, m odd, R = D · (H ⊗ C): D has a sign for each channel, H = Sylvester's Hadamard matrix /
@@ -13,26 +14,32 @@ R is larger than √(2 / K), or √(1 / K) where K is a power of two: a channel 
 (arXiv 2404.00456) uses known Hadamard matrices of sizes 12, 20, 28 … and random signs; here every size works
 by one rule, and signs come from the channel's number, so that a build is the same each time, on any machine.
 
-A Hadamard transform is sums and differences, in one order, in fp32: the same bits on a CPU and a GPU.
+A Hadamard transform is sums and differences, in one order, in fp32: the same bits on a CPU and a GPU. While
+it is made, channels are the slow dimension, so that every sum is of long runs of neighbours.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 
-_PIECE = 1 << 16  # values that are turned at once: they stay in a CPU's cache
+_CPU_PIECE = 1 << 16  # values that are turned at once: what stays in a core's cache, for each thread
+_PIECE = 1 << 25  # on another device
 
 
-def rotate(x: torch.Tensor) -> torch.Tensor:
-    """x · R for x [..., K]: fp32 (fp64 for fp64), on its device."""
-    return _in_pieces(x, forth=True)
+def rotate(x: torch.Tensor, dim: int = -1, factors: torch.Tensor | None = None) -> torch.Tensor:
+    """x · R for x [..., K], or for another ``dim`` of size K, its place taken: fp32 (fp64 for fp64), on the
+    device of x. ``factors`` [K] multiply the channels before.
+    """
+    return _in_pieces(x, dim, factors, forth=True)
 
 
-def rotate_back(x: torch.Tensor) -> torch.Tensor:
-    """x · Rᵀ for x [..., K]."""
-    return _in_pieces(x, forth=False)
+def rotate_back(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """x · Rᵀ for x [..., K], or for another ``dim``."""
+    return _in_pieces(x, dim, None, forth=False)
 
 
 def signs(size: int) -> torch.Tensor:
@@ -57,42 +64,79 @@ def hartley(size: int) -> torch.Tensor:
     return (angles.cos() + angles.sin()) / math.sqrt(size)
 
 
-def _in_pieces(x: torch.Tensor, *, forth: bool) -> torch.Tensor:
-    wide = x if x.dtype == torch.float64 else x.float()
-    rows = wide.reshape(-1, x.shape[-1])
-    count = max(1, _PIECE // x.shape[-1])
-    pieces = [_turned(piece, forth) for piece in rows.split(count)]
-    return torch.cat(pieces).view(x.shape) if pieces else wide
+@lru_cache(maxsize=8)
+def _signs(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return signs(size).to(device, dtype)
 
 
-def _turned(x: torch.Tensor, forth: bool) -> torch.Tensor:
-    """[rows, K] times R or Rᵀ; both H and C are symmetric."""
-    size = x.shape[1]
-    odd = odd_part(size)
-    flip = signs(size).to(x)
-    y = x * flip if forth else x
-    y = _hadamard(y.unflatten(1, (size // odd, odd)))
-    if odd > 1:
-        y = _mixed(y, hartley(odd).to(x))
-    y = y.flatten(1) * (odd / size) ** 0.5
-    return y if forth else y * flip
+@lru_cache(maxsize=8)
+def _hartley(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Computed on the CPU: the same values on any device."""
+    return hartley(size).to(device, dtype)
 
 
-def _hadamard(x: torch.Tensor) -> torch.Tensor:
-    """Sylvester's transform of the middle dimension [rows, 2^p, m], without the factor."""
-    rows, size, rest = x.shape
-    width = 1
-    while width < size:
-        a, b = x.view(rows, size // (2 * width), 2, width, rest).unbind(2)
-        x = torch.stack((a + b, a - b), 2).view(rows, size, rest)
-        width *= 2
-    return x
+def _in_pieces(x: torch.Tensor, dim: int, factors: torch.Tensor | None, *, forth: bool) -> torch.Tensor:
+    kind = torch.float64 if x.dtype == torch.float64 else torch.float32
+    turned = torch.empty(x.shape, dtype=kind, device=x.device)
+    if not x.numel():
+        return turned
+    size = x.shape[dim]
+    flip = _signs(size, kind, x.device)
+    before = flip if factors is None else factors.to(flip) * flip
+    scale = (odd_part(size) / size) ** 0.5
+    work: _Work | None = None
+    for source, target in zip(_pieces(x, dim), _pieces(turned, dim), strict=True):
+        if work is None or work.width != source.shape[1]:
+            work = _Work(size, source.shape[1], kind, x.device)
+        torch.mul(source, before[:, None] if forth else 1, out=work.first)
+        torch.mul(work.turned(), scale if forth else scale * flip[:, None], out=target)
+    return turned
 
 
-def _mixed(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """x · matrix of the last dimension, summed in one order."""
-    total = x[..., :1] * matrix[0]
-    for column in range(1, matrix.shape[0]):
-        part = x[..., column : column + 1] * matrix[column]
-        total = total + part
-    return total
+def _pieces(x: torch.Tensor, dim: int) -> Iterator[torch.Tensor]:
+    """Views [K, width] of which ``x`` consists."""
+    size, dim = x.shape[dim], dim % x.dim()
+    inner = math.prod(x.shape[dim + 1 :])
+    whole = x.reshape(-1, size, inner)
+    most = max(1, (_cpu_piece() if x.device.type == "cpu" else _PIECE) // size)
+    for part in whole.permute(2, 1, 0) if inner == 1 else whole:
+        yield from part.split(most, dim=1)
+
+
+def _cpu_piece() -> int:
+    return _CPU_PIECE * torch.get_num_threads()
+
+
+class _Work:
+    """Two buffers for pieces [K, width], and the sums and differences between them."""
+
+    def __init__(self, size: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.width = width
+        self._odd = odd_part(size)
+        self._even = size // self._odd
+        self.first, other = torch.empty((2, size, width), dtype=dtype, device=device).unbind()
+        self._last, self._spare = self.first, other
+        self._steps: list[tuple[torch.Tensor, ...]] = []
+        reach = 1
+        while reach < self._even:
+            pairs = (self._even // (2 * reach), 2, reach * self._odd * width)
+            self._steps.append((*self._last.view(pairs).unbind(1), *self._spare.view(pairs).unbind(1)))
+            self._last, self._spare = self._spare, self._last
+            reach *= 2
+
+    def turned(self) -> torch.Tensor:
+        """``first`` [K, width] times H ⊗ C without Hadamard's factor, in one of the buffers."""
+        for a, b, total, difference in self._steps:
+            torch.add(a, b, out=total)
+            torch.sub(a, b, out=difference)
+        return self._mixed() if self._odd > 1 else self._last
+
+    def _mixed(self) -> torch.Tensor:
+        """C times the odd part of the channels, summed in one order."""
+        matrix = _hartley(self._odd, self.first.dtype, self.first.device)[:, :, None]  # [m, m, 1]
+        x = self._last.view(self._even, self._odd, self.width)
+        total = self._spare.view_as(x)
+        torch.mul(x[:, :1], matrix[0], out=total)
+        for column in range(1, self._odd):
+            total += x[:, column : column + 1] * matrix[column]
+        return self._spare

@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.quant.hadamard import odd_part, rotate, rotate_back, signs
 
@@ -54,11 +55,52 @@ def test_any_shape_and_dtype() -> None:
     assert rotate(torch.empty(0, 8)).shape == (0, 8)
 
 
+@pytest.mark.parametrize("size", [1, 8, 96, 130])
+def test_any_dimension_and_factors(size: int) -> None:
+    x = torch.randn(3, size, 50, generator=torch.Generator().manual_seed(0)).half()
+    last = x.transpose(1, 2).contiguous()
+    assert torch.equal(rotate(x, dim=1), rotate(last).transpose(1, 2))
+    assert torch.equal(rotate(x[0], dim=0), rotate(last[0]).T)
+    assert torch.equal(rotate_back(x, dim=1), rotate_back(last).transpose(1, 2))
+    factors = torch.randn(size, generator=torch.Generator().manual_seed(1)).half()
+    assert torch.equal(rotate(last, factors=factors), rotate(last.float() * factors.float()))
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_beside_the_cpu_pieces_are_large(dim: int) -> None:
+    """Where the weight is, and in so few operations that their launches do not count: 16 million values."""
+    weight = torch.empty(4096, 4096, dtype=torch.float16, device="meta")
+    with _Operations() as seen:
+        turned = rotate(weight, dim)
+    assert (turned.device.type, turned.shape, turned.dtype) == ("meta", weight.shape, torch.float32)
+    assert seen.count < 200
+
+
 def test_the_same_on_any_machine() -> None:
     """Sums and differences alone, in one order: these are the bits."""
     x = (torch.arange(4096, dtype=torch.float32) % 97 - 48) / 64
     digest = hashlib.sha256(rotate(x).numpy().tobytes()).hexdigest()
     assert digest == DIGEST
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [130, 896, 4096])
+def test_a_gpu_gives_the_same_bits(size: int) -> None:
+    x = torch.randn(9000, size, generator=torch.Generator().manual_seed(0))  # 4096: two pieces there
+    factors = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(rotate(x.cuda(), factors=factors.cuda()).cpu(), rotate(x, factors=factors))
+    assert torch.equal(rotate(x.T.cuda(), dim=0).cpu(), rotate(x.T, dim=0))
+    assert torch.equal(rotate_back(x.cuda()).cpu(), rotate_back(x))
 
 
 DIGEST = "16f7a0a96c6e88f7bca2d63fe8813cf0493240e306972c7594234c45ec7f99af"

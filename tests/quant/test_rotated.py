@@ -71,6 +71,20 @@ def test_what_is_packed_is_not_rounded_before(tmp_path: Path) -> None:
     assert set(dtypes.values()) == {torch.float32, torch.bfloat16}
 
 
+def test_it_is_turned_on_the_device(tmp_path: Path) -> None:
+    """All that the rotation changes; nothing of it is computed where the file is read."""
+    save_model(tiny_config("qwen2"), tmp_path, seed=3)
+    assembly = planned(tmp_path, QuantConfig("w4a8"), "bf16")
+    with open_checkpoint(tmp_path) as source:
+        here = {name: assembly.load(name, source) for name in assembly.mapped}
+        there = {name: assembly.load(name, source, torch.device("meta")) for name in assembly.mapped}
+    left = {name for name, tensor in there.items() if tensor.device.type == "cpu"}
+    assert {name.rpartition(".")[2] for name in left if "norm" not in name} == set()
+    assert len(left) == 5
+    for name, tensor in there.items():
+        assert (tensor.shape, tensor.dtype) == (here[name].shape, here[name].dtype)
+
+
 def test_loud_channels_are_spread(tmp_path: Path) -> None:
     model = save_model(tiny_config("llama", hidden_size=64, head_dim=16), tmp_path, seed=3)
     with torch.no_grad():
