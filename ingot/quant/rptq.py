@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 
 from ingot.errors import BuildError, ConfigError
+from ingot.quant.kmeans import kmeans
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.rounding import Grid, in_groups, weighed
 
 CLUSTERS = 8
-_STARTS, _ROUNDS = 10, 100  # of k-means: attempts, and most rounds of one
 _LEAST_STEP = 1e-10
 _RATIOS = tuple(1 - step / 20 for step in range(19))  # 1, 0.95 … 0.1
 _LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least step, so that zeros stay below 2^16
@@ -47,27 +47,16 @@ def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int)
     """
     if clusters < 1:
         raise ConfigError("channels form at least one cluster", seen=clusters)
-    points = _points(lowest, highest)
-    clusters = min(clusters, len(points))
-    generator = torch.Generator().manual_seed(0)
-    best, least = torch.zeros(len(points), dtype=torch.int64), float("inf")
-    for _ in range(_STARTS):
-        labels, inertia = _lloyd(points, _seeds(points, clusters, generator))
-        if inertia < least * (1 - 1e-12):
-            best, least = labels, inertia
-    span = points[:, 0] - points[:, 1]
-    sums = torch.zeros(clusters, dtype=span.dtype).scatter_add_(0, best, span)
-    means = sums / torch.bincount(best, minlength=clusters).clamp(min=1)
-    return means.argsort(stable=True).argsort()[best].to(lowest.device)
+    _check(lowest, highest)
+    return _clusters(lowest[None], highest[None], clusters)[0]
 
 
 def channel_order(lowest: torch.Tensor, highest: torch.Tensor, clusters: int = CLUSTERS) -> torch.Tensor:
     """int64 [K]: channel ``order[j]`` comes to place j. Clusters are contiguous, louder ones and channels
     later.
     """
-    found = cluster_channels(lowest, highest, clusters)
-    by_range = (highest - lowest).argsort(stable=True)
-    return by_range[found[by_range].argsort(stable=True)]
+    _check(lowest, highest)
+    return _orders(lowest[None], highest[None], clusters)[0]
 
 
 def order_by_heads(
@@ -84,7 +73,7 @@ def order_by_heads(
     low = lowest.unflatten(0, (heads, shared, -1)).amin(1)  # [heads, d]
     high = highest.unflatten(0, (heads, shared, -1)).amax(1)
     size = low.shape[1]
-    within = torch.stack([channel_order(*pair, clusters) for pair in zip(low, high, strict=True)])
+    within = _orders(low, high, clusters)
     firsts = torch.arange(heads, device=within.device)[:, None] * size
     starts = torch.arange(heads * shared, device=within.device)[:, None] * size
     return (within + firsts).flatten(), (within.repeat_interleave(shared, dim=0) + starts).flatten()
@@ -203,39 +192,29 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> Tw
     return TwoLevels(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])
 
 
-def _points(lowest: torch.Tensor, highest: torch.Tensor) -> torch.Tensor:
+def _check(lowest: torch.Tensor, highest: torch.Tensor) -> None:
     if lowest.shape != highest.shape or lowest.dim() != 1:
         seen = [list(lowest.shape), list(highest.shape)]
         raise ConfigError("a channel has a lowest and a highest value", seen=seen)
-    points = torch.stack([highest, lowest], dim=1).double().cpu()
-    if not bool(torch.isfinite(points).all()):
+
+
+def _clusters(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
+    """``cluster_channels`` of each of many inputs [inputs, K]."""
+    if clusters < 1:
+        raise ConfigError("channels form at least one cluster", seen=clusters)
+    low, high = lowest.double().cpu(), highest.double().cpu()
+    if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
         raise BuildError("calibration's activations are not finite, or there were none", fix="--calib")
-    return points
+    clusters = min(clusters, low.shape[1])
+    found = kmeans(high, low, clusters)
+    sums = low.new_zeros(len(low), clusters).scatter_add_(1, found, high - low)
+    counts = torch.zeros_like(sums).scatter_add_(1, found, torch.ones_like(low))
+    means = sums / counts.clamp(min=1)
+    return means.argsort(dim=1, stable=True).argsort(dim=1).gather(1, found).to(lowest.device)
 
 
-def _seeds(points: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """k-means++: each next centre is a point drawn by its squared distance to those before."""
-    chosen = [int(torch.randint(len(points), (1,), generator=generator))]
-    distance = (points - points[chosen[0]]).square().sum(1)
-    while len(chosen) < count:
-        weights = distance if bool(distance.sum() > 0) else torch.ones_like(distance)
-        chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
-        distance = torch.minimum(distance, (points - points[chosen[-1]]).square().sum(1))
-    return points[chosen]
-
-
-def _lloyd(points: torch.Tensor, centres: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Labels [K] and the sum of squared distances, once no point moves; a centre without points stays."""
-    labels = torch.full((len(points),), -1)
-    for _ in range(_ROUNDS):
-        distances = (points[:, None] - centres).square().sum(-1)
-        nearest = distances.argmin(1)
-        if torch.equal(nearest, labels):
-            break
-        labels = nearest
-        counts = torch.bincount(labels, minlength=len(centres))
-        sums = torch.zeros_like(centres).index_add_(0, labels, points)
-        means = sums / counts.clamp(min=1)[:, None]
-        centres = torch.where((counts > 0)[:, None], means, centres)
-    inertia = (points - centres[labels]).square().sum()
-    return labels, float(inertia)
+def _orders(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
+    """``channel_order`` of each of many inputs [inputs, K]."""
+    found = _clusters(lowest, highest, clusters)
+    by_range = (highest - lowest).argsort(dim=1, stable=True)
+    return by_range.gather(1, found.gather(1, by_range).argsort(dim=1, stable=True))
