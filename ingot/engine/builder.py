@@ -39,7 +39,7 @@ from ingot.engine.manifest import (
 )
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
-from ingot.engine.smoothed import SmoothedWeights, seen_inputs
+from ingot.engine.smoothed import LayerOnce, SmoothedWeights, seen_inputs
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -242,8 +242,9 @@ def _write_weights(
         if assembly.quant.method in ("gptq", "awq") or assembly.quant.in_clusters:
             chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
         else:
-            seen = seen_inputs(assembly, load, data, source, device, ranges, tell)
-            chosen = SmoothedWeights(assembly, load, seen.layers(), device, tell)
+            once = LayerOnce(load, device)
+            seen = seen_inputs(assembly, once, data, source, device, ranges, tell)
+            chosen = SmoothedWeights(assembly, once, seen.layers(), device, tell)
     with WeightsWriter(path, layout) as writer:
         for name, tensor in assembly.tensors(source, device, chosen):
             writer.add(name, tensor)

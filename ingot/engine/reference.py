@@ -139,6 +139,7 @@ class Lane:
         self.weights = weights
         self.arithmetic = arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._table: torch.Tensor | None = None  # the rotary embedding's, on the device
 
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
@@ -260,8 +261,7 @@ class Lane:
         config = self.config
         where = torch.tensor(_positions(span), device=q.device)
         if config.rope is not None:
-            assert self.model.rotary is not None
-            rows = self.model.rotary.table.to(q.device)[where + span.rope_offset].to(q.dtype)
+            rows = self._rotations(q.device)[where + span.rope_offset].to(q.dtype)
             q, k = _rotated(q, rows), _rotated(k, rows)
         if config.logn_length:
             factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
@@ -282,6 +282,13 @@ class Lane:
             hidden |= distance >= config.sliding_window
         shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
         return torch.einsum("hqk,khd->qhd", shares, wide_v)
+
+    def _rotations(self, device: torch.device) -> torch.Tensor:
+        """The rotary table, taken to the device once, not for every sequence of every layer."""
+        if self._table is None or self._table.device != device:
+            assert self.model.rotary is not None
+            self._table = self.model.rotary.table.to(device)
+        return self._table
 
 
 def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:

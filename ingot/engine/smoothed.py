@@ -158,6 +158,31 @@ def seen_inputs(
     return SeenInputs(assembly, load, data, source, device, path, length=length, sample=sample, tell=tell)
 
 
+class LayerOnce:
+    """A ``Load`` that keeps the tensors of the decoder layer that it was last asked for, on a device: the
+    walk asks for each, and then the folding.
+    """
+
+    def __init__(self, load: Load, device: torch.device) -> None:
+        self._load = load
+        self._device = device
+        self._index = ""
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def __call__(self, name: str) -> torch.Tensor:
+        """A tensor by the model's name for it; nobody may write to it."""
+        kind, _, rest = name.partition(".")
+        if kind != "layers":
+            return self._load(name)
+        index = rest.partition(".")[0]
+        if index != self._index:
+            self._kept.clear()
+            self._index = index
+        if name not in self._kept:
+            self._kept[name] = self._load(name).to(self._device)
+        return self._kept[name]
+
+
 class _Layer:
     """Parameters of one layer, those that were replaced and the checkpoint's own."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from ingot import LLM, build
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.engine import input_statistics
+from ingot.engine.assemble import Assembly
 from ingot.engine.calibrate import Load
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.manifest import CalibrationEntry, Manifest
@@ -113,6 +115,23 @@ def test_it_is_aligned_with_what_it_was_folded_into(
     )
     report = align(folder, checkpoints[kind], [random_ids(19)], steps=2, device="cpu")
     assert report.aligned, report.first_stage
+
+
+def test_a_layer_s_weights_are_read_once(
+    checkpoints: dict[str, Path], samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The walk over samples and the folding share them."""
+    asked: list[str] = []
+    load = Assembly.load
+
+    def counted(self: Assembly, name: str, *given: Any, **named: Any) -> torch.Tensor:
+        asked.append(name)
+        return load(self, name, *given, **named)
+
+    monkeypatch.setattr(Assembly, "load", counted)
+    build(checkpoints["llama"], tmp_path / "engine", quant=SMOOTH, calib=samples, proof=False, device="cpu")
+    layers = [name for name in asked if name.startswith("layers.")]
+    assert len(layers) == len(set(layers)) == 2 * 6
 
 
 @pytest.mark.parametrize("kind", KINDS)
