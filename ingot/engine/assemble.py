@@ -120,8 +120,8 @@ class Assembly:
 
     def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
-        where it was rotated and is packed with its input in 8 bits. A rotated one is on ``device``, where it
-        was turned (None: the CPU), all others are on the CPU.
+        where it was rotated and is packed with its input in 8 bits. A layer's rotated one is on
+        ``device``, where it was turned (None: the CPU), all others are on the CPU.
         """
         dtype = parse_dtype(self.build.dtype)
         if not self.quant.rotation:

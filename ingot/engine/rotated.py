@@ -31,6 +31,7 @@ from ingot.errors import ConfigError
 from ingot.quant.hadamard import rotate
 
 Load = Callable[[str], torch.Tensor]  # a tensor by the model's name for it
+_ROWS_PIECE = 1 << 26  # values of embedding and head on the device at a time
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
@@ -59,7 +60,8 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
         device: where they are turned, with the same result; None: where they are.
 
     Returns:
-        fp32 and on the device where the rotation changes the tensor, else what ``load`` gives.
+        fp32 where the rotation changes the tensor, else what ``load`` gives; a layer's are on the device,
+        embedding and head where they were: in fp32 they alone would take some 3 GB of it.
     """
 
     def near(name: str) -> torch.Tensor:
@@ -70,9 +72,9 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
     if name == "norm.weight" or name.endswith(_NORMS):
         return torch.ones_like(load(name))
     if name == "embed_tokens.weight":
-        return rotate(near(name))
+        return _by_rows(load(name), device)
     if name == f"{HEAD}.weight":
-        return rotate(near(name), factors=near("norm.weight"))
+        return _by_rows(load(name), device, near("norm.weight"))
     if module == "qkv_proj":
         tensor = _turned_values(near(name), config)
         return rotate(tensor, factors=near(_norm_of(path, _NORMS[0]))) if leaf == "weight" else tensor
@@ -84,6 +86,14 @@ def rotated(name: str, config: DecoderConfig, load: Load, device: torch.device |
             tensor = rotate(tensor.unflatten(1, (config.num_heads, config.head_dim))).flatten(1)
         return rotate(tensor, dim=0)
     return load(name)
+
+
+def _by_rows(
+    weight: torch.Tensor, device: torch.device | None, factors: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A weight [N, K] turned on the device, some rows at a time."""
+    parts = weight.split(max(1, _ROWS_PIECE // weight.shape[1]))
+    return torch.cat([rotate(part.to(device), factors=factors).to(weight.device) for part in parts])
 
 
 def _norm_of(path: str, norm: str) -> str:

@@ -12,9 +12,11 @@ import torch
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.engine import rotated as engine_rotated
 from ingot.engine.assemble import empty_model
 from ingot.engine.rotated import rotated
 from ingot.errors import ConfigError
+from ingot.quant import hadamard
 from tests.quant.models import log_probs, opened, planned
 from tests.tiny_models import random_ids, save_model, tiny_config
 
@@ -72,17 +74,38 @@ def test_what_is_packed_is_not_rounded_before(tmp_path: Path) -> None:
 
 
 def test_it_is_turned_on_the_device(tmp_path: Path) -> None:
-    """All that the rotation changes; nothing of it is computed where the file is read."""
+    """All of a layer that the rotation changes; nothing of it is computed where the file is read."""
     save_model(tiny_config("qwen2"), tmp_path, seed=3)
     assembly = planned(tmp_path, QuantConfig("w4a8"), "bf16")
     with open_checkpoint(tmp_path) as source:
-        here = {name: assembly.load(name, source) for name in assembly.mapped}
-        there = {name: assembly.load(name, source, torch.device("meta")) for name in assembly.mapped}
-    left = {name for name, tensor in there.items() if tensor.device.type == "cpu"}
-    assert {name.rpartition(".")[2] for name in left if "norm" not in name} == set()
-    assert len(left) == 5
+        names = [name for name in assembly.mapped if name.startswith("layers.")]
+        here = {name: assembly.load(name, source) for name in names}
+        there = {name: assembly.load(name, source, torch.device("meta")) for name in names}
+    left = [name for name, tensor in there.items() if tensor.device.type == "cpu"]
+    assert len(left) == 4
+    assert all("norm" in name for name in left)
     for name, tensor in there.items():
         assert (tensor.shape, tensor.dtype) == (here[name].shape, here[name].dtype)
+
+
+@pytest.mark.parametrize("name", ["embed_tokens.weight", "lm_head.weight"])
+def test_embedding_and_head_take_little_of_the_device(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some rows at a time, with the same bits."""
+    save_model(tiny_config("llama", tie_word_embeddings=False), tmp_path, seed=3)
+    decoder, load = opened(tmp_path)
+    whole, turned = rotated(name, decoder.config, load), []
+
+    def rotate(part: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+        turned.append(len(part))
+        return hadamard.rotate(part, factors=factors)
+
+    monkeypatch.setattr(engine_rotated, "rotate", rotate)
+    monkeypatch.setattr(engine_rotated, "_ROWS_PIECE", 5 * whole.shape[1])
+    assert torch.equal(rotated(name, decoder.config, load, torch.device("cpu")), whole)
+    assert sum(turned) == len(whole)
+    assert max(turned) == 5
 
 
 def test_loud_channels_are_spread(tmp_path: Path) -> None:
