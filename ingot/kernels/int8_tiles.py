@@ -102,7 +102,7 @@ def small_int8_tiles(
     size, table = (width, SPLIT) if split else (outputs, WIDE)
     choice = next(row for row in table[columns] if size <= row[0] or row[0] == 0)
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
-    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1}
+    tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
     tiles |= dict(zip(names, choice[1:], strict=False))
     tiles["BLOCK_K"] = whole_steps(tiles, group)["BLOCK_K"]
     room = shared_bytes(device) // ((tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"])

@@ -15,6 +15,7 @@ import triton
 
 from ingot.kernels.checks import merge_tiles
 from ingot.kernels.int8_checks import scale_stride
+from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.int8_tiles import small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
@@ -30,7 +31,26 @@ def _choice(x: Int8Rows, weight: Int8Weight, split: bool, tiles: Mapping[str, in
     expect_rows(choice, rows)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, x.group or choice["BLOCK_K"]))
-    return choice
+    return with_fragments(choice, x, weight)
+
+
+def with_fragments(choice: Mapping[str, int], x: Int8Rows, weight: Int8Weight) -> dict[str, int]:
+    """The choice, without FRAGMENTS (chunks that each warp asks for ahead) where rows or tiles have no
+    room for them: at most 16 rows, rows that start at multiples of 16 bytes, chunks of whole 64 columns, a
+    weight that is not written just before, no shares.
+    """
+    (rows, width), sides = x.values.shape, (x.values, weight.values)
+    aligned = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
+    chunks = choice["BLOCK_K"] % 64 == 0 and x.group in (0, choice["BLOCK_K"])
+    fits = rows <= 16 and aligned and chunks and not weight.temporary and not choice["PROGRAMS"]
+    return {**choice, "FRAGMENTS": choice["FRAGMENTS"] if fits else 0}
+
+
+def fragment_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
+    """The constants of a product whose weight goes straight into registers."""
+    names = ("BLOCK_N", "BLOCK_K", "FRAGMENTS", "OVERLAP")
+    shape = {name: choice[name] for name in names} | {"K": x.values.shape[1], "num_stages": 1}
+    return shape | {"WARPS": choice["num_warps"], "ASM": x.values.device.type != "cpu"}
 
 
 def int8_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
@@ -57,6 +77,19 @@ def _launch(
     """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
     scaled = y.dtype != torch.int32
     outputs = weight.values.shape[0]
+    if choice["FRAGMENTS"]:
+        int8_fragment_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
+            *(x.values, weight.values, weight.values.stride(0), weight.scales, bias, residual, y),
+            *(x.values.shape[0], x.values.stride(0), 0 if residual is None else residual.stride(0)),
+            x.scales if scaled else None,
+            _stride(x) if scaled else 0,
+            N=outputs,
+            GROUP=x.group,
+            SPLITS=choice["SPLITS"],
+            **fragment_shape(choice, x),
+            **launch_options(choice, y.device),
+        )
+        return
     share = even_share(outputs, choice["BLOCK_N"], choice, y.device)
     small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
         x.values,

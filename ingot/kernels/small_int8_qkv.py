@@ -26,12 +26,13 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.int8_checks import expect_product, scale_stride
+from ingot.kernels.int8_fragments import int8_fragment_qkv_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.kernels.int8_tiles import small_int8_tiles, waiting
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
-from ingot.kernels.small_int8 import int8_shape
+from ingot.kernels.small_int8 import fragment_shape, int8_shape, with_fragments
 from ingot.kernels.small_product import MAX_ROWS, expect_rows
 from ingot.kernels.small_qkv import pair_share
 
@@ -56,27 +57,31 @@ def small_int8_qkv_triton(
     (num_tokens, width), device = x.values.shape, x.values.device
     outputs = weight.values.shape[0]
     choice = merge_tiles(small_int8_tiles(num_tokens, outputs, width, device), tiles)
-    choice = waiting(choice, weight.temporary)
+    choice = with_fragments(waiting(choice, weight.temporary), x, weight)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=key_cache.dtype, device=device)
     if not num_tokens:
         return q
-    heads = num_heads + 2 * num_kv_heads
+    heads, half = num_heads + 2 * num_kv_heads, 0 if cos_sin is None else cos_sin.shape[1] // 2
+    place = (cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache, num_tokens)
+    strides = (x.values.stride(0), 0 if cos_sin is None else cos_sin.stride(0), *key_cache.stride()[:3])
+    ends = (1.0 / math.log(logn_length) if logn_length else 0.0, x.scales, scale_stride(x))
+    shape: dict[str, int] = {"HEADS": num_heads, "KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim}
+    shape |= {"HALF": half, "BLOCK_SIZE": key_cache.shape[2], "LOGN": logn_length > 0}
+    pairs = choice["BLOCK_N"] // 2
+    if choice["FRAGMENTS"] and half in (0, head_dim // 2) and head_dim // 2 % pairs == 0:
+        int8_fragment_qkv_kernel[(heads * (head_dim // 2 // pairs),)](
+            *(x.values, weight.values, weight.values.stride(0), weight.scales, bias, *place, *strides, *ends),
+            **shape,
+            **fragment_shape(choice, x),
+            **launch_options(choice, device),
+        )
+        return q
     share = pair_share(heads, head_dim, choice, device)
     small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim // 2, share),)](
         *(x.values, weight.values, weight.values.stride(0), weight.scales, 0, None, bias),
-        *(cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache),
-        *(num_tokens, x.values.stride(0), 0 if cos_sin is None else cos_sin.stride(0)),
-        *key_cache.stride()[:3],
-        1.0 / math.log(logn_length) if logn_length else 0.0,
-        x.scales,
-        scale_stride(x),
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        HALF=0 if cos_sin is None else cos_sin.shape[1] // 2,
-        BLOCK_SIZE=key_cache.shape[2],
-        LOGN=logn_length > 0,
+        *(*place, *strides, *ends),
+        **shape,
         SHARE=share,
         **int8_shape(choice, x),
         **launch_options(choice, device),

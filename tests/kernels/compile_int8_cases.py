@@ -21,6 +21,7 @@ from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
+STRAIGHT = {"BLOCK_N": 32, "BLOCK_K": 128, "PROGRAMS": 0, "FRAGMENTS": 2, "OVERLAP": 2}
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
 
 
@@ -105,6 +106,8 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
     "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
+    "both in 8 bits 8 fp16 straight": lambda: small_int8(HALF, 8, **STRAIGHT),
+    "both in 8 bits 16 bf16 straight": lambda: small_int8(BRAIN, 16, **STRAIGHT | {"FRAGMENTS": 1}),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
     "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),

@@ -1,0 +1,115 @@
+"""Products of a few rows in 8 bits that go straight into registers: as the others, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.kernels.int8_linear import int8_linear_parts_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.small_int8 import small_int8_linear_triton, with_fragments
+from ingot.kernels.small_int8_qkv import small_int8_qkv_reference, small_int8_qkv_triton
+from tests.kernels.int8_case import int8_rows, int8_weight
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+
+KERNELS = IMPLEMENTATIONS[1:]
+TILES = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 2, "PROGRAMS": 0, "FRAGMENTS": 2}
+# Rows, outputs, columns: tiles that are not full, chunks that are not, fewer chunks than warps ask for.
+SHAPES = [(1, 16, 64), (1, 37, 208), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
+@pytest.mark.parametrize("splits", [1, 2, 3])
+@pytest.mark.parametrize("changes", [{}, {"FRAGMENTS": 1, "num_warps": 4}, {"BLOCK_N": 32, "BLOCK_K": 128}])
+def test_sums_are_exact(
+    impl: Implementation, rows: int, outputs: int, width: int, splits: int, changes: dict[str, int]
+) -> None:
+    x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
+    tiles = TILES | changes | {"SPLITS": splits}
+    assert with_fragments({**tiles}, x, weight)["FRAGMENTS"]
+    sums = int8_linear_parts_triton(x, weight, tiles)
+    assert isinstance(sums, Int8Sums)
+    assert torch.equal(sums.parts.sum(0), int8_sums(x.values, weight.values).long())
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
+@pytest.mark.parametrize("static", [False, True])
+def test_linear_is_that_of_the_other_kernel(
+    impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, static: bool
+) -> None:
+    x = int8_rows(rows, width, impl.device, static=static)
+    weight = int8_weight(outputs, width, impl.device)
+    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
+    residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
+    found, expected = (
+        small_int8_linear_triton(x, weight, dtype, bias, residual, None, TILES | {"FRAGMENTS": depth})
+        for depth in (2, 0)
+    )
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 24), (7, 40), (16, 16)])
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("shared", [False, True])
+def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shared: bool) -> None:
+    """A chunk is a group; all rows may share its scales, as RPTQ's do."""
+    x, weight = int8_rows(rows, 640, impl.device, 64), int8_weight(outputs, 640, impl.device)
+    x = Int8Rows(x.values, x.scales[:1].expand(rows, -1), 64) if shared else x
+    parts = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": splits})
+    assert isinstance(parts, torch.Tensor)
+    assert parts.shape == (splits, rows, outputs)
+    assert_near(parts.sum(0), int8_product(x, weight, torch.float32).double())
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1)])
+def test_qkv(
+    impl: Implementation, dtype: torch.dtype, rows: int, rotary: bool, heads: tuple[int, int]
+) -> None:
+    head_dim, width, device = 32, 192, impl.device
+    outputs = (heads[0] + 2 * heads[1]) * head_dim
+    x, weight = int8_rows(rows, width, device), int8_weight(outputs, width, device)
+    bias = normal(outputs, dtype=dtype, device=device, seed=3)
+    table = normal(40, head_dim, dtype=torch.float32, device=device, seed=5) if rotary else None
+    slots = torch.randperm(24, generator=torch.Generator().manual_seed(1))[:rows].to(device)
+    slots[0] = -1
+    positions = torch.arange(rows, device=device)
+
+    def run(op: Any, *tiles: dict[str, int]) -> list[torch.Tensor]:
+        caches = [torch.zeros(3, heads[1], 8, head_dim, dtype=dtype, device=device) for _ in range(2)]
+        place = (table, positions + 3, positions, slots, *caches)
+        return [op(x, weight, bias, *place, *heads, head_dim, 0, *tiles), *caches]
+
+    found = run(small_int8_qkv_triton, TILES)
+    same = run(small_int8_qkv_triton, TILES | {"FRAGMENTS": 0, "BLOCK_K": 32})
+    assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
+    for ours, theirs in zip(found, run(small_int8_qkv_reference), strict=True):
+        assert_near(ours, theirs.double())
+
+
+@pytest.mark.parametrize(
+    "case", ["17 rows", "odd rows", "temporary", "shares", "narrow chunks", "another group", "odd start"]
+)
+def test_where_they_do_not_fit(case: str) -> None:
+    rows, width = 17 if case == "17 rows" else 4, 200 if case == "odd rows" else 256
+    x, weight = (
+        int8_rows(rows, width, "cpu", 32 if case == "another group" else 0),
+        int8_weight(32, width, "cpu"),
+    )
+    if case == "temporary":
+        weight = Int8Weight(weight.values, weight.scales, temporary=True)
+    if case == "odd start":
+        values = torch.zeros(rows, width + 16, dtype=torch.int8)[:, 1 : width + 1]
+        x = Int8Rows(values, x.scales)
+    changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 32}}.get(case, {})
+    assert with_fragments(TILES | changes, x, weight)["FRAGMENTS"] == 0
+    assert with_fragments(TILES, int8_rows(4, 256, "cpu"), int8_weight(32, 256, "cpu"))["FRAGMENTS"] == 2
