@@ -1,0 +1,243 @@
+"""Which tiles a decode step's products of both sides in 8 bits should have: timed inside the whole step, 16
+layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head, as layers/int8_walk.py goes.
+
+First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Up to 16
+rows the tiles that load straight into registers are among them, from 17 to 64 rows the parts of the products
+of many rows. A case's kernels are compiled by all cores before it is timed, and its figures written when it
+ends. A line a case says what to enter in ``kernels/int8_tiles.py``.
+
+    python benchmarks/int8_variants.py --json docs/results/int8_variants.json
+    python benchmarks/int8_variants.py --cases 8,1 --limit-s 60      # rows
+    python benchmarks/int8_variants.py --dry --cases 4               # tiny, on a CPU: no figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+if "--dry" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+import torch
+import triton
+
+sys.path.insert(0, str(Path(__file__).parent))
+from decode_candidates import Tiles
+from decode_stack import EPS, LONGEST, Shape, Stack
+
+from ingot.kernels.int8_heads import int8_heads
+from ingot.kernels.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.int8_matmul import int8_matmul_parts_triton
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight, quantize_rows
+from ingot.kernels.int8_tiles import LARGE_NAMES
+from ingot.kernels.norm_int8 import rms_norm_int8
+from ingot.kernels.paged_attention import paged_attention
+from ingot.kernels.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.sum_norm import sum_norm_int8
+
+CASES = "8,1,16,64,4,32"
+OPS = ("gate_up", "qkv", "down", "o")
+SPLIT = ("down", "o")
+LAYERS, WORTH_US = 16, 0.1  # a layer; less is noise
+SHOWN = 8  # of an op's tiles, the fastest
+TINY = Shape(hidden=128, inner=256, heads=1, head_dim=128, vocabulary=96, context=32, block=16)
+Choice = tuple[bool, Tiles]  # whether the products of many rows compute the op, and tiles
+DEFAULT: Choice = (False, {})
+
+
+class Int8Stack(Stack):
+    """A stack whose layers multiply in 8 bits; it has no head."""
+
+    def __init__(self, rows: int, layers: int, dry: bool = False) -> None:
+        device, shape = ("cpu", TINY) if dry else ("cuda", Shape())
+        super().__init__(1, rows, device, shape, heads=0)
+        self.layers, self.dry = layers, dry
+        self.caches = [self.caches[0]] * layers if rows > 8 else [
+            [torch.randn_like(t) for t in self.caches[0]] for _ in range(layers)
+        ]  # fmt: skip
+        self.int8 = {op: [self._numbers(*shape.products()[op]) for _ in range(layers)] for op in OPS}
+        if not dry:
+            torch.cuda.synchronize()
+
+    def _numbers(self, outputs: int, width: int) -> Int8Weight:
+        device = self.x.device
+        values = torch.randn(outputs, width, device=device).mul_(40).round_().clamp_(-127, 127).to(torch.int8)
+        return Int8Weight(values, torch.full((outputs,), 1.28 / 40 / width**0.5, device=device))
+
+    def step(self, plan: dict[str, Choice]) -> torch.Tensor:
+        """All layers."""
+        stream, shape, norm = self.x, self.shape, self.norm
+        x, _ = rms_norm_int8(stream, norm, EPS)
+        for layer in range(self.layers):
+            q = self.op("qkv", x, layer, plan)
+            out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
+            scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+            arguments = (q, *self.caches[layer], self.tables, self.lengths, shape.head_dim**-0.5, LONGEST)
+            paged_attention(*arguments, arrivals=self.arrivals, out=out, out_scales=scales)
+            parts = self.op("o", int8_heads(out, scales), layer, plan)
+            x, stream = sum_norm_int8(parts, stream, norm, EPS)
+            inner = silu_mul_int8(self.op("gate_up", x, layer, plan))
+            x, stream = sum_norm_int8(self.op("down", inner, layer, plan), stream, norm, EPS)
+        return stream
+
+    def op(self, op: str, x: Int8Rows, layer: int, plan: dict[str, Choice]) -> Any:
+        """One product as the walk launches it."""
+        large, tiles = plan.get(op, DEFAULT)
+        weight = self.int8[op][layer]
+        if op == "qkv":
+            return small_int8_qkv_triton(x, weight, None, *self.place(self.batch, layer), 0, tiles)
+        if op == "gate_up":
+            return int8_linear_triton(x, weight, torch.float16, None, None, None, tiles)
+        return (int8_matmul_parts_triton if large else int8_linear_parts_triton)(x, weight, tiles)
+
+    def only(self, op: str, choice: Choice) -> None:
+        """One op of one layer."""
+        width = self.shape.products()[op][1]
+        group = self.shape.head_dim if op == "o" else 0
+        x = torch.randn(self.batch, width, device=self.x.device)
+        self.op(op, quantize_rows(x, group), 0, {op: choice})
+
+
+def candidates(op: str, rows: int) -> list[Choice]:
+    """What to try of an op beside the default."""
+    splits = (4, 8) if op in SPLIT else (1,)
+    found: list[Choice] = []
+    if rows <= 16:
+        for block_k in (128,) if op == "o" else (128, 256):
+            for block, warps, depth in (
+                (32, 4, 1),
+                (32, 4, 2),
+                (16, 4, 2),
+                (32, 2, 2),
+                (16, 8, 1),
+                (64, 4, 1),
+            ):
+                tiles = {"BLOCK_N": block, "BLOCK_K": block_k, "num_warps": warps, "FRAGMENTS": depth}
+                found += [(False, tiles | {"PROGRAMS": 0, "SPLITS": count}) for count in splits]
+    elif op in SPLIT:
+        for shape in (
+            (64, 64, 0, 128, 4, 5, 1, 0),
+            (64, 64, 0, 256, 4, 3, 1, 0),
+            (64, 128, 0, 128, 4, 4, 1, 0),
+        ):
+            if op == "down" or shape[3] == 128:
+                tiles = dict(zip(LARGE_NAMES, shape, strict=True))
+                found += [(True, tiles | {"SPLITS": count}) for count in splits]
+    return found
+
+
+def compile_share(rank: int, ranks: int, rows: int) -> None:
+    """Run one in ``ranks`` of a case's kernels once, so that they are on disk."""
+    stack = Int8Stack(rows, 1)
+    calls: list[Callable[[], Any]] = [lambda: stack.step({})]
+    for op in OPS:
+        calls += [lambda op=op, choice=choice: stack.only(op, choice) for choice in candidates(op, rows)]
+    for call in calls[rank::ranks]:
+        _runs(call)
+
+
+def _runs(call: Callable[[], Any]) -> bool:
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception:
+        return False  # more shared memory or registers than there are
+    return True
+
+
+class Sweep:
+    """One case; ``end`` is when it should stop, by ``time.monotonic``."""
+
+    def __init__(self, rows: int, dry: bool, end: float) -> None:
+        self.stack = Int8Stack(rows, 2 if dry else LAYERS, dry)
+        self.rows, self.dry, self.end = rows, dry, end
+        self.plan: dict[str, Choice] = {}
+
+    def median(self, plan: dict[str, Choice]) -> float:
+        """Microseconds a layer; without end for tiles that do not fit."""
+        if self.dry:
+            self.stack.step(plan)
+            return 0.0
+        if not _runs(lambda: self.stack.step(plan)):
+            return float("inf")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.stack.step(plan)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for _ in range(8):
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3 / self.stack.layers)
+        return statistics.median(times[2:])
+
+    def tiles(self, op: str) -> list[tuple[float, bool, Tiles]]:
+        """The fastest choices of an op; the best stays if it is worth it."""
+        now, found = self.median(self.plan), []
+        choices = candidates(op, self.rows)
+        for choice in choices[::5] if self.dry else choices:
+            if time.monotonic() > self.end:
+                break
+            found.append((self.median({**self.plan, op: choice}), *choice))
+        found = sorted((row for row in found if row[0] < float("inf")), key=lambda row: row[0])
+        if found and found[0][0] < now - WORTH_US:
+            self.plan[op] = found[0][1:]
+        return found[:SHOWN]
+
+    def run(self) -> dict[str, Any]:
+        """The case's figures, and a line."""
+        first = self.median({})
+        tried = {op: self.tiles(op) for op in OPS}
+        last = self.median(self.plan)
+        late = time.monotonic() > self.end
+        told = f"{self.plan}{', stopped early' if late else ''}"
+        print(f"{self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}", flush=True)
+        figures = {"rows": self.rows, "before_us": first, "after_us": last, "plan": self.plan}
+        return figures | {"stopped_early": late, "tried": tried}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", default=CASES, help="rows, comma-separated")
+    parser.add_argument("--json", type=Path, help="file to write, after every case")
+    parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
+    parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
+    given = parser.parse_args()
+    told: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
+        "gpu": "none" if given.dry else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cases": [],
+    }
+    end, ranks = time.monotonic() + given.limit_s, max((os.cpu_count() or 2) - 1, 1)
+    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:  # none starts in a dry run
+        for rows in map(int, given.cases.split(",")):
+            begun = time.monotonic()
+            if begun > end:
+                break
+            if not given.dry:
+                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [rows] * ranks))
+                print(f"{rows} rows: compiled in {time.monotonic() - begun:.0f} s", flush=True)
+            told["cases"].append(Sweep(rows, given.dry, end).run())
+            if given.json:
+                given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
