@@ -1,0 +1,43 @@
+"""The benchmark of w8a8's steps times the same step with any tiles, and keeps what it has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.int8_variants import OPS, Int8Stack, candidates
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("op", OPS)
+def test_all_tiles_give_the_same(rows: int, op: str) -> None:
+    """To the bit, but for the output product, whose heads' sums are fp32 in another order."""
+    stack = Int8Stack(rows, 2, dry=True)
+    wanted = stack.step({})
+    assert wanted.float().std() > 0.1
+    choices = candidates(op, rows)
+    assert len(choices) >= 3 or (rows > 16 and op in ("qkv", "gate_up"))
+    for choice in choices[::4]:
+        found = stack.step({op: choice})
+        if op == "o":
+            torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+        else:
+            assert torch.equal(found, wanted), choice
+
+
+def test_a_dry_run_writes_every_case(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    command = [sys.executable, "benchmarks/int8_variants.py", "--dry", "--cases", "4,20", "--json"]
+    subprocess.run([*command, str(found)], cwd=ROOT, check=True, capture_output=True)
+    first, second = json.loads(found.read_text(encoding="utf-8"))["cases"]
+    assert (first["rows"], second["rows"]) == (4, 20)
+    assert all(first["tried"][op] for op in OPS)
+    assert second["tried"]["down"]
+    assert not second["tried"]["qkv"]
