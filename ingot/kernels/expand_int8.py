@@ -26,7 +26,7 @@ TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
 
 
 @triton.jit
-def _stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tensor:
+def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tensor:
     """Four numbers a word times their step, less ``shifts``, byte by byte modulo 256."""
     HIGH: tl.constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
     LOW: tl.constexpr = 0x7F7F7F7F
@@ -62,8 +62,8 @@ def expand_int8_kernel(
     groups_before = rows.to(tl.int64)[:, None] * GROUPS + groups[None, :]
     places = groups_before[:, :, None] * WORDS + lanes
     words = tl.load(pair_ptr + places, mask=inside, other=0)
-    low = _stepped(words & 0x0F0F0F0F, steps, shifts)
-    high = _stepped((words >> 4) & 0x0F0F0F0F, steps, shifts)
+    low = stepped(words & 0x0F0F0F0F, steps, shifts)
+    high = stepped((words >> 4) & 0x0F0F0F0F, steps, shifts)
     outputs = groups_before[:, :, None] * (2 * WORDS) + lanes
     tl.store(out_ptr + outputs, low, mask=inside)
     tl.store(out_ptr + outputs + WORDS, high, mask=inside)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ingot.kernels.expand_int8 import stepped
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product_ends import store_heads, store_sums
 
@@ -65,6 +66,33 @@ def _bytes(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def _steps(
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    step_stride: tl.tensor,
+    row: tl.tensor,
+    group: tl.tensor,
+    there: tl.tensor,
+    GROUPS: tl.constexpr,
+) -> tl.tensor:
+    """The step and the zero of each place's row and group of columns, in one int32: zero · 256 + step."""
+    places = group * step_stride + row
+    there = there & (group < GROUPS)
+    steps = tl.load(step_ptr + places, mask=there, other=0).to(tl.int32)
+    return tl.load(zero_ptr + places, mask=there, other=0).to(tl.int32) << 8 | steps
+
+
+@triton.jit
+def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+    """The bytes that pairs of 4 bits [P, 4] stand for: int8 [P, 4, 2, 2, 2], last the halves of a group."""
+    steps, zeros = beside & 255, beside >> 8
+    shifts = (steps * zeros * 0x01010101)[:, None]
+    low = stepped(words & 0x0F0F0F0F, steps[:, None], shifts)
+    high = stepped(words >> 4 & 0x0F0F0F0F, steps[:, None], shifts)
+    return tl.join(_bytes(low, ASM), _bytes(high, ASM))
+
+
+@triton.jit
 def _group_scales(
     x_scale_ptr: tl.tensor,
     x_scale_stride: tl.tensor,
@@ -95,12 +123,16 @@ def int8_fragment_tile(
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     scale_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    step_stride: tl.tensor,
     start: tl.tensor,
     first: tl.tensor,
     end: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
     GROUP: tl.constexpr,
+    HALF: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     RUN: tl.constexpr,
@@ -114,28 +146,43 @@ def int8_fragment_tile(
     a group's where columns of x share scales: [BLOCK_N, 16], int32 without ``x_scale_ptr``, else fp32.
 
     The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. DEPTH chunks of every
-    warp are asked for before the wait for the previous kernel, and stay ahead.
+    warp are asked for before the wait for the previous kernel, and stay ahead. With HALF the weight is one of
+    4 bits inside 8 (int4_weight.py), in groups of twice as many columns: 16 bytes of pairs are then what two
+    spans of 64 columns have of a thread, and x is loaded in their order.
     """
     QUARTERS: tl.constexpr = BLOCK_K // 64
     BLOCKS: tl.constexpr = BLOCK_N // 8
-    index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
+    PAIRS: tl.constexpr = 2 if HALF > 0 else 1  # numbers a byte
+    SPANS: tl.constexpr = QUARTERS // PAIRS  # of 64 bytes
+    GROUPS: tl.constexpr = (K + 2 * HALF - 1) // (2 * HALF) if HALF > 0 else 0
+    BYTES: tl.constexpr = GROUPS * HALF if HALF > 0 else K  # of a row
+    index = tl.arange(0, 32 * WARPS * BLOCKS * SPANS)
     own = index // (32 * WARPS) % BLOCKS * 8 + index // 4 % 8
     row = tl.minimum(own % RUN + own // RUN * GAP, N - 1 - start)
     warp = index // 32 % WARPS
-    column = warp * BLOCK_K + index // (32 * WARPS * BLOCKS) * 64 + index % 4 * 16
+    column = warp * (BLOCK_K // PAIRS) + index // (32 * WARPS * BLOCKS) * 64 + index % 4 * 16
     places = row * weight_stride + column  # of 32 bits, from the tile's first row on
     weight_ptr += start.to(tl.int64) * weight_stride
     x_index = tl.arange(0, 64 * WARPS * QUARTERS)
     x_warp, token = x_index // 32 % WARPS, x_index // (32 * WARPS) % 2 * 8 + x_index // 4 % 8
-    x_column = x_warp * BLOCK_K + x_index // (64 * WARPS) * 64 + x_index % 4 * 16
+    x_column = x_index // (64 * WARPS) * 64 + x_index % 4 * 16
+    if HALF == 32:
+        x_column = x_column // 128 * 128 + x_index % 4 // 2 * 64 + x_column // 64 % 2 * 32 + x_index % 2 * 16
+    x_column += x_warp * BLOCK_K
     x_places = token * x_stride + x_column
-    ahead = ()
+    ahead, beside = (), ()
     for depth in tl.static_range(DEPTH):
         chunk = first + depth * WARPS
-        here = chunk * BLOCK_K
+        here = chunk * (BLOCK_K // PAIRS)
         ahead = ahead + (  # noqa: RUF005 - Triton knows no stars in tuples
-            _loaded(weight_ptr + here, places, here + column, warp + chunk < end, K, BLOCK_K, True),
-        )
+            _loaded(weight_ptr + here, places, here + column, warp + chunk < end, BYTES, BLOCK_K // PAIRS,
+                    True),
+        )  # fmt: skip
+        if HALF > 0:
+            beside = beside + (  # noqa: RUF005
+                _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
+                       warp + chunk < end, GROUPS),
+            )  # fmt: skip
     if x_scale_ptr is not None:  # constants: asked for before the wait
         lane = tl.arange(0, BLOCK_N)
         scales = tl.load(scale_ptr + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
@@ -152,20 +199,30 @@ def int8_fragment_tile(
                     BLOCK_K, False)  # fmt: skip
         x = tl.reshape(_bytes(x, ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
         x = tl.reshape(tl.permute(x, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))
-        w = tl.reshape(_bytes(ahead[0], ASM), (QUARTERS, BLOCKS, WARPS, 8, 4, 4, 2, 2))
-        w = tl.reshape(tl.permute(w, (2, 0, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
+        if HALF > 0:
+            w = tl.reshape(_of_four_bits(ahead[0], beside[0], ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
+            w = tl.reshape(tl.permute(w, (2, 0, 8, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
+        else:
+            w = tl.reshape(_bytes(ahead[0], ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2))
+            w = tl.reshape(tl.permute(w, (2, 0, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
         if GROUP > 0:
-            beside = _group_scales(x_scale_ptr, x_scale_stride, tokens, chunk, end, WARPS)
+            own_scales = _group_scales(x_scale_ptr, x_scale_stride, tokens, chunk, end, WARPS)
             sums = tl.dot(x, w, out_dtype=tl.int32).to(tl.float32)
-            sums = tl.reshape(sums, (WARPS, 2, 8, BLOCKS, 4, 2)) * beside
+            sums = tl.reshape(sums, (WARPS, 2, 8, BLOCKS, 4, 2)) * own_scales
             acc += tl.reshape(sums, (WARPS, ROWS, BLOCK_N))
         else:
             acc = tl.dot(x, w, acc, out_dtype=tl.int32)
         then = chunk + DEPTH * WARPS
-        here = then * BLOCK_K
+        here = then * (BLOCK_K // PAIRS)
         ahead = ahead[1:] + (  # noqa: RUF005
-            _loaded(weight_ptr + here, places, here + column, warp + then < end, K, BLOCK_K, True),
-        )
+            _loaded(weight_ptr + here, places, here + column, warp + then < end, BYTES, BLOCK_K // PAIRS,
+                    True),
+        )  # fmt: skip
+        if HALF > 0:
+            beside = beside[1:] + (  # noqa: RUF005
+                _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
+                       warp + then < end, GROUPS),
+            )  # fmt: skip
     total = tl.sum(acc, axis=0)
     if x_scale_ptr is not None:
         if GROUP == 0:
@@ -180,6 +237,9 @@ def int8_fragment_linear_kernel(
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     scale_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    step_stride: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     y_ptr: tl.tensor,
@@ -191,6 +251,7 @@ def int8_fragment_linear_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     GROUP: tl.constexpr,
+    WEIGHT_HALF: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -204,9 +265,9 @@ def int8_fragment_linear_kernel(
     start_next(OVERLAP)
     start, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
     acc = int8_fragment_tile(
-        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, start,
-        split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS, N, K, GROUP, BLOCK_N, BLOCK_K, BLOCK_N, 0,
-        WARPS, FRAGMENTS, OVERLAP, ASM,
+        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
+        zero_ptr, step_stride, start, split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS, N, K, GROUP,
+        WEIGHT_HALF, BLOCK_N, BLOCK_K, BLOCK_N, 0, WARPS, FRAGMENTS, OVERLAP, ASM,
     )  # fmt: skip
     store_sums(acc, start + tl.arange(0, BLOCK_N), N, split, bias_ptr, residual_ptr, residual_stride, y_ptr,
                tokens, N, ROWS)  # fmt: skip
@@ -218,6 +279,9 @@ def int8_fragment_qkv_kernel(
     weight_ptr: tl.tensor,
     weight_stride: tl.tensor,
     scale_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    step_stride: tl.tensor,
     bias_ptr: tl.tensor,
     table_ptr: tl.tensor,
     table_rows_ptr: tl.tensor,
@@ -242,6 +306,7 @@ def int8_fragment_qkv_kernel(
     BLOCK_SIZE: tl.constexpr,
     LOGN: tl.constexpr,
     K: tl.constexpr,
+    WEIGHT_HALF: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     WARPS: tl.constexpr,
@@ -260,8 +325,9 @@ def int8_fragment_qkv_kernel(
     head, pair = tile // IN_HEAD, tile % IN_HEAD * PAIRS
     start = head * HEAD_DIM + pair
     acc = int8_fragment_tile(
-        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, start, 0,
-        STEPS, N, K, 0, BLOCK_N, BLOCK_K, PAIRS, GAP, WARPS, FRAGMENTS, OVERLAP, ASM,
+        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
+        zero_ptr, step_stride, start, 0, STEPS, N, K, 0, WEIGHT_HALF, BLOCK_N, BLOCK_K, PAIRS, GAP, WARPS,
+        FRAGMENTS, OVERLAP, ASM,
     )  # fmt: skip
     if bias_ptr is not None:
         lane = tl.arange(0, BLOCK_N)

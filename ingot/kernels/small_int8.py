@@ -9,11 +9,14 @@ Owns the launch of small_linear.py's kernel with numbers instead of floats. Know
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import triton
 
 from ingot.kernels.checks import merge_tiles
+from ingot.kernels.expand_int8 import expand_int8
+from ingot.kernels.int4_weight import Int4Weight
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
@@ -23,33 +26,55 @@ from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
 from ingot.kernels.small_product import expect_rows
 
+AnyInt8 = Int8Weight | Int4Weight
 
-def _choice(x: Int8Rows, weight: Int8Weight, split: bool, tiles: Mapping[str, int] | None) -> dict[str, int]:
+
+def _choice(
+    x: Int8Rows, weight: AnyInt8, split: bool, tiles: Mapping[str, int] | None
+) -> tuple[Int8Weight | Int4Weight, dict[str, int]]:
+    """The weight as it is multiplied, and tiles."""
     rows, width = x.values.shape
-    defaults = small_int8_tiles(rows, weight.values.shape[0], width, x.values.device, x.group, split)
-    choice = waiting(whole_steps(merge_tiles(defaults, tiles), x.group), weight.temporary)
+    defaults = small_int8_tiles(rows, len(weight.scales), width, x.values.device, x.group, split)
+    weight, choice = settled(x, weight, whole_steps(merge_tiles(defaults, tiles), x.group))
     expect_rows(choice, rows)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, x.group or choice["BLOCK_K"]))
-    return with_fragments(choice, x, weight)
+    return weight, choice
 
 
-def with_fragments(choice: Mapping[str, int], x: Int8Rows, weight: Int8Weight) -> dict[str, int]:
-    """The choice, without FRAGMENTS (chunks that each warp asks for ahead) where rows or tiles have no
-    room for them: at most 16 rows, rows that start at multiples of 16 bytes, chunks of whole 64 columns, a
-    weight that is not written just before, no shares.
+def settled(x: Int8Rows, weight: AnyInt8, choice: Mapping[str, int]) -> tuple[AnyInt8, dict[str, int]]:
+    """The weight as it is multiplied, and the choice without FRAGMENTS (chunks that each warp asks for ahead)
+    where rows or tiles have no room for them: at most 16 rows, rows that start at multiples of 16 bytes,
+    chunks of whole 64 columns (of 4 bits 128), a weight that is not written just before, no shares. A weight
+    of 4 bits is written as int8 then.
     """
-    (rows, width), sides = x.values.shape, (x.values, weight.values)
+    rows, width = x.values.shape
+    narrow = isinstance(weight, Int4Weight)
+    sides = (x.values, weight.pairs if isinstance(weight, Int4Weight) else weight.values)
     aligned = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
-    chunks = choice["BLOCK_K"] % 64 == 0 and x.group in (0, choice["BLOCK_K"])
-    fits = rows <= 16 and aligned and chunks and not weight.temporary and not choice["PROGRAMS"]
-    return {**choice, "FRAGMENTS": choice["FRAGMENTS"] if fits else 0}
+    chunks = choice["BLOCK_K"] % (128 if narrow else 64) == 0 and x.group in (0, choice["BLOCK_K"])
+    fits = rows <= 16 and aligned and chunks and not choice["PROGRAMS"]
+    if isinstance(weight, Int8Weight):
+        fits = fits and not weight.temporary
+    if choice["FRAGMENTS"] and fits:
+        return weight, dict(choice)
+    weight = expand_int8(weight) if isinstance(weight, Int4Weight) else weight
+    return weight, waiting({**choice, "FRAGMENTS": 0}, weight.temporary)
 
 
-def fragment_shape(choice: Mapping[str, int], x: Int8Rows) -> dict[str, int]:
+def fragment_pointers(weight: AnyInt8) -> tuple[Any, ...]:
+    """The weight and its scales as kernels take them that load it straight into registers."""
+    if isinstance(weight, Int4Weight):
+        levels = (weight.steps, weight.zeros, weight.steps.stride(0))
+        return (weight.pairs, weight.pairs.stride(0), weight.scales, *levels)
+    return (weight.values, weight.values.stride(0), weight.scales, None, None, 0)
+
+
+def fragment_shape(choice: Mapping[str, int], x: Int8Rows, weight: AnyInt8) -> dict[str, int]:
     """The constants of a product whose weight goes straight into registers."""
     names = ("BLOCK_N", "BLOCK_K", "FRAGMENTS", "OVERLAP")
     shape = {name: choice[name] for name in names} | {"K": x.values.shape[1], "num_stages": 1}
+    shape["WEIGHT_HALF"] = weight.group // 2 if isinstance(weight, Int4Weight) else 0
     return shape | {"WARPS": choice["num_warps"], "ASM": x.values.device.type != "cpu"}
 
 
@@ -68,7 +93,7 @@ def _stride(x: Int8Rows) -> int | None:
 
 def _launch(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,
@@ -76,20 +101,21 @@ def _launch(
 ) -> None:
     """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
     scaled = y.dtype != torch.int32
-    outputs = weight.values.shape[0]
+    outputs = len(weight.scales)
     if choice["FRAGMENTS"]:
         int8_fragment_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
-            *(x.values, weight.values, weight.values.stride(0), weight.scales, bias, residual, y),
+            *(x.values, *fragment_pointers(weight), bias, residual, y),
             *(x.values.shape[0], x.values.stride(0), 0 if residual is None else residual.stride(0)),
             x.scales if scaled else None,
             _stride(x) if scaled else 0,
             N=outputs,
             GROUP=x.group,
             SPLITS=choice["SPLITS"],
-            **fragment_shape(choice, x),
+            **fragment_shape(choice, x, weight),
             **launch_options(choice, y.device),
         )
         return
+    assert isinstance(weight, Int8Weight)
     share = even_share(outputs, choice["BLOCK_N"], choice, y.device)
     small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
         x.values,
@@ -116,7 +142,7 @@ def _launch(
 
 def small_int8_linear_triton(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -124,19 +150,20 @@ def small_int8_linear_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear`, unchecked."""
-    shape = (x.values.shape[0], weight.values.shape[0])
+    shape = (x.values.shape[0], len(weight.scales))
     y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
     if y.numel():
-        _launch(x, weight, bias, residual, y, _choice(x, weight, False, tiles) | {"SPLITS": 1})
+        weight, choice = _choice(x, weight, False, tiles)
+        _launch(x, weight, bias, residual, y, choice | {"SPLITS": 1})
     return y
 
 
 def small_int8_parts_triton(
-    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+    x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`ingot.kernels.int8_linear.int8_linear_parts`, unchecked."""
-    choice = _choice(x, weight, True, tiles)
-    shape = (choice["SPLITS"], x.values.shape[0], weight.values.shape[0])
+    weight, choice = _choice(x, weight, True, tiles)
+    shape = (choice["SPLITS"], x.values.shape[0], len(weight.scales))
     dtype = torch.float32 if x.group else torch.int32
     y = torch.empty(shape, dtype=dtype, device=x.values.device)
     if y.numel():

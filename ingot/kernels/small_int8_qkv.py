@@ -28,18 +28,18 @@ from ingot.kernels.checks import (
 from ingot.kernels.int8_checks import expect_product, scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_qkv_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
-from ingot.kernels.int8_tiles import small_int8_tiles, waiting
+from ingot.kernels.int8_tiles import small_int8_tiles
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
-from ingot.kernels.small_int8 import fragment_shape, int8_shape, with_fragments
+from ingot.kernels.small_int8 import AnyInt8, fragment_pointers, fragment_shape, int8_shape, settled
 from ingot.kernels.small_product import MAX_ROWS, expect_rows
 from ingot.kernels.small_qkv import pair_share
 
 
 def small_int8_qkv_triton(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     bias: torch.Tensor | None,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
@@ -55,28 +55,31 @@ def small_int8_qkv_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_int8_qkv`, unchecked."""
     (num_tokens, width), device = x.values.shape, x.values.device
-    outputs = weight.values.shape[0]
+    outputs = len(weight.scales)
     choice = merge_tiles(small_int8_tiles(num_tokens, outputs, width, device), tiles)
-    choice = with_fragments(waiting(choice, weight.temporary), x, weight)
+    pairs, half = choice["BLOCK_N"] // 2, 0 if cos_sin is None else cos_sin.shape[1] // 2
+    if half not in (0, head_dim // 2) or head_dim // 2 % pairs:
+        choice["FRAGMENTS"] = 0  # a tile's rows are two runs, half a head apart
+    weight, choice = settled(x, weight, choice)
     expect_rows(choice, num_tokens)
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=key_cache.dtype, device=device)
     if not num_tokens:
         return q
-    heads, half = num_heads + 2 * num_kv_heads, 0 if cos_sin is None else cos_sin.shape[1] // 2
+    heads = num_heads + 2 * num_kv_heads
     place = (cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache, num_tokens)
     strides = (x.values.stride(0), 0 if cos_sin is None else cos_sin.stride(0), *key_cache.stride()[:3])
     ends = (1.0 / math.log(logn_length) if logn_length else 0.0, x.scales, scale_stride(x))
     shape: dict[str, int] = {"HEADS": num_heads, "KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim}
     shape |= {"HALF": half, "BLOCK_SIZE": key_cache.shape[2], "LOGN": logn_length > 0}
-    pairs = choice["BLOCK_N"] // 2
-    if choice["FRAGMENTS"] and half in (0, head_dim // 2) and head_dim // 2 % pairs == 0:
+    if choice["FRAGMENTS"]:
         int8_fragment_qkv_kernel[(heads * (head_dim // 2 // pairs),)](
-            *(x.values, weight.values, weight.values.stride(0), weight.scales, bias, *place, *strides, *ends),
+            *(x.values, *fragment_pointers(weight), bias, *place, *strides, *ends),
             **shape,
-            **fragment_shape(choice, x),
+            **fragment_shape(choice, x, weight),
             **launch_options(choice, device),
         )
         return q
+    assert isinstance(weight, Int8Weight)
     share = pair_share(heads, head_dim, choice, device)
     small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim // 2, share),)](
         *(x.values, weight.values, weight.values.stride(0), weight.scales, 0, None, bias),

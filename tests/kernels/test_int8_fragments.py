@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.kernels.int4_weight import Int4Weight, expanded
 from ingot.kernels.int8_linear import int8_linear_parts_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.small_int8 import small_int8_linear_triton, with_fragments
+from ingot.kernels.small_int8 import settled, small_int8_linear_triton
 from ingot.kernels.small_int8_qkv import small_int8_qkv_reference, small_int8_qkv_triton
+from ingot.quant.int4_in_int8 import Int4InInt8
+from ingot.quant.two_level import quantize_two_level
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
@@ -29,7 +32,7 @@ def test_sums_are_exact(
 ) -> None:
     x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
     tiles = TILES | changes | {"SPLITS": splits}
-    assert with_fragments({**tiles}, x, weight)["FRAGMENTS"]
+    assert settled(x, weight, tiles)[1]["FRAGMENTS"]
     sums = int8_linear_parts_triton(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, weight.values).long())
@@ -111,5 +114,47 @@ def test_where_they_do_not_fit(case: str) -> None:
         values = torch.zeros(rows, width + 16, dtype=torch.int8)[:, 1 : width + 1]
         x = Int8Rows(values, x.scales)
     changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 32}}.get(case, {})
-    assert with_fragments(TILES | changes, x, weight)["FRAGMENTS"] == 0
-    assert with_fragments(TILES, int8_rows(4, 256, "cpu"), int8_weight(32, 256, "cpu"))["FRAGMENTS"] == 2
+    assert settled(x, weight, TILES | changes)[1]["FRAGMENTS"] == 0
+    fits = settled(int8_rows(4, 256, "cpu"), int8_weight(32, 256, "cpu"), TILES)
+    assert fits[1]["FRAGMENTS"] == 2
+
+
+def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
+    generator = torch.Generator().manual_seed(width)
+    found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
+    tensors = Int4InInt8(group=group).of_quantized(found)
+    return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("group", [128, 64])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "width"), [(1, 16, 128), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
+)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("changes", [{}, {"FRAGMENTS": 1, "num_warps": 4, "BLOCK_K": 256}])
+def test_four_bits_inside_eight(
+    impl: Implementation,
+    group: int,
+    rows: int,
+    outputs: int,
+    width: int,
+    splits: int,
+    changes: dict[str, int],
+) -> None:
+    """The exact sums, of pairs that become numbers in registers."""
+    x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
+    tiles = TILES | {"BLOCK_K": 128, "SPLITS": splits} | changes
+    assert isinstance(settled(x, weight, tiles)[0], Int4Weight)
+    sums = int8_linear_parts_triton(x, weight, tiles)
+    assert isinstance(sums, Int8Sums)
+    assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_four_bits_and_groups_of_rows(impl: Implementation) -> None:
+    x, weight = int8_rows(5, 640, impl.device, 128), four_bits(40, 640, 128, impl.device)
+    parts = int8_linear_parts_triton(x, weight, TILES | {"BLOCK_K": 128, "SPLITS": 2})
+    assert isinstance(parts, torch.Tensor)
+    expected = int8_product(x, expanded(weight), torch.float32)
+    torch.testing.assert_close(parts.sum(0), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
