@@ -48,6 +48,14 @@ class Int4Weight:
     in_features: int
 
 
+AnyInt8 = Int8Weight | Int4Weight  # what a product in 8 bits multiplies by
+
+
+def as_int8(weight: AnyInt8) -> Int8Weight:
+    """The weight as whole rows of int8, by plain PyTorch."""
+    return expanded(weight) if isinstance(weight, Int4Weight) else weight
+
+
 def num_groups(in_features: int, group: int) -> int:
     """Groups of a row, the last one filled up."""
     return -(-in_features // group)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from ingot.kernels.checks import FLOAT_DTYPES, KernelArgumentError, expect, expect_range
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expect_int4
+from ingot.kernels.int8_rows import Int8Rows
 
 MAX_WIDTH = 133_000  # columns whose products of numbers sum up within int32
 
@@ -21,7 +22,7 @@ def expect_static(static: torch.Tensor | None, like: torch.Tensor) -> None:
         expect("static", static, (1,), like=like, dtype=torch.float32)
 
 
-def expect_product(x: Int8Rows, weight: Int8Weight, outputs: int | None = None) -> None:
+def expect_product(x: Int8Rows, weight: AnyInt8, outputs: int | None = None) -> None:
     """Raise unless rows and weight are ones that a product can read."""
     expect("x", x.values, (None, None), like=x.values, dtype=torch.int8)
     rows, columns = x.values.shape
@@ -34,8 +35,14 @@ def expect_product(x: Int8Rows, weight: Int8Weight, outputs: int | None = None) 
     else:
         size = 1 if x.scales.numel() == 1 else rows
         expect("scales of x", x.scales, (size,), like=x.values, dtype=torch.float32)
-    expect("weight", weight.values, (outputs, columns), like=x.values)
-    expect("scales", weight.scales, (weight.values.shape[0],), like=x.values, dtype=torch.float32)
+    if isinstance(weight, Int4Weight):
+        expect_int4(weight)
+        seen = torch.empty((len(weight.pairs), weight.in_features), dtype=torch.int8, device="meta")
+        expect("weight", seen, (outputs, columns), like=seen)
+        expect("scales", weight.scales, (len(weight.pairs),), like=x.values, dtype=torch.float32)
+    else:
+        expect("weight", weight.values, (outputs, columns), like=x.values)
+        expect("scales", weight.scales, (weight.values.shape[0],), like=x.values, dtype=torch.float32)
 
 
 def expect_output(dtype: torch.dtype) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import torch
 
 from ingot.kernels.checks import expect, expect_range, expect_result, runs_on_gpu
+from ingot.kernels.expand_int8 import expand_int8
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, as_int8
 from ingot.kernels.int8_checks import expect_output, expect_product
 from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
@@ -24,7 +26,7 @@ from ingot.kernels.small_product import MAX_ROWS
 
 def int8_linear_triton(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -32,27 +34,33 @@ def int8_linear_triton(
     tiles: Mapping[str, int] | None = None,
 ) -> torch.Tensor:
     """Launch a kernel; arguments as in :func:`int8_linear`, unchecked."""
-    op = small_int8_linear_triton if x.values.shape[0] <= MAX_ROWS else int8_matmul_triton
-    return op(x, weight, dtype, bias, residual, out, tiles)
+    if x.values.shape[0] <= MAX_ROWS:
+        return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
+    return int8_matmul_triton(x, _whole(weight), dtype, bias, residual, out, tiles)
+
+
+def _whole(weight: AnyInt8) -> Int8Weight:
+    """The weight as products of many rows read it: of 4 bits a temporary."""
+    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
 
 
 def int8_linear_reference(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`int8_linear`."""
-    y = int8_product(x, weight, torch.float32, bias)
+    y = int8_product(x, as_int8(weight), torch.float32, bias)
     y = (y if residual is None else y + residual).to(dtype)
     return y if out is None else out.copy_(y)
 
 
 def int8_linear(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     dtype: torch.dtype,
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
@@ -63,7 +71,7 @@ def int8_linear(
 
     Args:
         x: [M, K] in 8 bits, any M.
-        weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
+        weight: [N, K] in 8 bits, or 4 inside 8, a constant, as in :func:`small_linear`.
         dtype: fp16, bf16 or fp32, of the result.
         bias: [N] or None, of that dtype or fp32.
         residual: [M, N] or None, of that dtype; added after the bias.
@@ -79,7 +87,7 @@ def int8_linear(
     """
     expect_product(x, weight)
     expect_output(dtype)
-    shape = (x.values.shape[0], weight.values.shape[0])
+    shape = (x.values.shape[0], len(weight.scales))
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else dtype
         expect("bias", bias, shape[1:], like=x.values, dtype=wanted)
@@ -94,22 +102,24 @@ def int8_linear(
 
 
 def int8_linear_parts_triton(
-    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+    x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch a kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    op = small_int8_parts_triton if x.values.shape[0] <= MAX_ROWS else int8_matmul_parts_triton
-    return op(x, weight, tiles)
+    if x.values.shape[0] <= MAX_ROWS:
+        return small_int8_parts_triton(x, weight, tiles)
+    return int8_matmul_parts_triton(x, _whole(weight), tiles)
 
 
-def int8_linear_parts_reference(x: Int8Rows, weight: Int8Weight) -> Int8Sums | torch.Tensor:
+def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:
     """The PyTorch twin; arguments as in :func:`int8_linear_parts`, the whole sum as the only part."""
+    weight = as_int8(weight)
     if x.group:
         return int8_product(x, weight, torch.float32)[None]
     return Int8Sums(int8_sums(x.values, weight.values)[None], x.scales, weight.scales)
 
 
 def int8_linear_parts(
-    x: Int8Rows, weight: Int8Weight, tiles: Mapping[str, int] | None = None
+    x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """x W^T as parts of its sums over the columns, which :func:`sum_norm` adds up.
 

@@ -34,6 +34,8 @@ SPLIT: Mapping[int, Choices] = {
     32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
+FRAGMENT_ROWS = 16  # a product of so few rows can load its weight straight into registers
+FOUR_BITS = {"BLOCK_N": 32, "BLOCK_K": 128, "num_warps": 4, "PROGRAMS": 0, "FRAGMENTS": 2}
 # More rows. BLOCK_M, BLOCK_N, MORE_N, BLOCK_K, warps, stages, PIECES, PROGRAMS, and the rate expected, in %
 # of the second's. A tensor-core product whose sums are whole numbers is waited for where it is issued: the
 # compiler lets only sums in fp32 run on. Two programs of one warp group each wait at different times; an H200
@@ -95,9 +97,17 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def small_int8_tiles(
-    num_tokens: int, outputs: int, width: int, device: torch.device, group: int = 0, split: bool = False
+    num_tokens: int,
+    outputs: int,
+    width: int,
+    device: torch.device,
+    group: int = 0,
+    split: bool = False,
+    four_bits: bool = False,
 ) -> dict[str, int]:
-    """Tile choices of a product of up to 64 rows; with ``split`` of parts of its sums."""
+    """Tile choices of a product of up to 64 rows; with ``split`` of parts of its sums; ``four_bits``: of a
+    weight of 4 bits inside 8.
+    """
     columns = max(next_power_of_two(num_tokens), 8)
     size, table = (width, SPLIT) if split else (outputs, WIDE)
     choice = next(row for row in table[columns] if size <= row[0] or row[0] == 0)
@@ -105,6 +115,8 @@ def small_int8_tiles(
     tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
     tiles |= dict(zip(names, choice[1:], strict=False))
     tiles["BLOCK_K"] = whole_steps(tiles, group)["BLOCK_K"]
+    if four_bits and num_tokens <= FRAGMENT_ROWS:  # by count: not measured
+        tiles |= FOUR_BITS | ({"SPLITS": 4} if split else {})
     room = shared_bytes(device) // ((tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"])
     return tiles | {"num_stages": max(min(tiles["num_stages"], room), 2)}
 

@@ -16,7 +16,7 @@ import triton
 
 from ingot.kernels.checks import merge_tiles
 from ingot.kernels.expand_int8 import expand_int8
-from ingot.kernels.int4_weight import Int4Weight
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
@@ -26,16 +26,18 @@ from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
 from ingot.kernels.small_product import expect_rows
 
-AnyInt8 = Int8Weight | Int4Weight
-
 
 def _choice(
     x: Int8Rows, weight: AnyInt8, split: bool, tiles: Mapping[str, int] | None
-) -> tuple[Int8Weight | Int4Weight, dict[str, int]]:
+) -> tuple[AnyInt8, dict[str, int]]:
     """The weight as it is multiplied, and tiles."""
     rows, width = x.values.shape
-    defaults = small_int8_tiles(rows, len(weight.scales), width, x.values.device, x.group, split)
-    weight, choice = settled(x, weight, whole_steps(merge_tiles(defaults, tiles), x.group))
+    four_bits = isinstance(weight, Int4Weight)
+    defaults = small_int8_tiles(rows, len(weight.scales), width, x.values.device, x.group, split, four_bits)
+    wanted = whole_steps(merge_tiles(defaults, tiles), x.group)
+    if x.group and not split:
+        wanted["FRAGMENTS"] = 0  # a whole sum adds its groups in one order, by any number of rows
+    weight, choice = settled(x, weight, wanted)
     expect_rows(choice, rows)
     # A part without columns would have nothing to wait for.
     choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(width, x.group or choice["BLOCK_K"]))

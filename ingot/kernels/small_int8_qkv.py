@@ -25,6 +25,7 @@ from ingot.kernels.checks import (
     merge_tiles,
     runs_on_gpu,
 )
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, as_int8
 from ingot.kernels.int8_checks import expect_product, scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_qkv_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
@@ -32,7 +33,7 @@ from ingot.kernels.int8_tiles import small_int8_tiles
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
 from ingot.kernels.rope_kv_write import expect_options, rope_kv_write_reference
-from ingot.kernels.small_int8 import AnyInt8, fragment_pointers, fragment_shape, int8_shape, settled
+from ingot.kernels.small_int8 import fragment_pointers, fragment_shape, int8_shape, settled
 from ingot.kernels.small_product import MAX_ROWS, expect_rows
 from ingot.kernels.small_qkv import pair_share
 
@@ -56,7 +57,9 @@ def small_int8_qkv_triton(
     """Launch the kernel; arguments as in :func:`small_int8_qkv`, unchecked."""
     (num_tokens, width), device = x.values.shape, x.values.device
     outputs = len(weight.scales)
-    choice = merge_tiles(small_int8_tiles(num_tokens, outputs, width, device), tiles)
+    four_bits = isinstance(weight, Int4Weight)
+    defaults = small_int8_tiles(num_tokens, outputs, width, device, four_bits=four_bits)
+    choice = merge_tiles(defaults, tiles)
     pairs, half = choice["BLOCK_N"] // 2, 0 if cos_sin is None else cos_sin.shape[1] // 2
     if half not in (0, head_dim // 2) or head_dim // 2 % pairs:
         choice["FRAGMENTS"] = 0  # a tile's rows are two runs, half a head apart
@@ -94,7 +97,7 @@ def small_int8_qkv_triton(
 
 def small_int8_qkv_reference(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     bias: torch.Tensor | None,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
@@ -108,14 +111,14 @@ def small_int8_qkv_reference(
     logn_length: int = 0,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`small_int8_qkv`."""
-    qkv = int8_product(x, weight, key_cache.dtype, bias)
+    qkv = int8_product(x, as_int8(weight), key_cache.dtype, bias)
     arguments = (qkv, cos_sin, rope_rows, positions, slot_mapping, key_cache, value_cache)
     return rope_kv_write_reference(*arguments, num_heads, num_kv_heads, head_dim, logn_length=logn_length)
 
 
 def small_int8_qkv(
     x: Int8Rows,
-    weight: Int8Weight,
+    weight: AnyInt8,
     bias: torch.Tensor | None,
     cos_sin: torch.Tensor | None,
     rope_rows: torch.Tensor,
@@ -133,7 +136,8 @@ def small_int8_qkv(
 
     Args:
         x: [M, K] in 8 bits without groups, M up to 64.
-        weight: [(num_heads + 2 num_kv_heads) head_dim, K] in 8 bits, a constant, as in :func:`small_linear`.
+        weight: [(num_heads + 2 num_kv_heads) head_dim, K] in 8 bits, or 4 inside 8, a constant, as in
+            :func:`small_linear`.
         bias: [(num_heads + 2 num_kv_heads) head_dim] in the caches' dtype, or None.
         key_cache, value_cache: in the dtype of the result; they and the others as of :func:`small_qkv`.
         tiles: as of :func:`small_linear`; ``BLOCK_N`` counts both channels of a pair.

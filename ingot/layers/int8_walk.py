@@ -56,10 +56,10 @@ def int8_logits(
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
         attention, mlp = layer.self_attn, mlp_of(layer)
         attended = _attended(attention, _placed(decoder, attention, x, hidden, batch, cache), batch, cache)
-        parts = int8_linear_parts(attended, attention.o_proj.int8_weight())
+        parts = int8_linear_parts(attended, attention.o_proj.int8_weight(len(hidden)))
         norm, bias = layer.post_attention_layernorm.weight, _of(attention.o_proj, "bias")
         x, hidden = sum_norm_int8(parts, hidden, norm, eps, bias, _of(mlp.gate_up_proj, "input_scale"))
-        parts = int8_linear_parts(_inner(mlp, x, hidden.dtype), mlp.down_proj.int8_weight())
+        parts = int8_linear_parts(_inner(mlp, x, hidden.dtype), mlp.down_proj.int8_weight(len(hidden)))
         bias = _of(mlp.down_proj, "bias")
         if after is not None:
             static = _of(after.self_attn.qkv_proj, "input_scale")
@@ -111,12 +111,12 @@ def _first(decoder: Decoder, hidden: torch.Tensor) -> tuple[Int8Rows, torch.Tens
 
 def _product(linear: Linear, x: Int8Rows, dtype: torch.dtype) -> torch.Tensor:
     """x · Wᵀ + b."""
-    return int8_linear(x, linear.int8_weight(), dtype, _of(linear, "bias"))
+    return int8_linear(x, linear.int8_weight(len(x.values)), dtype, _of(linear, "bias"))
 
 
 def _add_product(hidden: torch.Tensor, x: Int8Rows, linear: Linear) -> None:
     """hidden += x · Wᵀ + b, rounded once."""
-    int8_linear(x, linear.int8_weight(), hidden.dtype, _of(linear, "bias"), hidden, hidden)
+    int8_linear(x, linear.int8_weight(len(x.values)), hidden.dtype, _of(linear, "bias"), hidden, hidden)
 
 
 def _placed(
@@ -137,7 +137,7 @@ def _placed(
         return attention.place(qkv, batch, cache, rope, early_tiles(qkv))
     return small_int8_qkv(
         x,
-        attention.qkv_proj.int8_weight(),
+        attention.qkv_proj.int8_weight(len(hidden)),
         _of(attention.qkv_proj, "bias"),
         rope,
         batch.rope_rows,

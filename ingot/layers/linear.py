@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ingot.config.quant import HEAD
-from ingot.kernels.int8_rows import Int8Weight
+from ingot.kernels.int4_weight import AnyInt8
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
 from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
@@ -60,10 +60,12 @@ class Linear(nn.Module):
         assert isinstance(self.scheme, Dense | WeightOnly), self.scheme.name
         return self.scheme.stored(self._parameters, self.in_features)
 
-    def int8_weight(self) -> Int8Weight:
-        """The weight as int8 products read it, of a layer that ``is_int8``; of w4a8 a temporary."""
+    def int8_weight(self, rows: int) -> AnyInt8:
+        """The weight as int8 products of so many rows read it, of a layer that ``is_int8``; of w4a8 a
+        temporary, but for few.
+        """
         assert isinstance(self.scheme, Int8Products), self.scheme.name
-        return self.scheme.int8_weight(self._parameters, self.in_features)
+        return self.scheme.int8_weight(self._parameters, self.in_features, rows)
 
     def in_blocks(self) -> BlockProduct:
         """What products by blocks read, of a layer of RPTQ."""

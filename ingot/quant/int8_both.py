@@ -92,7 +92,7 @@ class Int8Both(Int8Products):
             tensors["input_scale"] = _checked(input_scale)
         return tensors if bias is None else tensors | {"bias": bias}
 
-    def int8_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
+    def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> Int8Weight:
         """What int8 products multiply by: a view; ``values`` [N, K] has rows of a multiple of 16 bytes."""
         weight, scales = tensors["weight"], tensors["scales"]
         assert weight is not None

@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 import torch
 
 from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.int4_weight import AnyInt8, as_int8
 from ingot.kernels.int8_linear import int8_linear
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.kernels.silu_mul_int8 import quantized
@@ -60,8 +61,10 @@ class Int8Products(ABC):
         """The stored form of numbers that are chosen already."""
 
     @abstractmethod
-    def int8_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """What int8 products multiply by; ``values`` [N, K] has rows of a multiple of 16 bytes."""
+    def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
+        """What int8 products of so many ``rows`` multiply by (0: of any number, whole rows of int8); of int8
+        ``values`` [N, K] has rows of a multiple of 16 bytes.
+        """
 
     @abstractmethod
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
@@ -82,7 +85,9 @@ class Int8Products(ABC):
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
         rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
-        y = multiply(rows, self.int8_weight(tensors, x.shape[-1]), x.dtype, tensors.get("bias"))
+        y = multiply(
+            rows, self.int8_weight(tensors, x.shape[-1], len(rows.values)), x.dtype, tensors.get("bias")
+        )
         return y.view(*x.shape[:-1], -1)
 
     def batch_invariant(self) -> Self:
@@ -90,10 +95,11 @@ class Int8Products(ABC):
         return self
 
 
-def multiply(x: Int8Rows, weight: Int8Weight, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
+def multiply(x: Int8Rows, weight: AnyInt8, dtype: torch.dtype, bias: torch.Tensor | None) -> torch.Tensor:
     """x · Wᵀ + b [M, N]; a CPU widens a piece of the weight at a time."""
     if runs_on_gpu(x.values):
         return int8_linear(x, weight, dtype, bias)
+    weight = as_int8(weight)
     rows = max(1, PIECE // max(weight.values.shape[1], 1))
     count = weight.values.shape[0]
     pieces = [
