@@ -35,6 +35,9 @@ SPLIT: Mapping[int, Choices] = {
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
 FRAGMENT_ROWS = 16  # a product of so few rows can load its weight straight into registers
+# Up to so many rows products read a weight of 4 bits inside 8 as it is stored. They can up to FRAGMENT_ROWS,
+# with these tiles; until that is measured on a GPU they take the temporary.
+FOUR_BITS_ROWS = 0
 FOUR_BITS = {"BLOCK_N": 32, "BLOCK_K": 128, "num_warps": 4, "PROGRAMS": 0, "FRAGMENTS": 2}
 # More rows. BLOCK_M, BLOCK_N, MORE_N, BLOCK_K, warps, stages, PIECES, PROGRAMS, and the rate expected, in %
 # of the second's. A tensor-core product whose sums are whole numbers is waited for where it is issued: the

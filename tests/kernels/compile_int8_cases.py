@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.int4_weight import Int4Weight
 from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.int8_tiles import BESIDE, LARGE_NAMES, MOST_GROUP_RESULTS
@@ -21,7 +22,7 @@ from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
-STRAIGHT = {"BLOCK_N": 32, "BLOCK_K": 128, "PROGRAMS": 0, "FRAGMENTS": 2, "OVERLAP": 2}
+STRAIGHT = {"BLOCK_N": 32, "BLOCK_K": 128, "PROGRAMS": 0, "FRAGMENTS": 2}
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
 
 
@@ -62,6 +63,17 @@ def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     small_int8_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
 
 
+def four_bits(dtype: torch.dtype, rows: int, **tiles: int) -> None:
+    """Products of a few rows with a weight of 4 bits inside 8."""
+    for outputs, width, group in ((22016, 4096, 128), (4096, 11008, 64)):
+        levels = empty(2, width // group, outputs, dtype=torch.uint8)
+        pairs, scales = empty(outputs, width // 2, dtype=torch.uint8), empty(outputs, dtype=FULL)
+        weight = Int4Weight(pairs, *levels, scales, group, width)
+        x = rows_in_8(rows, width)
+        small_int8_linear_triton(x, weight, dtype, None, None, None, tiles)
+        small_int8_parts_triton(x, weight, tiles)
+
+
 def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 128, **tiles: int) -> None:
     """Products of many rows in 8 bits: with a bias, with a residual sum, of groups."""
     x, stream = rows_in_8(rows, width), empty(rows, 4096, dtype=dtype)
@@ -93,6 +105,8 @@ INT8_CASES: dict[str, Callable[[], Any]] = {
     "both in 8 bits 1 fp16": lambda: small_int8(HALF, 1),
     "both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16),
     "both in 8 bits 64 fp32": lambda: small_int8(FULL, 64),
+    "straight, both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16, **STRAIGHT | {"FRAGMENTS": 1}),
+    "straight, 4 bits inside 8 8 fp16": lambda: four_bits(HALF, 8, **STRAIGHT),
     "both in 8 bits 2048 fp16 by pointers": lambda: large_int8(HALF, 2048, TMA=1, num_stages=2),
     "both in 8 bits 70 bf16 odd": lambda: large_int8(BRAIN, 70, 172, 43, TMA=1, num_stages=2),
     "parts in 8 bits 128 by pointers": lambda: large_int8_parts(128, PARTS_128, TMA=1, SPLITS=4),
@@ -106,8 +120,7 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
     "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
-    "both in 8 bits 8 fp16 straight": lambda: small_int8(HALF, 8, **STRAIGHT),
-    "both in 8 bits 16 bf16 straight": lambda: small_int8(BRAIN, 16, **STRAIGHT | {"FRAGMENTS": 1}),
+    "straight, both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, **STRAIGHT, OVERLAP=2),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
     "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),

@@ -29,6 +29,8 @@ KERNELS = {
     "dequantize_kernel",
     "expand_int8_kernel",
     "gptq_block_kernel",
+    "int8_fragment_linear_kernel",
+    "int8_fragment_qkv_kernel",
     "int8_matmul_kernel",
     "invariant_attention_kernel",
     "invariant_linear_kernel",

@@ -22,6 +22,7 @@ from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof import read_proof
 from ingot.errors import CheckpointError, ConfigError
+from ingot.kernels.int4_weight import Int4Weight
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer
@@ -248,3 +249,15 @@ class TestVerb:
         assert done.exit_code == 2
         for word in words:
             assert word in done.stderr
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_few_rows_can_read_the_weight_as_it_is_stored(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a temporary, with the same result."""
+    scheme = Int4InInt8(group=64)
+    tensors = scheme.pack(torch.randn(40, 192, generator=torch.Generator().manual_seed(1)), None)
+    x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(2))
+    expected = scheme.apply(x, tensors)
+    monkeypatch.setattr(int4_in_int8, "FOUR_BITS_ROWS", 16)
+    assert isinstance(scheme.int8_weight(tensors, 192, rows), Int4Weight if rows <= 16 else Int8Weight)
+    assert torch.equal(scheme.apply(x, tensors), expected)
