@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import merge_tiles, runs_on_gpu
-from ingot.kernels.int4_weight import Int4Weight, expanded, expect_int4, num_groups
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded, expect_int4, num_groups
 from ingot.kernels.int8_rows import Int8Weight
 
 TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
@@ -90,6 +90,11 @@ def expand_int8_triton(weight: Int4Weight, tiles: Mapping[str, int] | None = Non
             num_warps=choice["num_warps"],
         )
     return Int8Weight(out[:, : weight.in_features], weight.scales, temporary=True)
+
+
+def whole_int8(weight: AnyInt8) -> Int8Weight:
+    """A weight as whole rows of int8: of 4 bits a temporary that the kernel writes."""
+    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
 
 
 expand_int8_reference = expanded

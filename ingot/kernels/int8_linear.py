@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import torch
 
 from ingot.kernels.checks import expect, expect_range, expect_result, runs_on_gpu
-from ingot.kernels.expand_int8 import expand_int8
-from ingot.kernels.int4_weight import AnyInt8, Int4Weight, as_int8
+from ingot.kernels.expand_int8 import whole_int8
+from ingot.kernels.int4_weight import AnyInt8, as_int8
 from ingot.kernels.int8_checks import expect_output, expect_product
 from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.int8_tiles import DECODE_ROWS
 from ingot.kernels.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.small_product import MAX_ROWS
@@ -36,12 +36,7 @@ def int8_linear_triton(
     """Launch a kernel; arguments as in :func:`int8_linear`, unchecked."""
     if x.values.shape[0] <= MAX_ROWS:
         return small_int8_linear_triton(x, weight, dtype, bias, residual, out, tiles)
-    return int8_matmul_triton(x, _whole(weight), dtype, bias, residual, out, tiles)
-
-
-def _whole(weight: AnyInt8) -> Int8Weight:
-    """The weight as products of many rows read it: of 4 bits a temporary."""
-    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
+    return int8_matmul_triton(x, whole_int8(weight), dtype, bias, residual, out, tiles)
 
 
 def int8_linear_reference(
@@ -107,7 +102,7 @@ def int8_linear_parts_triton(
     """Launch a kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
     if x.values.shape[0] <= MAX_ROWS:
         return small_int8_parts_triton(x, weight, tiles)
-    return int8_matmul_parts_triton(x, _whole(weight), tiles)
+    return int8_matmul_parts_triton(x, whole_int8(weight), tiles)
 
 
 def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:

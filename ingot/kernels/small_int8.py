@@ -15,12 +15,12 @@ import torch
 import triton
 
 from ingot.kernels.checks import merge_tiles
-from ingot.kernels.expand_int8 import expand_int8
+from ingot.kernels.expand_int8 import whole_int8
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
-from ingot.kernels.int8_tiles import small_int8_tiles, waiting, whole_steps
+from ingot.kernels.int8_tiles import FRAGMENT_ROWS, small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
@@ -55,12 +55,12 @@ def settled(x: Int8Rows, weight: AnyInt8, choice: Mapping[str, int]) -> tuple[An
     sides = (x.values, weight.pairs if isinstance(weight, Int4Weight) else weight.values)
     aligned = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
     chunks = choice["BLOCK_K"] % (128 if narrow else 64) == 0 and x.group in (0, choice["BLOCK_K"])
-    fits = rows <= 16 and aligned and chunks and not choice["PROGRAMS"]
+    fits = rows <= FRAGMENT_ROWS and aligned and chunks and not choice["PROGRAMS"]
     if isinstance(weight, Int8Weight):
         fits = fits and not weight.temporary
     if choice["FRAGMENTS"] and fits:
         return weight, dict(choice)
-    weight = expand_int8(weight) if isinstance(weight, Int4Weight) else weight
+    weight = whole_int8(weight)
     return weight, waiting({**choice, "FRAGMENTS": 0}, weight.temporary)
 
 
