@@ -1,5 +1,6 @@
-"""Which tiles a decode step's products of both sides in 8 bits should have: timed inside the whole step, 16
-layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head, as layers/int8_walk.py goes.
+"""Which tiles the products of a decode step should have, of 8 bits on both sides or of weights of 4 inside 8:
+timed inside the whole step, 16 layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head,
+as layers/int8_walk.py goes.
 
 First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Up to 16
 rows the tiles that load straight into registers are among them, from 17 to 64 rows the parts of the products
@@ -7,8 +8,8 @@ of many rows. A case's kernels are compiled by all cores before it is timed, and
 ends. A line a case says what to enter in ``kernels/int8_tiles.py``.
 
     python benchmarks/int8_variants.py --json docs/results/int8_variants.json
-    python benchmarks/int8_variants.py --cases 8,1 --limit-s 60      # rows
-    python benchmarks/int8_variants.py --dry --cases 4               # tiny, on a CPU: no figures
+    python benchmarks/int8_variants.py --cases 8x8,4x1 --limit-s 60  # bits x rows
+    python benchmarks/int8_variants.py --dry --cases 8x4             # tiny, on a CPU: no figures
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
 from decode_stack import EPS, LONGEST, Shape, Stack
 
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_heads import int8_heads
 from ingot.kernels.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.int8_matmul import int8_matmul_parts_triton
@@ -46,9 +48,10 @@ from ingot.kernels.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
 from ingot.kernels.sum_norm import sum_norm_int8
 
-CASES = "8,1,16,64,4,32"
+CASES = "8x8,8x1,4x8,4x1,8x16,4x16,8x64,8x32"
 OPS = ("gate_up", "qkv", "down", "o")
 SPLIT = ("down", "o")
+GROUP = 128  # columns, of 4 bits
 LAYERS, WORTH_US = 16, 0.1  # a layer; less is noise
 SHOWN = 8  # of an op's tiles, the fastest
 TINY = Shape(hidden=128, inner=256, heads=1, head_dim=128, vocabulary=96, context=32, block=16)
@@ -59,21 +62,30 @@ DEFAULT: Choice = (False, {})
 class Int8Stack(Stack):
     """A stack whose layers multiply in 8 bits; it has no head."""
 
-    def __init__(self, rows: int, layers: int, dry: bool = False) -> None:
+    def __init__(self, bits: int, rows: int, layers: int, dry: bool = False) -> None:
         device, shape = ("cpu", TINY) if dry else ("cuda", Shape())
         super().__init__(1, rows, device, shape, heads=0)
         self.layers, self.dry = layers, dry
         self.caches = [self.caches[0]] * layers if rows > 8 else [
             [torch.randn_like(t) for t in self.caches[0]] for _ in range(layers)
         ]  # fmt: skip
-        self.int8 = {op: [self._numbers(*shape.products()[op]) for _ in range(layers)] for op in OPS}
+        numbers = self._numbers if bits == 8 else self._pairs
+        self.int8 = {op: [numbers(*shape.products()[op]) for _ in range(layers)] for op in OPS}
         if not dry:
             torch.cuda.synchronize()
 
-    def _numbers(self, outputs: int, width: int) -> Int8Weight:
+    def _numbers(self, outputs: int, width: int) -> AnyInt8:
         device = self.x.device
         values = torch.randn(outputs, width, device=device).mul_(40).round_().clamp_(-127, 127).to(torch.int8)
         return Int8Weight(values, torch.full((outputs,), 1.28 / 40 / width**0.5, device=device))
+
+    def _pairs(self, outputs: int, width: int) -> AnyInt8:
+        device, shape = self.x.device, (width // GROUP, outputs)
+        pairs = torch.randint(256, (outputs, width // 2), dtype=torch.uint8, device=device)
+        steps = torch.randint(4, 15, shape, dtype=torch.uint8, device=device)
+        zeros = torch.full(shape, 8, dtype=torch.uint8, device=device)
+        scales = torch.full((outputs,), 1.28 / 45 / width**0.5, device=device)
+        return Int4Weight(pairs, steps, zeros, scales, GROUP, width)
 
     def step(self, plan: dict[str, Choice]) -> torch.Tensor:
         """All layers."""
@@ -117,11 +129,13 @@ def candidates(op: str, rows: int) -> list[Choice]:
         for block_k in (128,) if op == "o" else (128, 256):
             for block, warps, depth in (
                 (32, 4, 1),
+                (16, 4, 1),
+                (32, 2, 1),
+                (64, 4, 1),
+                (16, 8, 1),
+                (32, 8, 1),
                 (32, 4, 2),
                 (16, 4, 2),
-                (32, 2, 2),
-                (16, 8, 1),
-                (64, 4, 1),
             ):
                 tiles = {"BLOCK_N": block, "BLOCK_K": block_k, "num_warps": warps, "FRAGMENTS": depth}
                 found += [(False, tiles | {"PROGRAMS": 0, "SPLITS": count}) for count in splits]
@@ -137,9 +151,9 @@ def candidates(op: str, rows: int) -> list[Choice]:
     return found
 
 
-def compile_share(rank: int, ranks: int, rows: int) -> None:
+def compile_share(rank: int, ranks: int, bits: int, rows: int) -> None:
     """Run one in ``ranks`` of a case's kernels once, so that they are on disk."""
-    stack = Int8Stack(rows, 1)
+    stack = Int8Stack(bits, rows, 1)
     calls: list[Callable[[], Any]] = [lambda: stack.step({})]
     for op in OPS:
         calls += [lambda op=op, choice=choice: stack.only(op, choice) for choice in candidates(op, rows)]
@@ -159,9 +173,9 @@ def _runs(call: Callable[[], Any]) -> bool:
 class Sweep:
     """One case; ``end`` is when it should stop, by ``time.monotonic``."""
 
-    def __init__(self, rows: int, dry: bool, end: float) -> None:
-        self.stack = Int8Stack(rows, 2 if dry else LAYERS, dry)
-        self.rows, self.dry, self.end = rows, dry, end
+    def __init__(self, bits: int, rows: int, dry: bool, end: float) -> None:
+        self.stack = Int8Stack(bits, rows, 2 if dry else LAYERS, dry)
+        self.bits, self.rows, self.dry, self.end = bits, rows, dry, end
         self.plan: dict[str, Choice] = {}
 
     def median(self, plan: dict[str, Choice]) -> float:
@@ -204,8 +218,14 @@ class Sweep:
         last = self.median(self.plan)
         late = time.monotonic() > self.end
         told = f"{self.plan}{', stopped early' if late else ''}"
-        print(f"{self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}", flush=True)
-        figures = {"rows": self.rows, "before_us": first, "after_us": last, "plan": self.plan}
+        print(f"{self.bits} bits, {self.rows} rows: {first:.1f} -> {last:.1f} us a layer: {told}", flush=True)
+        figures = {
+            "bits": self.bits,
+            "rows": self.rows,
+            "before_us": first,
+            "after_us": last,
+            "plan": self.plan,
+        }
         return figures | {"stopped_early": late, "tried": tried}
 
 
@@ -213,7 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", default=CASES, help="rows, comma-separated")
+    parser.add_argument("--cases", default=CASES, help="bits x rows, comma-separated")
     parser.add_argument("--json", type=Path, help="file to write, after every case")
     parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
     parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
@@ -227,14 +247,15 @@ def main() -> None:
     }
     end, ranks = time.monotonic() + given.limit_s, max((os.cpu_count() or 2) - 1, 1)
     with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:  # none starts in a dry run
-        for rows in map(int, given.cases.split(",")):
+        for case in given.cases.split(","):
+            bits, rows = map(int, case.split("x"))
             begun = time.monotonic()
             if begun > end:
                 break
             if not given.dry:
-                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [rows] * ranks))
-                print(f"{rows} rows: compiled in {time.monotonic() - begun:.0f} s", flush=True)
-            told["cases"].append(Sweep(rows, given.dry, end).run())
+                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [bits] * ranks, [rows] * ranks))
+                print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
+            told["cases"].append(Sweep(bits, rows, given.dry, end).run())
             if given.json:
                 given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
 

@@ -146,9 +146,11 @@ def int8_fragment_tile(
     a group's where columns of x share scales: [BLOCK_N, 16], int32 without ``x_scale_ptr``, else fp32.
 
     The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. DEPTH chunks of every
-    warp are asked for before the wait for the previous kernel, and stay ahead. With HALF the weight is one of
-    4 bits inside 8 (int4_weight.py), in groups of twice as many columns: 16 bytes of pairs are then what two
-    spans of 64 columns have of a thread, and x is loaded in their order.
+    warp are asked for before the wait for the previous kernel, and stay ahead; with 0 every chunk is asked
+    for at its step, together with the rows of x, the first before the wait: fewer registers, more programs at
+    once. There must be a chunk: its step waits. With HALF the weight is one of 4 bits inside 8
+    (int4_weight.py), in groups of twice as many columns: 16 bytes of pairs are then what two spans of 64
+    columns have of a thread, and x is loaded in their order.
     """
     QUARTERS: tl.constexpr = BLOCK_K // 64
     BLOCKS: tl.constexpr = BLOCK_N // 8
@@ -186,24 +188,41 @@ def int8_fragment_tile(
     if x_scale_ptr is not None:  # constants: asked for before the wait
         lane = tl.arange(0, BLOCK_N)
         scales = tl.load(scale_ptr + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
-    wait_for_previous(OVERLAP)
-    if x_scale_ptr is not None:  # noqa: SIM102 - a pointer that is None, and a constant
-        if GROUP == 0:
-            real = tl.arange(0, ROWS)
-            x_scales = tl.load(x_scale_ptr + real * x_scale_stride, mask=real < tokens, other=0.0)
     acc = tl.zeros((WARPS, ROWS, BLOCK_N), dtype=tl.float32 if GROUP > 0 else tl.int32)
-    for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=DEPTH):
+    x_scales = tl.zeros((ROWS,), dtype=tl.float32)
+    for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=max(DEPTH, 1)):
         chunk = first + step * WARPS
+        if DEPTH > 0:
+            words = ahead[0]
+            ahead = ahead[1:]
+            if HALF > 0:
+                levels = beside[0]
+                beside = beside[1:]
+        else:
+            here = chunk * (BLOCK_K // PAIRS)
+            words = _loaded(weight_ptr + here, places, here + column, warp + chunk < end, BYTES,
+                            BLOCK_K // PAIRS, True)  # fmt: skip
+            if HALF > 0:
+                levels = _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
+                                warp + chunk < end, GROUPS)  # fmt: skip
         here = chunk * BLOCK_K
-        x = _loaded(x_ptr + here, x_places, here + x_column, (x_warp + chunk < end) & (token < tokens), K,
-                    BLOCK_K, False)  # fmt: skip
+        there = (x_warp + chunk < end) & (token < tokens)
+        if step == 0:
+            wait_for_previous(OVERLAP)
+            x = _loaded(x_ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
+            if x_scale_ptr is not None:  # noqa: SIM102 - a pointer that is None, and a constant
+                if GROUP == 0:
+                    real = tl.arange(0, ROWS)
+                    x_scales = tl.load(x_scale_ptr + real * x_scale_stride, mask=real < tokens, other=0.0)
+        else:  # in a branch: else the compiler would ask for some of x only at its use, and wait each time
+            x = _loaded(x_ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
         x = tl.reshape(_bytes(x, ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
         x = tl.reshape(tl.permute(x, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))
         if HALF > 0:
-            w = tl.reshape(_of_four_bits(ahead[0], beside[0], ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
+            w = tl.reshape(_of_four_bits(words, levels, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
             w = tl.reshape(tl.permute(w, (2, 0, 8, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
         else:
-            w = tl.reshape(_bytes(ahead[0], ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2))
+            w = tl.reshape(_bytes(words, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2))
             w = tl.reshape(tl.permute(w, (2, 0, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
         if GROUP > 0:
             own_scales = _group_scales(x_scale_ptr, x_scale_stride, tokens, chunk, end, WARPS)
@@ -212,17 +231,18 @@ def int8_fragment_tile(
             acc += tl.reshape(sums, (WARPS, ROWS, BLOCK_N))
         else:
             acc = tl.dot(x, w, acc, out_dtype=tl.int32)
-        then = chunk + DEPTH * WARPS
-        here = then * (BLOCK_K // PAIRS)
-        ahead = ahead[1:] + (  # noqa: RUF005
-            _loaded(weight_ptr + here, places, here + column, warp + then < end, BYTES, BLOCK_K // PAIRS,
-                    True),
-        )  # fmt: skip
-        if HALF > 0:
-            beside = beside[1:] + (  # noqa: RUF005
-                _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
-                       warp + then < end, GROUPS),
+        if DEPTH > 0:
+            then = chunk + DEPTH * WARPS
+            here = then * (BLOCK_K // PAIRS)
+            ahead = ahead + (  # noqa: RUF005
+                _loaded(weight_ptr + here, places, here + column, warp + then < end, BYTES, BLOCK_K // PAIRS,
+                        True),
             )  # fmt: skip
+            if HALF > 0:
+                beside = beside + (  # noqa: RUF005
+                    _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
+                           warp + then < end, GROUPS),
+                )  # fmt: skip
     total = tl.sum(acc, axis=0)
     if x_scale_ptr is not None:
         if GROUP == 0:
@@ -267,7 +287,7 @@ def int8_fragment_linear_kernel(
     acc = int8_fragment_tile(
         x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
         zero_ptr, step_stride, start, split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS, N, K, GROUP,
-        WEIGHT_HALF, BLOCK_N, BLOCK_K, BLOCK_N, 0, WARPS, FRAGMENTS, OVERLAP, ASM,
+        WEIGHT_HALF, BLOCK_N, BLOCK_K, BLOCK_N, 0, WARPS, FRAGMENTS - 1, OVERLAP, ASM,
     )  # fmt: skip
     store_sums(acc, start + tl.arange(0, BLOCK_N), N, split, bias_ptr, residual_ptr, residual_stride, y_ptr,
                tokens, N, ROWS)  # fmt: skip
@@ -327,7 +347,7 @@ def int8_fragment_qkv_kernel(
     acc = int8_fragment_tile(
         x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
         zero_ptr, step_stride, start, 0, STEPS, N, K, 0, WEIGHT_HALF, BLOCK_N, BLOCK_K, PAIRS, GAP, WARPS,
-        FRAGMENTS, OVERLAP, ASM,
+        FRAGMENTS - 1, OVERLAP, ASM,
     )  # fmt: skip
     if bias_ptr is not None:
         lane = tl.arange(0, BLOCK_N)

@@ -15,11 +15,12 @@ import torch
 
 from ingot.kernels.checks import expect, expect_range, expect_result, runs_on_gpu
 from ingot.kernels.expand_int8 import whole_int8
-from ingot.kernels.int4_weight import AnyInt8, as_int8
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, as_int8
 from ingot.kernels.int8_checks import expect_output, expect_product
-from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.int8_matmul import aligned, int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
-from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.int8_tiles import DECODE_ROWS, FEW_PARTS
+from ingot.kernels.product_tiles import has_descriptors
 from ingot.kernels.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.small_product import MAX_ROWS
 
@@ -100,9 +101,18 @@ def int8_linear_parts_triton(
     x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch a kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    if x.values.shape[0] <= MAX_ROWS:
-        return small_int8_parts_triton(x, weight, tiles)
-    return int8_matmul_parts_triton(x, whole_int8(weight), tiles)
+    if x.values.shape[0] > MAX_ROWS or _parts_of_many(x, weight, tiles):
+        return int8_matmul_parts_triton(x, whole_int8(weight), tiles)
+    return small_int8_parts_triton(x, weight, tiles)
+
+
+def _parts_of_many(x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None) -> bool:
+    """Whether the kernel of many rows computes parts of few: those that say so have its tiles."""
+    if tiles:
+        return "BLOCK_M" in tiles
+    if x.values.shape[0] <= FEW_PARTS or not has_descriptors(x.values.device):
+        return False
+    return isinstance(weight, Int4Weight) or aligned(x, weight)
 
 
 def int8_linear_parts_reference(x: Int8Rows, weight: AnyInt8) -> Int8Sums | torch.Tensor:
@@ -121,7 +131,8 @@ def int8_linear_parts(
     Args:
         x: [M, K] in 8 bits, M up to ``DECODE_ROWS``.
         weight: [N, K] in 8 bits, a constant, as in :func:`small_linear`.
-        tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's.
+        tiles: as of :func:`int8_linear`, and ``SPLITS``; of rows with groups BLOCK_K is the group's. With
+            BLOCK_M those of many rows: the default beyond ``FEW_PARTS`` rows, where there are descriptors.
 
     Returns:
         The exact sums; of rows with groups [SPLITS, M, N] fp32, scaled. On the CPU one part.

@@ -189,7 +189,7 @@ def _store(
     tl.store(y_ptr + (rows.to(tl.int64) * N)[:, None] + outputs[None, :], y, mask=inside)
 
 
-def _aligned(x: Int8Rows, weight: Int8Weight) -> bool:
+def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
     """Whether all rows start at multiples of 16 bytes."""
     sides = (x.values, weight.values)
     return all(t.data_ptr() % ALIGNMENT == 0 and t.stride(0) % ALIGNMENT == 0 for t in sides)
@@ -201,7 +201,7 @@ def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bo
     Raises:
         KernelArgumentError: the tile ``TMA`` is 2 and they cannot.
     """
-    fits = _aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
+    fits = aligned(x, weight) and x.group in (0, choice["BLOCK_K"])
     if choice["TMA"] == 2 and not fits:
         strides = x.values.stride(0), weight.values.stride(0)
         raise KernelArgumentError(
@@ -224,8 +224,8 @@ def _choice(
     x: Int8Rows, weight: Int8Weight, itemsize: int, split: bool, tiles: Mapping[str, int] | None
 ) -> dict[str, int]:
     (rows, width), outputs = x.values.shape, weight.values.shape[0]
-    machine, aligned = machine_of(x.values.device), _aligned(x, weight)
-    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, x.group, aligned, split)
+    machine = machine_of(x.values.device)
+    defaults = large_int8_tiles(rows, outputs, width, itemsize, machine, x.group, aligned(x, weight), split)
     return whole_steps(merge_tiles(defaults, tiles), x.group)
 
 

@@ -63,6 +63,10 @@ LARGE_GROUPS: Choices = [
 # are 128, which fill it whole.
 DECODE_ROWS = 256
 PARTS = (1, 2, 4, 8)  # of split sums
+# Parts of up to 64 rows by the products of many, which they are from FEW_PARTS rows on where there are
+# descriptors: two programs a multiprocessor.
+FEW_PARTS, PARTS_64, SPLITS_64 = 32, (64, 64, 0, 256, 4, 3, 1, 0), 4
+PARTS_64_GROUPS = (64, 64, 0, 128, 4, 5, 1, 0)
 MOST_GROUP_RESULTS = 128 * 128  # more would spill, and have no sums of their own for MORE_N
 SLOWER, MOST_RESULTS = 1.25, 128 * 256  # a tile of more results moves its bytes so much slower
 # What tuning tries besides.
@@ -207,6 +211,10 @@ def large_int8_tiles(
         "TMA": 4 if machine.descriptors and aligned else 1,
         "OVERLAP": 2 if machine.early and few else 1,
     }
+    if split and aligned and num_tokens <= max(SPLIT):
+        shape = dict(zip(LARGE_NAMES, PARTS_64_GROUPS if group else PARTS_64, strict=True))
+        tiles = whole_steps({**common, **shape, "SPLITS": SPLITS_64}, group)
+        return _fitted(tiles, itemsize, machine.shared)
     for row in table if aligned else table[-1:]:
         tiles = whole_steps({**common, **dict(zip(LARGE_NAMES, row, strict=False))}, group)
         if (tiles["PROGRAMS"] > 1 and (few or not machine.descriptors)) or (split and tiles["MORE_N"]):

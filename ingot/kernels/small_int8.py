@@ -45,10 +45,10 @@ def _choice(
 
 
 def settled(x: Int8Rows, weight: AnyInt8, choice: Mapping[str, int]) -> tuple[AnyInt8, dict[str, int]]:
-    """The weight as it is multiplied, and the choice without FRAGMENTS (chunks that each warp asks for ahead)
-    where rows or tiles have no room for them: at most 16 rows, rows that start at multiples of 16 bytes,
-    chunks of whole 64 columns (of 4 bits 128), a weight that is not written just before, no shares. A weight
-    of 4 bits is written as int8 then.
+    """The weight as it is multiplied, and the choice without FRAGMENTS (1: each warp asks for a chunk at its
+    step, 2: for one ahead, and so on) where rows or tiles have no room for them: at most 16 rows, rows that
+    start at multiples of 16 bytes, chunks of whole 64 columns (of 4 bits 128), a weight that is not written
+    just before, no shares. A weight of 4 bits is written as int8 then.
     """
     rows, width = x.values.shape
     narrow = isinstance(weight, Int4Weight)

@@ -15,11 +15,11 @@ from benchmarks.int8_variants import OPS, Int8Stack, candidates
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize(("bits", "rows"), [(8, 3), (8, 20), (4, 3)])
 @pytest.mark.parametrize("op", OPS)
-def test_all_tiles_give_the_same(rows: int, op: str) -> None:
+def test_all_tiles_give_the_same(bits: int, rows: int, op: str) -> None:
     """To the bit, but for the output product, whose heads' sums are fp32 in another order."""
-    stack = Int8Stack(rows, 2, dry=True)
+    stack = Int8Stack(bits, rows, 2, dry=True)
     wanted = stack.step({})
     assert wanted.float().std() > 0.1
     choices = candidates(op, rows)
@@ -34,7 +34,7 @@ def test_all_tiles_give_the_same(rows: int, op: str) -> None:
 
 def test_a_dry_run_writes_every_case(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
-    command = [sys.executable, "benchmarks/int8_variants.py", "--dry", "--cases", "4,20", "--json"]
+    command = [sys.executable, "benchmarks/int8_variants.py", "--dry", "--cases", "8x4,8x20", "--json"]
     subprocess.run([*command, str(found)], cwd=ROOT, check=True, capture_output=True)
     first, second = json.loads(found.read_text(encoding="utf-8"))["cases"]
     assert (first["rows"], second["rows"]) == (4, 20)

@@ -26,7 +26,9 @@ SHAPES = [(1, 16, 64), (1, 37, 208), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 2, 3])
-@pytest.mark.parametrize("changes", [{}, {"FRAGMENTS": 1, "num_warps": 4}, {"BLOCK_N": 32, "BLOCK_K": 128}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"FRAGMENTS": 1, "num_warps": 4}, {"BLOCK_N": 32, "BLOCK_K": 128, "FRAGMENTS": 3}]
+)
 def test_sums_are_exact(
     impl: Implementation, rows: int, outputs: int, width: int, splits: int, changes: dict[str, int]
 ) -> None:
@@ -51,7 +53,7 @@ def test_linear_is_that_of_the_other_kernel(
     residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
     found, expected = (
         small_int8_linear_triton(x, weight, dtype, bias, residual, None, TILES | {"FRAGMENTS": depth})
-        for depth in (2, 0)
+        for depth in (1, 0)
     )
     assert torch.equal(found, expected)
 
