@@ -2,10 +2,10 @@
 timed inside the whole step, 16 layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head,
 as layers/int8_walk.py goes.
 
-First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Up to 16
-rows the tiles that load straight into registers are among them, from 17 to 64 rows the parts of the products
-of many rows. A case's kernels are compiled by all cores before it is timed, and its figures written when it
-ends. A line a case says what to enter in ``kernels/int8_tiles.py``.
+First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Those of
+4 bits, which have products up to 16 rows, load straight into registers; of 8 bits the parts of the products
+of many rows are among them from 17 rows on. A case's kernels are compiled by all cores before it is timed,
+and its figures written when it ends. A line a case says what to enter in ``kernels/int8_tiles.py``.
 
     python benchmarks/int8_variants.py --json docs/results/int8_variants.json
     python benchmarks/int8_variants.py --cases 8x8,4x1 --limit-s 60  # bits x rows
@@ -41,7 +41,7 @@ from ingot.kernels.int8_heads import int8_heads
 from ingot.kernels.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, quantize_rows
-from ingot.kernels.int8_tiles import LARGE_NAMES
+from ingot.kernels.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
 from ingot.kernels.norm_int8 import rms_norm_int8
 from ingot.kernels.paged_attention import paged_attention
 from ingot.kernels.silu_mul_int8 import silu_mul_int8
@@ -53,6 +53,7 @@ OPS = ("gate_up", "qkv", "down", "o")
 SPLIT = ("down", "o")
 GROUP = 128  # columns, of 4 bits
 LAYERS, WORTH_US = 16, 0.1  # a layer; less is noise
+KEPT = frozenset({"BLOCK_T", "OVERLAP", "FRAGMENTS", "SPLITS"})  # of a default
 SHOWN = 8  # of an op's tiles, the fastest
 TINY = Shape(hidden=128, inner=256, heads=1, head_dim=128, vocabulary=96, context=32, block=16)
 Choice = tuple[bool, Tiles]  # whether the products of many rows compute the op, and tiles
@@ -121,11 +122,11 @@ class Int8Stack(Stack):
         self.op(op, quantize_rows(x, group), 0, {op: choice})
 
 
-def candidates(op: str, rows: int) -> list[Choice]:
-    """What to try of an op beside the default."""
+def candidates(bits: int, op: str, rows: int) -> list[Choice]:
+    """What to try of an op beside the default; of 4 bits up to 16 rows."""
     splits = (4, 8) if op in SPLIT else (1,)
     found: list[Choice] = []
-    if rows <= 16:
+    if bits == 4:
         for block_k in (128,) if op == "o" else (128, 256):
             for block, warps, depth in (
                 (32, 4, 1),
@@ -139,7 +140,12 @@ def candidates(op: str, rows: int) -> list[Choice]:
             ):
                 tiles = {"BLOCK_N": block, "BLOCK_K": block_k, "num_warps": warps, "FRAGMENTS": depth}
                 found += [(False, tiles | {"PROGRAMS": 0, "SPLITS": count}) for count in splits]
-    elif op in SPLIT:
+    else:
+        default = small_int8_tiles(rows, 0, 0, torch.device("cpu"), split=op in SPLIT)
+        for tiles in small_int8_candidates(default)[1:]:
+            own = {name: number for name, number in tiles.items() if name not in KEPT}
+            found += [(False, own | {"SPLITS": count}) for count in splits]
+    if bits == 8 and rows > 16 and op in SPLIT:
         for shape in (
             (64, 64, 0, 128, 4, 5, 1, 0),
             (64, 64, 0, 256, 4, 3, 1, 0),
@@ -156,7 +162,9 @@ def compile_share(rank: int, ranks: int, bits: int, rows: int) -> None:
     stack = Int8Stack(bits, rows, 1)
     calls: list[Callable[[], Any]] = [lambda: stack.step({})]
     for op in OPS:
-        calls += [lambda op=op, choice=choice: stack.only(op, choice) for choice in candidates(op, rows)]
+        calls += [
+            lambda op=op, choice=choice: stack.only(op, choice) for choice in candidates(bits, op, rows)
+        ]
     for call in calls[rank::ranks]:
         _runs(call)
 
@@ -201,7 +209,7 @@ class Sweep:
     def tiles(self, op: str) -> list[tuple[float, bool, Tiles]]:
         """The fastest choices of an op; the best stays if it is worth it."""
         now, found = self.median(self.plan), []
-        choices = candidates(op, self.rows)
+        choices = candidates(self.bits, op, self.rows)
         for choice in choices[::5] if self.dry else choices:
             if time.monotonic() > self.end:
                 break

@@ -1,10 +1,13 @@
-"""Products of up to 16 rows and a weight, both of 8 bits, loaded straight into the tensor cores' registers.
+"""Products of up to 16 rows in 8 bits and a weight of 4 bits inside 8, loaded straight into the tensor cores'
+registers.
 
 Owns the loop and its two kernels: each warp takes chunks of columns of its own and multiplies them without
 shared memory and without waiting for other warps; their sums meet at the end. A thread loads 16 neighbouring
-bytes of a row, of the weight and of x alike: of 64 columns what two tensor-core instructions have of that
-thread, but for the order of columns, which is the same on both sides. No number moves between threads, and,
-with the weight as the right operand, none between registers. Knows no choice of tiles.
+bytes of a row, of the weight's pairs and of x alike: what tensor-core instructions have of that thread, but
+for the order of columns, which is the same on both sides. No number moves between threads, and, with the
+weight as the right operand, none between registers. Knows no choice of tiles.
+
+A weight of whole bytes read so was slower than through shared memory (docs/performance-log.md).
 
     acc = int8_fragment_tile(x_ptr, ...)  # [BLOCK_N, 16]
 """
@@ -83,6 +86,28 @@ def _steps(
 
 
 @triton.jit
+def _chunk(
+    weight_ptr: tl.tensor,
+    places: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    step_stride: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    there: tl.tensor,
+    chunk: tl.tensor,
+    BYTES: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    HALF: tl.constexpr,
+) -> tl.tensor:
+    """A chunk's pairs, and their steps and zeros."""
+    here = chunk * BLOCK_BYTES
+    words = _loaded(weight_ptr + here, places, here + column, there, BYTES, BLOCK_BYTES, True)
+    group = (here + column) // HALF
+    return words, _steps(step_ptr, zero_ptr, step_stride, row, group, there, BYTES // HALF)
+
+
+@triton.jit
 def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
     """The bytes that pairs of 4 bits [P, 4] stand for: int8 [P, 4, 2, 2, 2], last the halves of a group."""
     steps, zeros = beside & 255, beside >> 8
@@ -144,25 +169,25 @@ def int8_fragment_tile(
 ) -> tl.tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns, which are
     a group's where columns of x share scales: [BLOCK_N, 16], int32 without ``x_scale_ptr``, else fp32.
+    The weight (int4_weight.py) has groups of twice HALF columns: 16 bytes of pairs are what two spans of 64
+    columns have of a thread, and x is loaded in their order.
 
     The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. DEPTH chunks of every
     warp are asked for before the wait for the previous kernel, and stay ahead; with 0 every chunk is asked
     for at its step, together with the rows of x, the first before the wait: fewer registers, more programs at
-    once. There must be a chunk: its step waits. With HALF the weight is one of 4 bits inside 8
-    (int4_weight.py), in groups of twice as many columns: 16 bytes of pairs are then what two spans of 64
-    columns have of a thread, and x is loaded in their order.
+    once. There must be a chunk: its step waits.
     """
     QUARTERS: tl.constexpr = BLOCK_K // 64
     BLOCKS: tl.constexpr = BLOCK_N // 8
-    PAIRS: tl.constexpr = 2 if HALF > 0 else 1  # numbers a byte
-    SPANS: tl.constexpr = QUARTERS // PAIRS  # of 64 bytes
-    GROUPS: tl.constexpr = (K + 2 * HALF - 1) // (2 * HALF) if HALF > 0 else 0
-    BYTES: tl.constexpr = GROUPS * HALF if HALF > 0 else K  # of a row
+    SPANS: tl.constexpr = QUARTERS // 2  # of 64 bytes of pairs
+    BLOCK_BYTES: tl.constexpr = BLOCK_K // 2
+    GROUPS: tl.constexpr = (K + 2 * HALF - 1) // (2 * HALF)
+    BYTES: tl.constexpr = GROUPS * HALF  # of a row
     index = tl.arange(0, 32 * WARPS * BLOCKS * SPANS)
     own = index // (32 * WARPS) % BLOCKS * 8 + index // 4 % 8
     row = tl.minimum(own % RUN + own // RUN * GAP, N - 1 - start)
     warp = index // 32 % WARPS
-    column = warp * (BLOCK_K // PAIRS) + index // (32 * WARPS * BLOCKS) * 64 + index % 4 * 16
+    column = warp * BLOCK_BYTES + index // (32 * WARPS * BLOCKS) * 64 + index % 4 * 16
     places = row * weight_stride + column  # of 32 bits, from the tile's first row on
     weight_ptr += start.to(tl.int64) * weight_stride
     x_index = tl.arange(0, 64 * WARPS * QUARTERS)
@@ -175,16 +200,10 @@ def int8_fragment_tile(
     ahead, beside = (), ()
     for depth in tl.static_range(DEPTH):
         chunk = first + depth * WARPS
-        here = chunk * (BLOCK_K // PAIRS)
-        ahead = ahead + (  # noqa: RUF005 - Triton knows no stars in tuples
-            _loaded(weight_ptr + here, places, here + column, warp + chunk < end, BYTES, BLOCK_K // PAIRS,
-                    True),
-        )  # fmt: skip
-        if HALF > 0:
-            beside = beside + (  # noqa: RUF005
-                _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
-                       warp + chunk < end, GROUPS),
-            )  # fmt: skip
+        words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
+                               warp + chunk < end, chunk, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
+        ahead = ahead + (words,)  # noqa: RUF005 - Triton knows no stars in tuples
+        beside = beside + (levels,)  # noqa: RUF005
     if x_scale_ptr is not None:  # constants: asked for before the wait
         lane = tl.arange(0, BLOCK_N)
         scales = tl.load(scale_ptr + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
@@ -193,18 +212,11 @@ def int8_fragment_tile(
     for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=max(DEPTH, 1)):
         chunk = first + step * WARPS
         if DEPTH > 0:
-            words = ahead[0]
-            ahead = ahead[1:]
-            if HALF > 0:
-                levels = beside[0]
-                beside = beside[1:]
+            words, levels = ahead[0], beside[0]
+            ahead, beside = ahead[1:], beside[1:]
         else:
-            here = chunk * (BLOCK_K // PAIRS)
-            words = _loaded(weight_ptr + here, places, here + column, warp + chunk < end, BYTES,
-                            BLOCK_K // PAIRS, True)  # fmt: skip
-            if HALF > 0:
-                levels = _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
-                                warp + chunk < end, GROUPS)  # fmt: skip
+            words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
+                                   warp + chunk < end, chunk, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
         here = chunk * BLOCK_K
         there = (x_warp + chunk < end) & (token < tokens)
         if step == 0:
@@ -218,12 +230,8 @@ def int8_fragment_tile(
             x = _loaded(x_ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
         x = tl.reshape(_bytes(x, ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
         x = tl.reshape(tl.permute(x, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))
-        if HALF > 0:
-            w = tl.reshape(_of_four_bits(words, levels, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
-            w = tl.reshape(tl.permute(w, (2, 0, 8, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
-        else:
-            w = tl.reshape(_bytes(words, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2))
-            w = tl.reshape(tl.permute(w, (2, 0, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
+        w = tl.reshape(_of_four_bits(words, levels, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
+        w = tl.reshape(tl.permute(w, (2, 0, 8, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
         if GROUP > 0:
             own_scales = _group_scales(x_scale_ptr, x_scale_stride, tokens, chunk, end, WARPS)
             sums = tl.dot(x, w, out_dtype=tl.int32).to(tl.float32)
@@ -233,16 +241,10 @@ def int8_fragment_tile(
             acc = tl.dot(x, w, acc, out_dtype=tl.int32)
         if DEPTH > 0:
             then = chunk + DEPTH * WARPS
-            here = then * (BLOCK_K // PAIRS)
-            ahead = ahead + (  # noqa: RUF005
-                _loaded(weight_ptr + here, places, here + column, warp + then < end, BYTES, BLOCK_K // PAIRS,
-                        True),
-            )  # fmt: skip
-            if HALF > 0:
-                beside = beside + (  # noqa: RUF005
-                    _steps(step_ptr, zero_ptr, step_stride, start + row, (here + column) // HALF,
-                           warp + then < end, GROUPS),
-                )  # fmt: skip
+            words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
+                                   warp + then < end, then, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
+            ahead = ahead + (words,)  # noqa: RUF005
+            beside = beside + (levels,)  # noqa: RUF005
     total = tl.sum(acc, axis=0)
     if x_scale_ptr is not None:
         if GROUP == 0:

@@ -34,11 +34,15 @@ SPLIT: Mapping[int, Choices] = {
     32: [(8192, 64, 256, 4, 4, 0, 0, 8), (0, 64, 256, 4, 4, 0, 0, 4)],
     64: [(8192, 128, 128, 4, 4, 0, 0, 8), (0, 128, 128, 4, 4, 0, 0, 8)],
 }
-FRAGMENT_ROWS = 16  # a product of so few rows can load its weight straight into registers
-# Up to so many rows products read a weight of 4 bits inside 8 as it is stored. They can up to FRAGMENT_ROWS,
-# with these tiles; until that is measured on a GPU they take the temporary.
-FOUR_BITS_ROWS = 0
-FOUR_BITS = {"BLOCK_N": 32, "BLOCK_K": 128, "num_warps": 4, "PROGRAMS": 0, "FRAGMENTS": 2}
+# Up to so many rows products load a weight of 4 bits inside 8 straight into registers, as it is stored. By
+# the columns of x's tile and outputs, BLOCK_N, BLOCK_K, warps, FRAGMENTS (1: a warp asks for a chunk at its
+# step, 2: for one ahead); of split sums by inputs, with SPLITS. As benchmarks/int8_variants.py found them.
+FRAGMENT_ROWS = 16
+FOUR_BITS: Mapping[int, Choices] = {
+    8: [(16383, 32, 256, 4, 1), (0, 16, 256, 4, 1)],
+    16: [(16383, 32, 256, 4, 1), (0, 32, 256, 2, 1)],
+}
+FOUR_BITS_SPLIT: Choices = [(8192, 32, 128, 4, 1, 4), (0, 32, 128, 4, 2, 4)]
 # More rows. BLOCK_M, BLOCK_N, MORE_N, BLOCK_K, warps, stages, PIECES, PROGRAMS, and the rate expected, in %
 # of the second's. A tensor-core product whose sums are whole numbers is waited for where it is issued: the
 # compiler lets only sums in fp32 run on. Two programs of one warp group each wait at different times; an H200
@@ -117,15 +121,23 @@ def small_int8_tiles(
     """
     columns = max(next_power_of_two(num_tokens), 8)
     size, table = (width, SPLIT) if split else (outputs, WIDE)
-    choice = next(row for row in table[columns] if size <= row[0] or row[0] == 0)
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
     tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
-    tiles |= dict(zip(names, choice[1:], strict=False))
+    tiles |= dict(zip(names, _row(table[columns], size)[1:], strict=False))
+    if four_bits and num_tokens <= FRAGMENT_ROWS:
+        straight = _row(FOUR_BITS_SPLIT if split else FOUR_BITS[columns], size)
+        tiles |= dict(
+            zip(("BLOCK_N", "BLOCK_K", "num_warps", "FRAGMENTS", "SPLITS"), straight[1:], strict=False)
+        )
+        tiles |= {"PROGRAMS": 0}
     tiles["BLOCK_K"] = whole_steps(tiles, group)["BLOCK_K"]
-    if four_bits and num_tokens <= FRAGMENT_ROWS:  # by count: not measured
-        tiles |= FOUR_BITS | ({"SPLITS": 4} if split else {})
     room = shared_bytes(device) // ((tiles["BLOCK_N"] + columns) * tiles["BLOCK_K"])
     return tiles | {"num_stages": max(min(tiles["num_stages"], room), 2)}
+
+
+def _row(table: Choices, size: int) -> tuple[int, ...]:
+    """The first row of a table that is for this size; 0 stands for any."""
+    return next(row for row in table if size <= row[0] or row[0] == 0)
 
 
 def whole_steps(choice: Mapping[str, int], group: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ from ingot.kernels.expand_int8 import whole_int8
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.int8_tiles import FRAGMENT_ROWS, small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
 from ingot.kernels.overlap import launch_options
@@ -45,38 +45,32 @@ def _choice(
 
 
 def settled(x: Int8Rows, weight: AnyInt8, choice: Mapping[str, int]) -> tuple[AnyInt8, dict[str, int]]:
-    """The weight as it is multiplied, and the choice without FRAGMENTS (1: each warp asks for a chunk at its
-    step, 2: for one ahead, and so on) where rows or tiles have no room for them: at most 16 rows, rows that
-    start at multiples of 16 bytes, chunks of whole 64 columns (of 4 bits 128), a weight that is not written
-    just before, no shares. A weight of 4 bits is written as int8 then.
+    """The weight as it is multiplied, and the choice: a weight of 4 bits as it is where the tile FRAGMENTS
+    asks for it and rows and tiles have room, at most 16 rows, rows that start at multiples of 16 bytes,
+    chunks of whole 128 columns, no shares; else written as int8, without FRAGMENTS.
     """
     rows, width = x.values.shape
-    narrow = isinstance(weight, Int4Weight)
-    sides = (x.values, weight.pairs if isinstance(weight, Int4Weight) else weight.values)
-    aligned = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
-    chunks = choice["BLOCK_K"] % (128 if narrow else 64) == 0 and x.group in (0, choice["BLOCK_K"])
-    fits = rows <= FRAGMENT_ROWS and aligned and chunks and not choice["PROGRAMS"]
-    if isinstance(weight, Int8Weight):
-        fits = fits and not weight.temporary
-    if choice["FRAGMENTS"] and fits:
-        return weight, dict(choice)
+    if choice["FRAGMENTS"] and isinstance(weight, Int4Weight):
+        sides = (x.values, weight.pairs)
+        fits = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
+        chunks = choice["BLOCK_K"] % 128 == 0 and x.group in (0, choice["BLOCK_K"])
+        if rows <= FRAGMENT_ROWS and fits and chunks and not choice["PROGRAMS"]:
+            return weight, dict(choice)
     weight = whole_int8(weight)
     return weight, waiting({**choice, "FRAGMENTS": 0}, weight.temporary)
 
 
-def fragment_pointers(weight: AnyInt8) -> tuple[Any, ...]:
+def fragment_pointers(weight: Int4Weight) -> tuple[Any, ...]:
     """The weight and its scales as kernels take them that load it straight into registers."""
-    if isinstance(weight, Int4Weight):
-        levels = (weight.steps, weight.zeros, weight.steps.stride(0))
-        return (weight.pairs, weight.pairs.stride(0), weight.scales, *levels)
-    return (weight.values, weight.values.stride(0), weight.scales, None, None, 0)
+    levels = (weight.steps, weight.zeros, weight.steps.stride(0))
+    return (weight.pairs, weight.pairs.stride(0), weight.scales, *levels)
 
 
-def fragment_shape(choice: Mapping[str, int], x: Int8Rows, weight: AnyInt8) -> dict[str, int]:
+def fragment_shape(choice: Mapping[str, int], x: Int8Rows, weight: Int4Weight) -> dict[str, int]:
     """The constants of a product whose weight goes straight into registers."""
     names = ("BLOCK_N", "BLOCK_K", "FRAGMENTS", "OVERLAP")
     shape = {name: choice[name] for name in names} | {"K": x.values.shape[1], "num_stages": 1}
-    shape["WEIGHT_HALF"] = weight.group // 2 if isinstance(weight, Int4Weight) else 0
+    shape["WEIGHT_HALF"] = weight.group // 2
     return shape | {"WARPS": choice["num_warps"], "ASM": x.values.device.type != "cpu"}
 
 
@@ -104,7 +98,7 @@ def _launch(
     """Into y [SPLITS * M, N]: int32 sums or, of floats, what they mean."""
     scaled = y.dtype != torch.int32
     outputs = len(weight.scales)
-    if choice["FRAGMENTS"]:
+    if isinstance(weight, Int4Weight):
         int8_fragment_linear_kernel[(triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])](
             *(x.values, *fragment_pointers(weight), bias, residual, y),
             *(x.values.shape[0], x.values.stride(0), 0 if residual is None else residual.stride(0)),
@@ -117,7 +111,6 @@ def _launch(
             **launch_options(choice, y.device),
         )
         return
-    assert isinstance(weight, Int8Weight)
     share = even_share(outputs, choice["BLOCK_N"], choice, y.device)
     small_linear_matrix_kernel[(triton.cdiv(outputs, share), choice["SPLITS"])](
         x.values,

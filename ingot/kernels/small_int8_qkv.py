@@ -28,7 +28,7 @@ from ingot.kernels.checks import (
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight, as_int8
 from ingot.kernels.int8_checks import expect_product, scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_qkv_kernel
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.int8_rows import Int8Rows, int8_product
 from ingot.kernels.int8_tiles import small_int8_tiles
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.qkv_matrix import small_qkv_matrix_kernel
@@ -74,7 +74,7 @@ def small_int8_qkv_triton(
     ends = (1.0 / math.log(logn_length) if logn_length else 0.0, x.scales, scale_stride(x))
     shape: dict[str, int] = {"HEADS": num_heads, "KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim}
     shape |= {"HALF": half, "BLOCK_SIZE": key_cache.shape[2], "LOGN": logn_length > 0}
-    if choice["FRAGMENTS"]:
+    if isinstance(weight, Int4Weight):
         int8_fragment_qkv_kernel[(heads * (head_dim // 2 // pairs),)](
             *(x.values, *fragment_pointers(weight), bias, *place, *strides, *ends),
             **shape,
@@ -82,7 +82,6 @@ def small_int8_qkv_triton(
             **launch_options(choice, device),
         )
         return q
-    assert isinstance(weight, Int8Weight)
     share = pair_share(heads, head_dim, choice, device)
     small_qkv_matrix_kernel[(heads * triton.cdiv(head_dim // 2, share),)](
         *(x.values, weight.values, weight.values.stride(0), weight.scales, 0, None, bias),

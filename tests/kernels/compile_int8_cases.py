@@ -22,7 +22,6 @@ from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)
-STRAIGHT = {"BLOCK_N": 32, "BLOCK_K": 128, "PROGRAMS": 0, "FRAGMENTS": 2}
 EARLY_PARTS = {"TMA": 2, "SPLITS": 4, "OVERLAP": 2}
 
 
@@ -52,26 +51,38 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
 
 
+def head_places(dtype: torch.dtype, rows: int) -> tuple[Any, ...]:
+    """Where a QKV product puts 32 heads of 128, from the rotary table on."""
+    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
+    return (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
+
+
 def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every product of a few rows in 8 bits."""
     x = rows_in_8(rows, 4096)
-    index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
-    place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
-    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *place, 0, tiles)
+    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *head_places(dtype, rows), 0, tiles)
     small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     small_int8_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     small_int8_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
 
 
+def pairs_in_8(outputs: int, width: int, group: int) -> Int4Weight:
+    """A weight of 4 bits inside 8."""
+    levels = empty(2, width // group, outputs, dtype=torch.uint8)
+    pairs, scales = empty(outputs, width // 2, dtype=torch.uint8), empty(outputs, dtype=FULL)
+    return Int4Weight(pairs, *levels, scales, group, width)
+
+
 def four_bits(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Products of a few rows with a weight of 4 bits inside 8."""
-    for outputs, width, group in ((22016, 4096, 128), (4096, 11008, 64)):
-        levels = empty(2, width // group, outputs, dtype=torch.uint8)
-        pairs, scales = empty(outputs, width // 2, dtype=torch.uint8), empty(outputs, dtype=FULL)
-        weight = Int4Weight(pairs, *levels, scales, group, width)
-        x = rows_in_8(rows, width)
+    small_int8_qkv_triton(
+        rows_in_8(rows, 4096), pairs_in_8(12288, 4096, 128), None, *head_places(dtype, rows), 0, tiles
+    )
+    for weight in (pairs_in_8(22016, 4096, 128), pairs_in_8(4096, 11008, 64)):
+        x = rows_in_8(rows, weight.in_features)
         small_int8_linear_triton(x, weight, dtype, None, None, None, tiles)
         small_int8_parts_triton(x, weight, tiles)
+    small_int8_parts_triton(rows_in_8(rows, 4096, 128), pairs_in_8(4096, 4096, 128), tiles)
 
 
 def large_int8(dtype: torch.dtype, rows: int, width: int = 4096, group: int = 128, **tiles: int) -> None:
@@ -105,8 +116,8 @@ INT8_CASES: dict[str, Callable[[], Any]] = {
     "both in 8 bits 1 fp16": lambda: small_int8(HALF, 1),
     "both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16),
     "both in 8 bits 64 fp32": lambda: small_int8(FULL, 64),
-    "straight, both in 8 bits 16 bf16": lambda: small_int8(BRAIN, 16, **STRAIGHT | {"FRAGMENTS": 1}),
-    "straight, 4 bits inside 8 8 fp16": lambda: four_bits(HALF, 8, **STRAIGHT),
+    "straight, 4 bits inside 8 8 fp16": lambda: four_bits(HALF, 8),
+    "straight, 4 bits inside 8 16 bf16": lambda: four_bits(BRAIN, 16),
     "both in 8 bits 2048 fp16 by pointers": lambda: large_int8(HALF, 2048, TMA=1, num_stages=2),
     "both in 8 bits 70 bf16 odd": lambda: large_int8(BRAIN, 70, 172, 43, TMA=1, num_stages=2),
     "parts in 8 bits 128 by pointers": lambda: large_int8_parts(128, PARTS_128, TMA=1, SPLITS=4),
@@ -120,7 +131,7 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "ends in 8 bits bf16 overlapping": lambda: int8_ends(BRAIN, 4, OVERLAP=2),
     "both in 8 bits 1 fp16 overlapping": lambda: small_int8(HALF, 1, OVERLAP=2),
     "both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, OVERLAP=2),
-    "straight, both in 8 bits 8 fp16 overlapping": lambda: small_int8(HALF, 8, **STRAIGHT, OVERLAP=2),
+    "straight, 4 bits inside 8 8 fp16 overlapping": lambda: four_bits(HALF, 8, OVERLAP=2),
     "both in 8 bits 32 fp16 overlapping": lambda: small_int8(HALF, 32, OVERLAP=2),
     "both in 8 bits 64 bf16 overlapping": lambda: small_int8(BRAIN, 64, OVERLAP=2),
     "both in 8 bits 2048 fp16": lambda: large_int8(HALF, 2048, TMA=2),

@@ -126,12 +126,12 @@ def test_words_of_many_rows_are_unpacked_where_they_are_multiplied(rows: list[di
 
 
 def test_numbers_of_8_bits_move_between_no_threads(rows: list[dict[str, Any]]) -> None:
-    """But for the sums of all warps, at the end: no more of that by more columns."""
+    """But for the sums of all warps and the scales of rows, at the end: no more of that by more columns."""
     found = [row for row in rows if row["case"].startswith("straight, ")]
-    assert len(found) >= 12
+    assert len(found) == 18
     for row in found:
         assert set(row["products"]) == {"mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32"}
-        assert row["moves"].get("shuffles", 0) <= 32, row["case"]
+        assert row["moves"].get("shuffles", 0) <= 32 + 2, row["case"]
 
 
 def test_words_go_straight_into_a_warpgroup_s_product(rows: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Products of a few rows in 8 bits that go straight into registers: as the others, bit for bit."""
+"""Products of a few rows in 8 bits and a weight of 4 inside 8, straight into registers: exact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.int4_weight import Int4Weight, expanded
+from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.kernels.int8_linear import int8_linear_parts_triton
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
 from ingot.kernels.small_int8 import settled, small_int8_linear_triton
@@ -18,58 +18,75 @@ from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 KERNELS = IMPLEMENTATIONS[1:]
-TILES = {"BLOCK_N": 16, "BLOCK_K": 64, "num_warps": 2, "PROGRAMS": 0, "FRAGMENTS": 2}
+TILES = {"BLOCK_N": 16, "BLOCK_K": 128, "num_warps": 2, "PROGRAMS": 0, "FRAGMENTS": 2}
 # Rows, outputs, columns: tiles that are not full, chunks that are not, fewer chunks than warps ask for.
-SHAPES = [(1, 16, 64), (1, 37, 208), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
+SHAPES = [(1, 16, 128), (1, 37, 208), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
+CHANGES = [{}, {"FRAGMENTS": 1, "num_warps": 4, "BLOCK_K": 256}, {"BLOCK_N": 32, "FRAGMENTS": 4}]
+
+
+def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
+    generator = torch.Generator().manual_seed(width)
+    found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
+    tensors = Int4InInt8(group=group).of_quantized(found)
+    return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
+@pytest.mark.parametrize("group", [128, 64])
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
-@pytest.mark.parametrize("splits", [1, 2, 3])
-@pytest.mark.parametrize(
-    "changes", [{}, {"FRAGMENTS": 1, "num_warps": 4}, {"BLOCK_N": 32, "BLOCK_K": 128, "FRAGMENTS": 3}]
-)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("changes", CHANGES)
 def test_sums_are_exact(
-    impl: Implementation, rows: int, outputs: int, width: int, splits: int, changes: dict[str, int]
+    impl: Implementation,
+    group: int,
+    rows: int,
+    outputs: int,
+    width: int,
+    splits: int,
+    changes: dict[str, int],
 ) -> None:
-    x, weight = int8_rows(rows, width, impl.device), int8_weight(outputs, width, impl.device)
-    tiles = TILES | changes | {"SPLITS": splits}
-    assert settled(x, weight, tiles)[1]["FRAGMENTS"]
+    """Of pairs that become numbers in registers."""
+    x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
+    tiles = TILES | {"SPLITS": splits} | changes
+    assert isinstance(settled(x, weight, tiles)[0], Int4Weight)
     sums = int8_linear_parts_triton(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
-    assert torch.equal(sums.parts.sum(0), int8_sums(x.values, weight.values).long())
+    assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
 
 
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("static", [False, True])
-def test_linear_is_that_of_the_other_kernel(
+def test_linear_is_that_of_whole_bytes(
     impl: Implementation, dtype: torch.dtype, rows: int, outputs: int, width: int, static: bool
 ) -> None:
+    """To the bit, by the default tiles, too."""
     x = int8_rows(rows, width, impl.device, static=static)
-    weight = int8_weight(outputs, width, impl.device)
+    weight = four_bits(outputs, width, 128, impl.device)
     bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
     residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
-    found, expected = (
-        small_int8_linear_triton(x, weight, dtype, bias, residual, None, TILES | {"FRAGMENTS": depth})
-        for depth in (1, 0)
+    first, *others = (
+        small_int8_linear_triton(x, weight, dtype, bias, residual, None, tiles)
+        for tiles in (TILES | {"FRAGMENTS": 0}, TILES | {"FRAGMENTS": 1}, None)
     )
-    assert torch.equal(found, expected)
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 24), (7, 40), (16, 16)])
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("shared", [False, True])
-def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shared: bool) -> None:
-    """A chunk is a group; all rows may share its scales, as RPTQ's do."""
-    x, weight = int8_rows(rows, 640, impl.device, 64), int8_weight(outputs, 640, impl.device)
-    x = Int8Rows(x.values, x.scales[:1].expand(rows, -1), 64) if shared else x
-    parts = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": splits})
+@pytest.mark.parametrize("depth", [1, 2])
+def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shared: bool, depth: int) -> None:
+    """A chunk is a group of x; all rows may share its scales."""
+    x, weight = int8_rows(rows, 640, impl.device, 128), four_bits(outputs, 640, 128, impl.device)
+    x = Int8Rows(x.values, x.scales[:1].expand(rows, -1), 128) if shared else x
+    parts = int8_linear_parts_triton(x, weight, TILES | {"SPLITS": splits, "FRAGMENTS": depth})
     assert isinstance(parts, torch.Tensor)
     assert parts.shape == (splits, rows, outputs)
-    assert_near(parts.sum(0), int8_product(x, weight, torch.float32).double())
+    expected = int8_product(x, expanded(weight), torch.float32)
+    torch.testing.assert_close(parts.sum(0), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("impl", KERNELS)
@@ -80,9 +97,9 @@ def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shar
 def test_qkv(
     impl: Implementation, dtype: torch.dtype, rows: int, rotary: bool, heads: tuple[int, int]
 ) -> None:
-    head_dim, width, device = 32, 192, impl.device
+    head_dim, width, device = 32, 320, impl.device
     outputs = (heads[0] + 2 * heads[1]) * head_dim
-    x, weight = int8_rows(rows, width, device), int8_weight(outputs, width, device)
+    x, weight = int8_rows(rows, width, device), four_bits(outputs, width, 64, device)
     bias = normal(outputs, dtype=dtype, device=device, seed=3)
     table = normal(40, head_dim, dtype=torch.float32, device=device, seed=5) if rotary else None
     slots = torch.randperm(24, generator=torch.Generator().manual_seed(1))[:rows].to(device)
@@ -95,68 +112,27 @@ def test_qkv(
         return [op(x, weight, bias, *place, *heads, head_dim, 0, *tiles), *caches]
 
     found = run(small_int8_qkv_triton, TILES)
-    same = run(small_int8_qkv_triton, TILES | {"FRAGMENTS": 0, "BLOCK_K": 32})
+    same = run(small_int8_qkv_triton, TILES | {"FRAGMENTS": 0, "BLOCK_K": 64})
     assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
     for ours, theirs in zip(found, run(small_int8_qkv_reference), strict=True):
         assert_near(ours, theirs.double())
 
 
 @pytest.mark.parametrize(
-    "case", ["17 rows", "odd rows", "temporary", "shares", "narrow chunks", "another group", "odd start"]
+    "case", ["17 rows", "odd rows", "shares", "narrow chunks", "another group", "odd start", "whole bytes"]
 )
 def test_where_they_do_not_fit(case: str) -> None:
     rows, width = 17 if case == "17 rows" else 4, 200 if case == "odd rows" else 256
-    x, weight = (
-        int8_rows(rows, width, "cpu", 32 if case == "another group" else 0),
-        int8_weight(32, width, "cpu"),
-    )
-    if case == "temporary":
-        weight = Int8Weight(weight.values, weight.scales, temporary=True)
+    x = int8_rows(rows, width, "cpu", 64 if case == "another group" else 0)
+    weight: AnyInt8 = four_bits(32, width, 64, "cpu")
+    if case == "whole bytes":
+        weight = int8_weight(32, width, "cpu")
     if case == "odd start":
         values = torch.zeros(rows, width + 16, dtype=torch.int8)[:, 1 : width + 1]
         x = Int8Rows(values, x.scales)
-    changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 32}}.get(case, {})
-    assert settled(x, weight, TILES | changes)[1]["FRAGMENTS"] == 0
-    fits = settled(int8_rows(4, 256, "cpu"), int8_weight(32, 256, "cpu"), TILES)
+    changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 64}}.get(case, {})
+    found, choice = settled(x, weight, TILES | changes)
+    assert isinstance(found, Int8Weight)
+    assert choice["FRAGMENTS"] == 0
+    fits = settled(int8_rows(4, 256, "cpu"), four_bits(32, 256, 64, "cpu"), TILES)
     assert fits[1]["FRAGMENTS"] == 2
-
-
-def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
-    generator = torch.Generator().manual_seed(width)
-    found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
-    tensors = Int4InInt8(group=group).of_quantized(found)
-    return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
-
-
-@pytest.mark.parametrize("impl", KERNELS)
-@pytest.mark.parametrize("group", [128, 64])
-@pytest.mark.parametrize(
-    ("rows", "outputs", "width"), [(1, 16, 128), (8, 33, 320), (3, 64, 1024), (16, 50, 656)]
-)
-@pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("changes", [{}, {"FRAGMENTS": 1, "num_warps": 4, "BLOCK_K": 256}])
-def test_four_bits_inside_eight(
-    impl: Implementation,
-    group: int,
-    rows: int,
-    outputs: int,
-    width: int,
-    splits: int,
-    changes: dict[str, int],
-) -> None:
-    """The exact sums, of pairs that become numbers in registers."""
-    x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
-    tiles = TILES | {"BLOCK_K": 128, "SPLITS": splits} | changes
-    assert isinstance(settled(x, weight, tiles)[0], Int4Weight)
-    sums = int8_linear_parts_triton(x, weight, tiles)
-    assert isinstance(sums, Int8Sums)
-    assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
-
-
-@pytest.mark.parametrize("impl", KERNELS)
-def test_four_bits_and_groups_of_rows(impl: Implementation) -> None:
-    x, weight = int8_rows(5, 640, impl.device, 128), four_bits(40, 640, 128, impl.device)
-    parts = int8_linear_parts_triton(x, weight, TILES | {"BLOCK_K": 128, "SPLITS": 2})
-    assert isinstance(parts, torch.Tensor)
-    expected = int8_product(x, expanded(weight), torch.float32)
-    torch.testing.assert_close(parts.sum(0), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
