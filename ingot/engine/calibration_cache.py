@@ -30,7 +30,7 @@ from ingot.quant.calibration import ChannelRange
 
 _SUFFIX = ".calibration.safetensors"
 _PIECE = 1 << 24
-_FIELDS = ("count", "lowest", "highest", "total_abs", "total_squares")
+_FIELDS = ("count", "lowest", "highest", "total_abs")
 
 
 @dataclass(frozen=True)

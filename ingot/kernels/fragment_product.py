@@ -55,7 +55,7 @@ def _columns(
 
 
 @triton.jit
-def _beside(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr) -> tl.tensor:
+def _beside(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
     """Two numbers a thread, of rows 2 g and 2 g + 1, as they stand beside sums: fp32 [.., 1, 4, 1]."""
     beside = tl.permute(tl.reshape(loaded, (BLOCKS, WARPS, 8, 4, 2)), (1, 0, 4, 2, 3))
     return tl.reshape(beside, (WARPS, 16 * BLOCKS, 1, 4, 1)).to(tl.float32)
@@ -341,7 +341,7 @@ def fragment_tile(
             number = beside // (32 * WARPS)
             own = tl.minimum(block + number % RUN + number // RUN * GAP, LAST)
             pair = tl.load(zero_ptr.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
-            zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
+            zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS)
     if AHEAD > 0:
         wait_for_previous(OVERLAP)
     ones = tl.full((WARPS, 16, 16 * QUARTERS), 1.0, dtype=tl.float32).to(DTYPE)
@@ -373,11 +373,11 @@ def fragment_tile(
                                                      segment * EACH + part, BITS, DTYPE, OF_X,
                                                      ASM)  # fmt: skip
             if GROUPED and zero_ptr is not None:
-                zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS, BLOCK_T)
+                zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS)
                 zeros = zeros[1:]
             sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE, OF_X)
             if GROUPED:
-                sums = sums * _beside(halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS, BLOCK_T)
+                sums = sums * _beside(halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS)
                 scales = scales[1:]
             acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
         if AHEAD > 0:

@@ -1,4 +1,4 @@
-"""Default tiles of the products of numbers of 8 bits, by rows and shape, and what tuning tries.
+"""Default tiles of the products of numbers of 8 bits, by rows and shape, and what benchmarks try.
 
 Owns the tables. Knows no kernel.
 
@@ -73,7 +73,7 @@ FEW_PARTS, PARTS_64, SPLITS_64 = 32, (64, 64, 0, 256, 4, 3, 1, 0), 4
 PARTS_64_GROUPS = (64, 64, 0, 128, 4, 5, 1, 0)
 MOST_GROUP_RESULTS = 128 * 128  # more would spill, and have no sums of their own for MORE_N
 SLOWER, MOST_RESULTS = 1.25, 128 * 256  # a tile of more results moves its bytes so much slower
-# What tuning tries besides.
+# What benchmarks try besides.
 BESIDE: Choices = [
     (128, 256, 0, 128, 8, 3, 2, 1),
     (256, 128, 0, 128, 8, 3, 2, 1),
@@ -153,7 +153,7 @@ def waiting(choice: Mapping[str, int], temporary: bool) -> dict[str, int]:
 
 
 def small_int8_candidates(default: Mapping[str, int]) -> list[dict[str, int]]:
-    """What tuning tries: the default first."""
+    """What benchmarks try: the default first."""
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH")
     if default["BLOCK_T"] <= 16:
         shapes = [
@@ -277,7 +277,7 @@ def large_int8_candidates(
     group: int = 0,
     split: bool = False,
 ) -> list[dict[str, int]]:
-    """What tuning tries: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
+    """What benchmarks try: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
     wanted = [dict(default)]
     for choice in [*(LARGE_GROUPS if group else LARGE), *BESIDE]:
         tiles = whole_steps({**default, **dict(zip(LARGE_NAMES, choice, strict=False))}, group)

@@ -30,7 +30,6 @@ class ChannelRange:
         self.lowest = torch.full((in_features,), torch.inf, device=device)
         self.highest = torch.full((in_features,), -torch.inf, device=device)
         self.total_abs = torch.zeros(in_features, dtype=torch.float64, device=device)
-        self.total_squares = torch.zeros(in_features, dtype=torch.float64, device=device)
 
     def add(self, x: torch.Tensor) -> None:
         """Tokens [T, K]; none is fine."""
@@ -40,7 +39,6 @@ class ChannelRange:
         torch.minimum(self.lowest, wide.amin(0), out=self.lowest)
         torch.maximum(self.highest, wide.amax(0), out=self.highest)
         self.total_abs += wide.abs().sum(0)
-        self.total_squares += wide.square().sum(0)
         self.count += x.shape[0]
 
     def absmax(self) -> torch.Tensor:
@@ -64,24 +62,17 @@ class ChannelRange:
         self.absmax()
         return (self.total_abs / self.count).float()
 
-    def mean_square(self) -> torch.Tensor:
-        """[K], mean square of each channel: the diagonal of the mean of x·xᵀ."""
-        self.absmax()
-        return (self.total_squares / self.count).float()
-
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of it by name, on the CPU, to be stored."""
-        count = torch.tensor(self.count)
-        sums = {"total_abs": self.total_abs, "total_squares": self.total_squares}
-        ranges = {"lowest": self.lowest, "highest": self.highest}
-        return {name: tensor.cpu() for name, tensor in ({"count": count} | ranges | sums).items()}
+        own = {"lowest": self.lowest, "highest": self.highest, "total_abs": self.total_abs}
+        return {name: tensor.cpu() for name, tensor in ({"count": torch.tensor(self.count)} | own).items()}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
         """What ``tensors`` gave."""
         found = cls(tensors["lowest"].shape[0])
         found.count = int(tensors["count"])
-        for name in ("lowest", "highest", "total_abs", "total_squares"):
+        for name in ("lowest", "highest", "total_abs"):
             setattr(found, name, tensors[name])
         return found
 

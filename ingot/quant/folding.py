@@ -57,16 +57,6 @@ def fold_into_columns(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tenso
     return _wide(weight) * scales
 
 
-def fold_into_hessian(hessian: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The mean of x·xᵀ [K, K] of an input that is divided by ``scales``: for GPTQ after AWQ or SmoothQuant.
-
-    Raises:
-        ConfigError: as ``fold_into_norm``.
-    """
-    _check(scales, hessian.shape[0])
-    return hessian / (scales[:, None] * scales)
-
-
 def value_rows(num_heads: int, num_kv_heads: int, head_dim: int) -> torch.Tensor:
     """[num_heads · head_dim] int64: the row of the value product that makes each input of the output
     product.

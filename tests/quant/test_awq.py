@@ -12,13 +12,11 @@ from ingot.quant.awq import clip_limits, clipped, search_scales
 from ingot.quant.folding import (
     class_max,
     fold_into_columns,
-    fold_into_hessian,
     fold_into_norm,
     fold_into_rows,
     one_a_class,
     value_rows,
 )
-from ingot.quant.gptq import HessianSum
 from ingot.quant.rounding import dequantize, quantize
 from tests.quant.inputs import inputs, weights
 
@@ -99,17 +97,6 @@ def test_folding_changes_nothing_in_fp64() -> None:
     after = run(new_norm, new_bias, new_values, new_values_bias, fold_into_columns(output, second))
     before = run(norm, norm_bias, values, bias, output)
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-
-
-def test_a_folded_hessian_is_that_of_the_divided_input() -> None:
-    x, scales, seen, divided = (
-        inputs(50, 16).double(),
-        weights(1, 16)[0].double().exp(),
-        *(HessianSum(16, dtype=torch.float64) for _ in range(2)),
-    )
-    seen.add(x)
-    divided.add(x / scales)
-    torch.testing.assert_close(fold_into_hessian(seen.mean(), scales), divided.mean())
 
 
 def test_folding_gives_fp32_and_refuses_bad_scales() -> None:

@@ -23,7 +23,7 @@ from ingot.engine.manifest import Manifest
 from ingot.engine.proof import read_proof
 from ingot.errors import CheckpointError, ConfigError
 from ingot.kernels.int4_weight import Int4Weight
-from ingot.kernels.int8_rows import Int8Weight
+from ingot.kernels.int8_rows import Int8Weight, dequantize_rows, int8_product
 from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer
 from ingot.llm.repro import replay as replay_layer
@@ -257,6 +257,9 @@ def test_few_rows_read_the_weight_as_it_is_stored(rows: int) -> None:
     scheme = Int4InInt8(group=64)
     tensors = scheme.pack(torch.randn(40, 192, generator=torch.Generator().manual_seed(1)), None)
     x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(2))
-    expected = scheme.apply(x, tensors)
     assert isinstance(scheme.int8_weight(tensors, 192, rows), Int4Weight if rows <= 16 else Int8Weight)
+    numbers = scheme.quantize_input(x, tensors)
+    expected = int8_product(numbers, scheme.plain_weight(tensors, 192), x.dtype)
     assert torch.equal(scheme.apply(x, tensors), expected)
+    wide = dequantize_rows(numbers).double() @ scheme.dequantize(tensors, 192, torch.float64).T
+    torch.testing.assert_close(expected.double(), wide, rtol=1e-5, atol=1e-5)

@@ -104,7 +104,9 @@ def compensated(layer: Layer, name: str) -> dict[str, torch.Tensor]:
 
 
 def clipped(layer: Layer, name: str) -> dict[str, torch.Tensor]:
-    weight, loudness = f"{name}.weight", layer.inputs[name].ranges.mean_square()
+    weight, seen = f"{name}.weight", layer.inputs[name].hessian
+    assert seen is not None
+    loudness = seen.mean().diagonal()
     return {weight: dequantize(quantize(layer.weight(weight), 4, 128, clip=True, importance=loudness))}
 
 
