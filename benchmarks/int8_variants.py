@@ -14,15 +14,11 @@ and its figures written when it ends. A line a case says what to enter in ``kern
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +26,11 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 import torch
-import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
 from decode_stack import EPS, LONGEST, Shape, Stack
+from tile_sweep import arguments, run_cases, runs
 
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_heads import int8_heads
@@ -166,16 +162,7 @@ def compile_share(rank: int, ranks: int, bits: int, rows: int) -> None:
             lambda op=op, choice=choice: stack.only(op, choice) for choice in candidates(bits, op, rows)
         ]
     for call in calls[rank::ranks]:
-        _runs(call)
-
-
-def _runs(call: Callable[[], Any]) -> bool:
-    try:
-        call()
-        torch.cuda.synchronize()
-    except Exception:
-        return False  # more shared memory or registers than there are
-    return True
+        runs(call)
 
 
 class Sweep:
@@ -191,7 +178,7 @@ class Sweep:
         if self.dry:
             self.stack.step(plan)
             return 0.0
-        if not _runs(lambda: self.stack.step(plan)):
+        if not runs(lambda: self.stack.step(plan)):
             return float("inf")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -237,36 +224,5 @@ class Sweep:
         return figures | {"stopped_early": late, "tried": tried}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", default=CASES, help="bits x rows, comma-separated")
-    parser.add_argument("--json", type=Path, help="file to write, after every case")
-    parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
-    parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
-    given = parser.parse_args()
-    told: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "gpu": "none" if given.dry else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cases": [],
-    }
-    end, ranks = time.monotonic() + given.limit_s, max((os.cpu_count() or 2) - 1, 1)
-    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:  # none starts in a dry run
-        for case in given.cases.split(","):
-            bits, rows = map(int, case.split("x"))
-            begun = time.monotonic()
-            if begun > end:
-                break
-            if not given.dry:
-                list(pool.map(compile_share, range(ranks), [ranks] * ranks, [bits] * ranks, [rows] * ranks))
-                print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
-            told["cases"].append(Sweep(bits, rows, given.dry, end).run())
-            if given.json:
-                given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    run_cases(arguments(__doc__, CASES).parse_args(), compile_share, Sweep)

@@ -14,15 +14,12 @@ what to enter in ``layers/fused_decode.py``, ``kernels/product_tiles.py`` and ``
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +27,11 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
 
 import torch
-import triton
 
 sys.path.insert(0, str(Path(__file__).parent))
 from decode_candidates import Tiles
 from decode_stack import Plan, Shape, Stack, apart, ordered
+from tile_sweep import arguments, run_cases, runs
 
 from ingot.kernels.operand_rows import operand_rows
 from ingot.kernels.overlap import overlaps
@@ -138,25 +135,16 @@ def candidates(op: str, rows: int) -> list[Tiles]:
     return found
 
 
-def compile_share(rank: int, ranks: int, case: tuple[int, int], packed: bool) -> None:
+def compile_share(rank: int, ranks: int, bits: int, rows: int, packed: bool) -> None:
     """Run one in ``ranks`` of a case's kernels once, so that they are on disk."""
-    stack = NarrowStack(*case, layers=1, packed=packed)
+    stack = NarrowStack(bits, rows, layers=1, packed=packed)
     ways = [ALL] if stack.small_ones else []
-    ways += [frozenset[str]()] if case[1] >= PACKED_FROM else []
+    ways += [frozenset[str]()] if rows >= PACKED_FROM else []
     calls = [lambda small=small: stack.step({}, small) for small in ways]
     for op in OPS:
         calls += [lambda op=op, choice=choice: stack.only(op, *choice) for choice in stack.choices(op)]
     for call in calls[rank::ranks]:
-        _runs(call)
-
-
-def _runs(call: Any) -> bool:
-    try:
-        call()
-        torch.cuda.synchronize()
-    except Exception:
-        return False  # more shared memory or registers than there are
-    return True
+        runs(call)
 
 
 def replay(stack: NarrowStack, plan: Plan, small: frozenset[str], dry: bool) -> Callable[[], float] | None:
@@ -164,7 +152,7 @@ def replay(stack: NarrowStack, plan: Plan, small: frozenset[str], dry: bool) -> 
     if dry:
         stack.step(plan, small)
         return lambda: 0.0
-    if not _runs(lambda: stack.step(plan, small)):
+    if not runs(lambda: stack.step(plan, small)):
         return None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -255,36 +243,10 @@ class Sweep:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cases", default=CASES, help="bits x rows, comma-separated")
-    parser.add_argument("--json", type=Path, help="file to write, after every case")
-    parser.add_argument("--limit-s", type=float, default=3600, help="seconds after which nothing new begins")
+    parser = arguments(__doc__, CASES)
     parser.add_argument("--packed", action="store_true", help="nothing of the small kernels from 9 rows on")
-    parser.add_argument("--dry", action="store_true", help="tiny, interpreted, on a CPU: no figures")
     given = parser.parse_args()
-    told: dict[str, Any] = {
-        "command": " ".join(["python", *sys.argv]),
-        "gpu": "none" if given.dry else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cases": [],
-    }
-    end, ranks = time.monotonic() + given.limit_s, max((os.cpu_count() or 2) - 1, 1)
-    with ProcessPoolExecutor(ranks, multiprocessing.get_context("spawn")) as pool:  # none starts in a dry run
-        for case in given.cases.split(","):
-            bits, rows = (int(n) for n in case.split("x"))
-            begun = time.monotonic()
-            if begun > end:
-                break
-            if not given.dry:
-                shares = range(ranks), [ranks] * ranks, [(bits, rows)] * ranks, [given.packed] * ranks
-                list(pool.map(compile_share, *shares))
-                print(f"{case}: compiled in {time.monotonic() - begun:.0f} s", flush=True)
-            told["cases"].append(Sweep(bits, rows, given.dry, end, given.packed).run())
-            if given.json:
-                given.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
+    run_cases(given, partial(compile_share, packed=given.packed), partial(Sweep, packed=given.packed))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ LARGE_GROUPS: Choices = [
 # are 128, which fill it whole.
 DECODE_ROWS = 256
 PARTS = (1, 2, 4, 8)  # of split sums
-# Parts of up to 64 rows by the products of many, which they are from FEW_PARTS rows on where there are
+# Parts of up to 64 rows by the products of many, which they are beyond FEW_PARTS rows where there are
 # descriptors: two programs a multiprocessor.
 FEW_PARTS, PARTS_64, SPLITS_64 = 32, (64, 64, 0, 256, 4, 3, 1, 0), 4
 PARTS_64_GROUPS = (64, 64, 0, 128, 4, 5, 1, 0)
