@@ -25,8 +25,8 @@ def verify(
 ) -> None:
     """Check every hash of an engine, then replay its golden cases on this machine.
 
-    Exit code 0: proven here, 1: failed or unproven, with what is wrong named, 2: misused. The result is
-    left in the engine as verify.json where its folder can be written.
+    Exit code 0: proven here; 1: failed, with what is wrong named; 2: misused; 3: unproven here, since nothing
+    could be replayed. The result is left in the engine as verify.json where its folder can be written.
     """
     console = stderr()
     with console.status("loading") if console.is_terminal else _nothing() as status:
@@ -44,21 +44,25 @@ def verify(
         print_json(found.to_json())
     else:
         _show(found)
-    raise typer.Exit(0 if found.verdict == "proven" else 1)
+    raise typer.Exit({"proven": 0, "failed": 1, "unproven": 3}[found.verdict])
 
 
 def _show(found: Verification) -> None:
     console = stdout()
     colour = "bold green" if found.verdict == "proven" else "bold red"
-    console.print(found.verdict, style=colour, end=" (weakly) " if found.weak else " ")
+    console.print("unproven here" if found.verdict == "unproven" else found.verdict, style=colour, end=" ")
     where = f" on {found.device} in {found.dtype}" if found.dtype else ""
     console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
     for failure in found.failures:
         _line(failure.kind, failure.message)
     if found.verdict == "unproven":
         _line("hashes", f"{found.num_tensors} tensors are those that were built")
-        _line("cases", "none: it was built with --no-proof, or by an Ingot without proofs; build it again")
+        if found.proven_by is None:
+            _line(
+                "cases", "none: it was built with --no-proof, or by an Ingot without proofs; build it again"
+            )
     elif found.dtype is not None:
+        _line("steps", f"{found.num_steps} of {found.num_tokens} tokens, {_worst_step(found)}")
         _line("cases", f"{found.num_cases}, {_worst(found)}")
         if found.limits:
             _line("limits", _limits(found.limits))
@@ -71,6 +75,15 @@ def _show(found: Verification) -> None:
         _line(
             "proven by", f"Ingot {made['ingot']} on {made['device']}, {made['time']}, {made['dtype']} weights"
         )
+
+
+def _worst_step(found: Verification) -> str:
+    place = max(found.steps, key=lambda name: found.steps[name], default=None)
+    return (
+        "nothing compared"
+        if place is None
+        else f"largest deviation {found.steps[place]:.2g} of its limit ({place})"
+    )
 
 
 def _worst(found: Verification) -> str:

@@ -11,11 +11,12 @@ no proof.
 
 A lane has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
 fp32 sums, 16-bit values between. Where a layer multiplies in 8 bits, its input is rounded to them in any.
+A lane with a witness checks a run step by step: at each place of a layer it goes on with what the run had
+there, so that no difference grows from one place to the next.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,6 +116,29 @@ class Weights:
         self._reader.release()
 
 
+KeysValues = tuple[torch.Tensor, torch.Tensor]  # [tokens, num_kv_heads, head_dim] each
+
+
+class Witness(Protocol):
+    """What a run had at each place of a layer, by the names of step_record.py; a lane goes on with it."""
+
+    def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows [T, ...] as the run had them; ``change``: what the last product added to them."""
+        ...
+
+    def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        """A product's input [T, K] as the run rounded it to few bits; ``near`` is ``exact`` rounded here."""
+        ...
+
+    def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
+        """For each span all keys and values that its attention reads.
+
+        ``keys`` and ``values`` [T, num_kv_heads, head_dim] are those of the new tokens, computed here and not
+        rounded to a cache of 8 bits.
+        """
+        ...
+
+
 class Lane:
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
     are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
@@ -130,7 +154,9 @@ class Lane:
         single: bool = False,
         feed: Feed | None = None,
         kv_dtype: str = "model",
+        witness: Witness | None = None,
     ) -> None:
+        self._witness = witness
         self._single = single
         self._feed = feed
         self._kv_dtype = kv_dtype
@@ -147,17 +173,17 @@ class Lane:
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
-        return hidden
+        return self._had("stream", hidden)
 
     def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
         name = f"layers.{index}"
         branch = self._attention(index, self._norm(f"{name}.input_layernorm", hidden), spans)
         see(f"{name}.self_attn", branch)
-        hidden = self.arithmetic.round(hidden + branch)
+        hidden = self._had("stream", self.arithmetic.round(hidden + branch), branch)
         branch = self._mlp(f"{name}.mlp", self._norm(f"{name}.post_attention_layernorm", hidden))
         see(f"{name}.mlp", branch)
-        hidden = self.arithmetic.round(hidden + branch)
+        hidden = self._had("stream", self.arithmetic.round(hidden + branch), branch)
         see(name, hidden)
         return hidden
 
@@ -170,7 +196,11 @@ class Lane:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
         tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
-        return self._product("lm_head", hidden, tied)
+        return self._had("logits", self._product("lm_head", hidden, tied))
+
+    def _had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """What the witness had there; without one what was computed."""
+        return computed if self._witness is None else self._witness.value(place, computed, change)
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
@@ -201,10 +231,10 @@ class Lane:
         scheme = linear.scheme
         if isinstance(scheme, Int8Products):
             step = self._vector(f"{name}.input_scale") if scheme.static else None
-            x = rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips)
+            x = self._rounded(name, x, rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips))
             pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         elif isinstance(scheme, Int8Blocks):
-            x = scheme.rounded(x, tensors, flips=self.arithmetic.flips)
+            x = self._rounded(name, x, scheme.rounded(x, tensors, flips=self.arithmetic.flips))
             x = x[:, tensors["order"].to(x.device).long()] if scheme.ordered else x
             weight = scheme.int8_weight(tensors)
             pieces = _int8_pieces(replace(weight, values=weight.values[:, : linear.in_features]), x)
@@ -217,6 +247,9 @@ class Lane:
             y += self._vector(f"{name}.bias")
         return self.arithmetic.round(y)
 
+    def _rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        return near if self._witness is None else self._witness.rounded(product, exact, near)
+
     def _widened(self, piece: StoredWeight, like: torch.Tensor) -> torch.Tensor:
         """What a piece of a weight means, as this arithmetic has it."""
         scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
@@ -225,6 +258,7 @@ class Lane:
         return wide if piece.bits == 16 else self.arithmetic.round(wide)
 
     def _mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        x = self._had("mlp_in", x)
         if self.config.mlp == "silu_gated":
             gate, up = self._product(f"{name}.gate_up_proj", x).chunk(2, dim=-1)
             inner = self.arithmetic.round(self.arithmetic.round(gate * torch.sigmoid(gate)) * up)
@@ -233,11 +267,11 @@ class Lane:
             kind = self.config.mlp
             bent = F.relu(inner) if kind == "relu" else F.gelu(inner, approximate=_GELU[kind])
             inner = self.arithmetic.round(bent)
-        return self._product(f"{name}.down_proj", inner)
+        return self._product(f"{name}.down_proj", self._had("inner", inner))
 
     def _attention(self, index: int, x: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
         config, name = self.config, f"layers.{index}.self_attn"
-        qkv = self._product(f"{name}.qkv_proj", x)
+        qkv = self._product(f"{name}.qkv_proj", self._had("attn_in", x))
         q, k, v = (
             part.unflatten(-1, (-1, config.head_dim))  # [T, heads, head_dim]
             for part in qkv.split([config.q_size, config.kv_size, config.kv_size], dim=-1)
@@ -246,33 +280,50 @@ class Lane:
             q = _rms_normed(q, config.norm_eps) * self._vector(f"{name}.q_norm.weight")
             k = _rms_normed(k, config.norm_eps) * self._vector(f"{name}.k_norm.weight")
             q, k = self.arithmetic.round(q), self.arithmetic.round(k)
-        ends = itertools.accumulate(len(s.ids) for s in spans)
-        out = []
-        for span, end in zip(spans, ends, strict=True):
-            own = slice(end - len(span.ids), end)
-            out.append(self._attend(index, span, q[own], k[own], v[own]))
+        where = torch.tensor([p for span in spans for p in _positions(span)], device=q.device)
+        q, k = self._placed(q, k, where, spans)
+        counts = [len(span.ids) for span in spans]
+        queries = self._had("query", q).split(counts)
+        if self._witness is None:
+            new = zip(spans, k.split(counts), v.split(counts), strict=True)
+            read = [self._joined(index, *of_span) for of_span in new]
+        else:
+            read = self._witness.cached(index, k, v)
+        places = where.split(counts)
+        spans_of = zip(queries, places, read, strict=True)
+        out = [self._attend(query, at, *pair) for query, at, pair in spans_of]
         attended = self.arithmetic.round(torch.cat(out).flatten(1))
-        return self._product(f"{name}.o_proj", attended)
+        return self._product(f"{name}.o_proj", self._had("attended", attended))
 
-    def _attend(
-        self, index: int, span: Span, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor:
-        """One sequence's new queries [t, heads, head_dim] over all its keys and values; the same shape."""
+    def _placed(
+        self, q: torch.Tensor, k: torch.Tensor, where: torch.Tensor, spans: Sequence[Span]
+    ) -> KeysValues:
+        """Queries and keys [T, heads, head_dim] at their positions [T]."""
         config = self.config
-        where = torch.tensor(_positions(span), device=q.device)
         if config.rope is not None:
-            rows = self._rotations(q.device)[where + span.rope_offset].to(q.dtype)
+            offsets = torch.tensor([s.rope_offset for s in spans for _ in s.ids], device=q.device)
+            rows = self._rotations(q.device)[where + offsets].to(q.dtype)
             q, k = _rotated(q, rows), _rotated(k, rows)
         if config.logn_length:
             factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
             q = q * factor.clamp(min=1)[:, None, None]
-        q, k = self.arithmetic.round(q), self.arithmetic.round(k)
+        return self.arithmetic.round(q), self.arithmetic.round(k)
+
+    def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
+        """All keys and values of a sequence, the new ones with those before."""
         k, v = (rounded_heads(part, self._kv_dtype, flips=self.arithmetic.flips) for part in (k, v))
         before = self._cache.get((index, span.sequence))
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
         if not self._single:
             self._cache[index, span.sequence] = (k, v)
+        return k, v
+
+    def _attend(self, q: torch.Tensor, where: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """One sequence's new queries [t, heads, head_dim] at ``where`` [t] over all its keys and values; the
+        same shape.
+        """
+        config = self.config
         group = config.num_heads // config.num_kv_heads
         wide_k, wide_v = (part.repeat_interleave(group, dim=1) for part in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, wide_k) * config.attention_scale

@@ -66,8 +66,11 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
     ) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; writes the tokens' keys and values into ``cache``."""
+        batch.see("attn_in", hidden)
         query = self.place(self.qkv_proj(hidden), batch, cache, rope)
-        return self.o_proj(self.attend(query, batch, cache).flatten(1))
+        attended = self.attend(query, batch, cache).flatten(1)
+        batch.see("attended", attended)
+        return self.o_proj(attended)
 
     def place(
         self,
@@ -82,7 +85,7 @@ class Attention(nn.Module):
         ``tiles`` are put over the plan's.
         """
         config = self.config
-        return rope_kv_write(
+        query = rope_kv_write(
             qkv,
             rope,
             batch.rope_rows,
@@ -100,6 +103,8 @@ class Attention(nn.Module):
             tiles=self.place_tiles.at(len(batch.positions), tiles),
             scales=cache.scales,
         )
+        batch.see("query", query)
+        return query
 
     def attend(
         self,

@@ -14,6 +14,7 @@ import torch
 
 from ingot.device import expect_e4m3
 from ingot.kernels.cache_scales import E4M3, NARROW_CACHES, CacheScales
+from ingot.layers.step_record import Recorded, StepRecord
 
 
 @dataclass
@@ -40,6 +41,7 @@ class ForwardBatch:
             0 to ``num_decodes`` of the step. 0 says nothing about the requests.
         arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
             None: each call makes its own.
+        record: keeps what the step computes on its way, for ``verify``; None in every other run.
     """
 
     input_ids: torch.Tensor
@@ -54,6 +56,12 @@ class ForwardBatch:
     max_seq_len: int
     num_decodes: int = 0
     arrivals: torch.Tensor | None = None
+    record: StepRecord | None = None
+
+    def see(self, name: str, value: Recorded) -> None:
+        """Keep a copy of a value under one of the names of step_record.py, where the step is recorded."""
+        if self.record is not None:
+            self.record.see(name, value)
 
     @property
     def leading_decodes(self) -> int:

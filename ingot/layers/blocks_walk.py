@@ -28,6 +28,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.early import early_tiles
 from ingot.layers.linear import Linear, all_in_blocks
+from ingot.layers.mlp import GatedMLP
 from ingot.layers.walk_parts import decode_logits, layers_of, mlp_of
 
 
@@ -54,18 +55,22 @@ def blocks_logits(
     x = _normed(first.input_layernorm.weight, eps, first.self_attn.qkv_proj, hidden)
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
         attention, mlp = layer.self_attn, mlp_of(layer)
+        batch.see("attn_in", x)
         qkv = _product(attention.qkv_proj, x, dtype)
         query = attention.place(qkv, batch, cache, rope, early_tiles(qkv))
         attended, norm = _attended(attention, query, batch, cache), layer.post_attention_layernorm.weight
         x, hidden = _join(hidden, attended, attention.o_proj, norm, eps, mlp.gate_up_proj)
-        down = mlp.down_proj.in_blocks()
-        inner = silu_mul_in_blocks(_product(mlp.gate_up_proj, x, dtype), down.steps)
+        batch.see("stream", hidden)
+        inner = _inner(mlp, x, dtype, batch)
         if after is not None:
             norm, start = after.input_layernorm.weight, after.self_attn.qkv_proj
             x, hidden = _join(hidden, inner, mlp.down_proj, norm, eps, start)
+            batch.see("stream", hidden)
         else:
+            down = mlp.down_proj.in_blocks()
             parts = int8_linear_parts(inner, down.weight)
-            hidden, _ = sum_norm(parts, hidden, decoder.norm.weight, eps, down.shift)
+            hidden, stream = sum_norm(parts, hidden, decoder.norm.weight, eps, down.shift)
+            batch.see("stream", stream)
     return decode_logits(decoder, hidden, batch)
 
 
@@ -85,12 +90,13 @@ def blocks_hidden(
     for layer, cache in zip(layers_of(decoder), caches, strict=True):
         attention, mlp = layer.self_attn, mlp_of(layer)
         x = _normed(layer.input_layernorm.weight, eps, attention.qkv_proj, hidden)
+        batch.see("attn_in", x)
         query = attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
         _add_product(hidden, _attended(attention, query, batch, cache), attention.o_proj)
+        batch.see("stream", hidden)
         x = _normed(layer.post_attention_layernorm.weight, eps, mlp.gate_up_proj, hidden)
-        gate_up = _product(mlp.gate_up_proj, x, hidden.dtype)
-        inner = silu_mul_in_blocks(gate_up, mlp.down_proj.in_blocks().steps)
-        _add_product(hidden, inner, mlp.down_proj)
+        _add_product(hidden, _inner(mlp, x, hidden.dtype, batch), mlp.down_proj)
+        batch.see("stream", hidden)
     normed, _ = rms_norm(hidden, decoder.norm.weight, eps)
     return normed
 
@@ -116,13 +122,24 @@ def _join(
     return sum_norm_in_blocks(parts, hidden, norm, eps, after.in_blocks().steps, own.shift)
 
 
+def _inner(mlp: GatedMLP, x: Int8Rows, dtype: torch.dtype, batch: ForwardBatch) -> Int8Rows:
+    """silu(gate) * up: the down product's rows."""
+    inner = silu_mul_in_blocks(_product(mlp.gate_up_proj, x, dtype), mlp.down_proj.in_blocks().steps)
+    batch.see("mlp_in", x)
+    batch.see("inner", inner)
+    return inner
+
+
 def _attended(attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Int8Rows:
     """Queries [T, num_heads, head_dim] → the output product's rows."""
     steps = attention.o_proj.in_blocks().steps
-    if not takes_steps(steps, query.shape[1] * query.shape[2]):
-        return in_blocks(attention.attend(query, batch, cache).flatten(1), steps)
-    out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
-    return int8_heads(attention.attend(query, batch, cache, out, steps), steps)
+    if takes_steps(steps, query.shape[1] * query.shape[2]):
+        out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
+        rows = int8_heads(attention.attend(query, batch, cache, out, steps), steps)
+    else:
+        rows = in_blocks(attention.attend(query, batch, cache).flatten(1), steps)
+    batch.see("attended", rows)
+    return rows
 
 
 def _add_product(hidden: torch.Tensor, x: Int8Rows, linear: Linear) -> None:

@@ -50,10 +50,14 @@ class DecoderLayer(nn.Module):
         rope: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[T, hidden_size] twice → the same."""
+        first = residual is None
         hidden, residual = self.input_layernorm(delta, residual)
+        if not first:
+            batch.see("stream", residual)
         delta = self.self_attn(hidden, batch, cache, rope)
         hidden, residual = self.post_attention_layernorm(delta, residual)
-        return self.mlp(hidden), residual
+        batch.see("stream", residual)
+        return self.mlp(hidden, batch), residual
 
 
 class Decoder(nn.Module):
@@ -105,7 +109,8 @@ class Decoder(nn.Module):
         residual: torch.Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
             hidden, residual = layer(hidden, residual, batch, cache, rope)
-        hidden, _ = self.norm(hidden, residual)
+        hidden, residual = self.norm(hidden, residual)
+        batch.see("stream", residual)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

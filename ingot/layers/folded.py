@@ -48,8 +48,10 @@ def folded_hidden(
         attention = layer.self_attn
         query = attention.place(attention.qkv_proj(normed), batch, cache, rope)
         _add_product(hidden, attention.attend(query, batch, cache).flatten(1), output)
+        batch.see("stream", hidden)
         normed, _ = layer.post_attention_layernorm(hidden)
         _add_product(hidden, layer.mlp.activate(normed), down)
+        batch.see("stream", hidden)
     normed, _ = decoder.norm(hidden)
     return normed
 

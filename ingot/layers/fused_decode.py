@@ -144,9 +144,11 @@ def _one_row(
     for layer, cache in zip(layers_of(decoder), caches, strict=True):
         attended = _natural(_attend(decoder, layer, hidden, batch, cache, layer.input_layernorm.weight))
         hidden = _product(layer.self_attn.o_proj, attended, hidden)
+        batch.see("stream", hidden)
         mlp = mlp_of(layer)
         inner = _gate_up(mlp, hidden, layer.post_attention_layernorm.weight, eps)
         hidden = _product(mlp.down_proj, inner, hidden)
+        batch.see("stream", hidden)
     return hidden
 
 
@@ -175,8 +177,10 @@ def _rows(
         mlp, norm, output = mlp_of(layer), layer.post_attention_layernorm.weight, layer.self_attn.o_proj
         ordered = _takes_operand("gate_up", mlp.gate_up_proj, hidden, small)
         normed, hidden = _join(hidden, attended, output, norm, eps, "o" in small, ordered)
+        batch.see("stream", hidden)
         inner = _inner(mlp, normed, eps, small)
         normed, hidden = _join(hidden, inner, mlp.down_proj, next_norm, eps, "down" in small, next_start)
+        batch.see("stream", hidden)
     return _natural(normed)
 
 
@@ -264,6 +268,7 @@ def _attend(
         logn_length=config.logn_length,
         tiles=attention.small_tiles.at(hidden.shape[0]),
     )
+    batch.see("query", query)
     return _attended(attention, query, batch, cache, ordered)
 
 

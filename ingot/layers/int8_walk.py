@@ -55,17 +55,21 @@ def int8_logits(
     x, _ = _first(decoder, hidden)
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
         attention, mlp = layer.self_attn, mlp_of(layer)
+        batch.see("attn_in", x)
         attended = _attended(attention, _placed(decoder, attention, x, hidden, batch, cache), batch, cache)
         parts = int8_linear_parts(attended, attention.o_proj.int8_weight(len(hidden)))
         norm, bias = layer.post_attention_layernorm.weight, _of(attention.o_proj, "bias")
         x, hidden = sum_norm_int8(parts, hidden, norm, eps, bias, _of(mlp.gate_up_proj, "input_scale"))
-        parts = int8_linear_parts(_inner(mlp, x, hidden.dtype), mlp.down_proj.int8_weight(len(hidden)))
+        batch.see("stream", hidden)
+        parts = int8_linear_parts(_inner(mlp, x, hidden.dtype, batch), mlp.down_proj.int8_weight(len(hidden)))
         bias = _of(mlp.down_proj, "bias")
         if after is not None:
             static = _of(after.self_attn.qkv_proj, "input_scale")
             x, hidden = sum_norm_int8(parts, hidden, after.input_layernorm.weight, eps, bias, static)
+            batch.see("stream", hidden)
         else:
-            hidden, _ = sum_norm(parts, hidden, decoder.norm.weight, eps, bias)
+            hidden, stream = sum_norm(parts, hidden, decoder.norm.weight, eps, bias)
+            batch.see("stream", stream)
     return decode_logits(decoder, hidden, batch)
 
 
@@ -85,11 +89,14 @@ def int8_hidden(
     x, _ = _first(decoder, hidden)
     for layer, cache, after in zip(layers, caches, [*layers[1:], None], strict=True):
         attention, mlp = layer.self_attn, mlp_of(layer)
+        batch.see("attn_in", x)
         query = attention.place(_product(attention.qkv_proj, x, hidden.dtype), batch, cache, rope)
         _add_product(hidden, _attended(attention, query, batch, cache), attention.o_proj)
+        batch.see("stream", hidden)
         static = _of(mlp.gate_up_proj, "input_scale")
         x, _ = rms_norm_int8(hidden, layer.post_attention_layernorm.weight, eps, static=static)
-        _add_product(hidden, _inner(mlp, x, hidden.dtype), mlp.down_proj)
+        _add_product(hidden, _inner(mlp, x, hidden.dtype, batch), mlp.down_proj)
+        batch.see("stream", hidden)
         if after is not None:
             static = _of(after.self_attn.qkv_proj, "input_scale")
             x, _ = rms_norm_int8(hidden, after.input_layernorm.weight, eps, static=static)
@@ -135,7 +142,7 @@ def _placed(
     if len(hidden) > MAX_ROWS or config.qk_norm or cache.keys.dtype != hidden.dtype:
         qkv = _product(attention.qkv_proj, x, hidden.dtype)
         return attention.place(qkv, batch, cache, rope, early_tiles(qkv))
-    return small_int8_qkv(
+    query = small_int8_qkv(
         x,
         attention.qkv_proj.int8_weight(len(hidden)),
         _of(attention.qkv_proj, "bias"),
@@ -150,6 +157,8 @@ def _placed(
         config.head_dim,
         logn_length=config.logn_length,
     )
+    batch.see("query", query)
+    return query
 
 
 def _attended(attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache) -> Int8Rows:
@@ -159,9 +168,14 @@ def _attended(attention: Attention, query: torch.Tensor, batch: ForwardBatch, ca
     if scales is None:
         scales = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     attention.attend(query, batch, cache, out, scales)
-    return int8_heads(out, scales)
+    rows = int8_heads(out, scales)
+    batch.see("attended", rows)
+    return rows
 
 
-def _inner(mlp: GatedMLP, x: Int8Rows, dtype: torch.dtype) -> Int8Rows:
+def _inner(mlp: GatedMLP, x: Int8Rows, dtype: torch.dtype, batch: ForwardBatch) -> Int8Rows:
     """silu(gate) * up: the down product's rows."""
-    return silu_mul_int8(_product(mlp.gate_up_proj, x, dtype), _of(mlp.down_proj, "input_scale"))
+    inner = silu_mul_int8(_product(mlp.gate_up_proj, x, dtype), _of(mlp.down_proj, "input_scale"))
+    batch.see("mlp_in", x)
+    batch.see("inner", inner)
+    return inner

@@ -16,6 +16,7 @@ from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.kernels.gated_mlp import silu_mul
+from ingot.layers.batch import ForwardBatch
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 
@@ -32,9 +33,13 @@ class GatedMLP(nn.Module):
         self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=gate_up)
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(self.activate(x))
+    def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
+        inner = self.activate(x)
+        if batch is not None:
+            batch.see("mlp_in", x)
+            batch.see("inner", inner)
+        return self.down_proj(inner)
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
@@ -58,9 +63,13 @@ class MLP(nn.Module):
         self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
         self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]."""
-        return self.down_proj(self.activate(x))
+    def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
+        inner = self.activate(x)
+        if batch is not None:
+            batch.see("mlp_in", x)
+            batch.see("inner", inner)
+        return self.down_proj(inner)
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
         """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""

@@ -53,8 +53,10 @@ def plain_logits(
         query = attention.place(_product(attention.qkv_proj, normed), batch, cache, rope)
         attended = attention.attend(query, batch, cache).flatten(1)
         hidden = _product(attention.o_proj, attended, hidden)
+        batch.see("stream", hidden)
         normed, _ = layer.post_attention_layernorm(hidden)
         hidden = _product(mlp.down_proj, mlp.bend(_product(mlp.up_proj, normed)), hidden)
+        batch.see("stream", hidden)
     normed, _ = decoder.norm(hidden)
     return _product(decoder.lm_head, normed[batch.logits_indices])
 

@@ -13,7 +13,7 @@ quarter, and a kernel may round where the reference does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,6 @@ from ingot.llm.outputs import Answer
 from ingot.runtime.selection import TokenLogprobs
 
 FACTOR = 5.0
-WEAK, VOID = 0.1, 1.0  # limits, of a row's size: what says little, and what no zeros would miss
 _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
 
 
@@ -39,7 +38,7 @@ _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")
 class Failure(JsonConfig):
     """What is wrong: its kind, its name, and a line that tells it."""
 
-    kind: Literal["file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "metric"]
+    kind: Literal["file", "tensor", "engine", "tokenizer", "ids", "logits", "module", "step", "metric"]
     name: str
     message: str
 
@@ -108,26 +107,14 @@ def percent(share: float) -> str:
     return f"{100 * share:.{'0f' if 0.1 <= share < 1e4 else '2g'}} %"
 
 
-def is_weak(limits: Mapping[str, float]) -> bool:
-    """Whether limits are so wide that passing says little; an overflow is told as such."""
-    return WEAK <= limits.get("logits", 0.0) < OVERFLOW
-
-
 def _limits(floor: Floor, played: Replay) -> None:
-    """Keep the limits, and tell where they are so wide that passing says little."""
-    modules = FACTOR * min(floor.modules.values()), FACTOR * max(floor.modules.values())
-    played.limits = {"logprobs": FACTOR * floor.logprobs, "logits": FACTOR * floor.logits}
-    played.limits |= {"modules, least": modules[0], "modules, most": modules[1]}
-    logits = played.limits["logits"]
-    if not is_weak(played.limits):
-        return
-    seen = f"a fault that moves a row of logits by less than {percent(logits)} of its size is not seen"
-    if logits >= VOID:
-        seen = "rows of logits, log-probabilities and ids cannot fail: their limit is as large as they are"
-    played.notes.append(
-        f"weak: rounding alone moves so much here that {seen}; the strictest of the modules is held to "
-        f"{percent(modules[0])}"
-    )
+    """Keep the limits."""
+    played.limits = {
+        "logprobs": FACTOR * floor.logprobs,
+        "logits": FACTOR * floor.logits,
+        "modules, least": FACTOR * min(floor.modules.values()),
+        "modules, most": FACTOR * max(floor.modules.values()),
+    }
 
 
 def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:

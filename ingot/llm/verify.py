@@ -1,7 +1,8 @@
 """Whether an engine still is what was built, on this machine.
 
-Owns the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves,
-checksums of every module through a tap. Knows nothing of how a proof was made, and prints nothing.
+Owns the replay of a proof: hashes before anything runs, golden cases through the runtime as it serves, whose
+steps are judged place by place, checksums of every module through a tap. Knows nothing of how a proof was
+made, and prints nothing.
 
     found = verify("engine", device="auto")
     found.verdict                       # "proven", "failed" or "unproven"
@@ -26,7 +27,8 @@ from ingot.engine.manifest import Manifest
 from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, this_host, write_note
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
-from ingot.llm.replay import FACTOR, Failure, Replay, is_weak, replay
+from ingot.llm.replay import FACTOR, Failure, Replay, replay
+from ingot.llm.step_check import StepCheck, check_steps
 
 _CACHE_TOKENS = 2048
 
@@ -38,13 +40,15 @@ class Verification(JsonConfig):
     """What ``verify`` found.
 
     Attributes:
-        verdict: ``unproven``: the files are whole, and there is nothing to replay.
+        verdict: ``unproven``: the files are whole, and nothing could be replayed.
         device, dtype: where and in which arithmetic the cases ran; None when nothing ran.
         factor: the limit is the noise floor times this.
         failures: what is wrong, the first cause first; ``first_bad_module`` is the one in the order of
             execution.
         notes: what was not compared, and why.
         worst: the largest deviation by what was compared, in noise floors.
+        steps: the largest deviation by place of a layer, in parts of its limit (step_judge.py).
+        num_steps, num_tokens: steps that were recorded as they ran, and their tokens.
         limits: what passes: of rows of logits and modules' outputs in parts of their size, of
             log-probabilities in nats.
         equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
@@ -62,6 +66,9 @@ class Verification(JsonConfig):
     first_bad_module: str | None
     notes: tuple[str, ...]
     worst: dict[str, float]
+    steps: dict[str, float]
+    num_steps: int
+    num_tokens: int
     limits: dict[str, float]
     num_cases: int
     equal_rows: int
@@ -71,11 +78,6 @@ class Verification(JsonConfig):
     metrics: tuple[Metric, ...]
     seconds: float
     noted: bool = False
-
-    @property
-    def weak(self) -> bool:
-        """Whether its limits are so wide that passing says little; a note tells what is not seen."""
-        return is_weak(self.limits)
 
 
 def verify(
@@ -106,7 +108,7 @@ def verify(
     proof, failures = _proof(folder)
     say("hashes")
     failures += _damage(folder, manifest)
-    played, dtype = Replay(), None
+    played, steps, dtype = Replay(), StepCheck(), None
     if not failures and proof is not None:
         try:
             tokens = _room(proof.claims, manifest.build.max_seq_len)
@@ -118,12 +120,15 @@ def verify(
             failures.append(Failure("engine", folder.name, str(error)))
         else:
             dtype = dtype_name(loaded.dtype)
-            played = replay(LLM.of_engine(loaded, runs), proof.claims, say)
+            llm = LLM.of_engine(loaded, runs)
+            steps = _steps(llm, folder, proof.claims, say)
+            played = replay(llm, proof.claims, say)
+    failures += [Failure("step", place, message) for place, message in steps.failures]
     failures += [*played.failures, *(_metrics(proof) if proof is not None else ())]
-    verdict: Literal["proven", "failed", "unproven"] = "failed" if failures else "proven"
+    verdict: Literal["proven", "failed", "unproven"] = "proven" if steps.num_steps else "unproven"
     found = Verification(
         engine=str(folder),
-        verdict="unproven" if proof is None and not failures else verdict,
+        verdict="failed" if failures else verdict,
         device=None if dtype is None else device_name(place),
         dtype=dtype,
         factor=FACTOR,
@@ -131,6 +136,9 @@ def verify(
         first_bad_module=played.first_bad_module,
         notes=tuple(played.notes),
         worst=played.worst,
+        steps=steps.worst,
+        num_steps=steps.num_steps,
+        num_tokens=steps.num_tokens,
         limits=played.limits,
         num_cases=len(proof.claims.cases) if proof is not None and dtype is not None else 0,
         equal_rows=played.equal_rows,
@@ -166,6 +174,14 @@ def _room(claims: Claims, max_seq_len: int) -> int:
     """
     longest = max((len(case.prompt_ids) + len(case.new_ids) for case in claims.cases), default=1)
     return min(max(longest, _CACHE_TOKENS), max_seq_len)
+
+
+def _steps(llm: LLM, folder: Path, claims: Claims, say: Progress) -> StepCheck:
+    if not claims.cases:
+        return StepCheck()
+    say("steps")
+    count = max(len(case.new_ids) for case in claims.cases)
+    return check_steps(llm, folder, [case.prompt_ids for case in claims.cases], count)
 
 
 def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:

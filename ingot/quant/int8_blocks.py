@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from ingot.errors import BuildError
 from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int8_rows import Int8Weight
+from ingot.kernels.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.silu_mul_blocks import in_blocks
 from ingot.quant.int8_products import multiply
 from ingot.quant.plain_rows import rounded_blocks
@@ -140,10 +140,14 @@ class Int8Blocks:
             values = torch.empty_like(values).index_copy_(1, order, values)
         return values.to(dtype)
 
+    def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
+        """Activations [M, K] as numbers."""
+        return in_blocks(x, self.steps(tensors))
+
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
         own = self.product(tensors)
-        rows = in_blocks(x.reshape(-1, x.shape[-1]), own.steps)
+        rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
         y = multiply(rows, own.weight, x.dtype, own.shift)
         return y.view(*x.shape[:-1], -1)
 

@@ -10,7 +10,8 @@ so. Knows no request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -23,6 +24,7 @@ from ingot.layers.fused_decode import fused_logits, small_products, ways_of
 from ingot.layers.int8_walk import int8_hidden, int8_logits, walks_int8
 from ingot.layers.linear import all_dense
 from ingot.layers.plain_decode import is_plain, plain_logits, plain_rows
+from ingot.layers.step_record import StepRecord
 
 
 class Forward:
@@ -32,6 +34,11 @@ class Forward:
     numbers of tokens that ``ways`` (fused_decode.py) names, and for products that add in place in the others.
     A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so that hooks on
     modules fire.
+
+    Attributes:
+        observer: gets a record of every step that runs from now on, on the CPU; set it before the first one,
+            since graphs hold what they were captured with.
+        record: what the last call kept; a captured graph's own is written again at every replay.
     """
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
@@ -46,11 +53,29 @@ class Forward:
         self.int8 = walks_int8(model)
         self.blocks = walks_in_blocks(model)
         self.by_module = False
+        self.observer: Callable[[StepRecord], None] | None = None
+        self.record: StepRecord | None = None
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [L, vocab_size] of the batch's wanted tokens, in the model's dtype."""
+        if self.observer is None:
+            return self._logits(batch)
+        record = StepRecord()
+        logits = self._logits(replace(batch, record=record))
+        told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+        record.close(told, [cache.tensors for cache in self.caches], logits)
+        self.record = record
+        return logits
+
+    def observed(self, record: StepRecord | None) -> None:
+        """A step has run, and this is its record."""
+        if self.observer is not None and record is not None:
+            self.observer(record.on_host())
+
+    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         model = self.model
         hidden = model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
+        batch.see("stream", hidden)
         decodes = batch.max_query_len == 1 and not self.by_module
         small = small_products(hidden.shape[0], self.ways)
         if self.fused and self.int8 and not self.by_module:

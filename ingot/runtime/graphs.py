@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampled_step import sampled_step
@@ -52,6 +53,7 @@ def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
 class _Captured:
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor | None
+    record: StepRecord | None
 
 
 class DecodeGraphs:
@@ -104,6 +106,7 @@ class DecodeGraphs:
         buffer.fill(step, self.block_size, draws)
         buffer.upload()
         captured.graph.replay()
+        self.forward.observed(captured.record)
         return captured.logits
 
     def _buffer(self, bucket: int) -> StepBuffer:
@@ -132,5 +135,6 @@ class DecodeGraphs:
 
         run()  # compiles kernels and fills workspaces outside of the capture
         self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
-        self._captured[bucket, kind] = _Captured(*self._recorder.record(run))
+        graph, logits = self._recorder.record(run)
+        self._captured[bucket, kind] = _Captured(graph, logits, self.forward.record)
         return self._captured[bucket, kind]

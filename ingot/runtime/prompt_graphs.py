@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampler import RowSampling
@@ -35,6 +36,7 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     buffer: StepBuffer
     logits: torch.Tensor
+    record: StepRecord | None
 
 
 class PromptGraphs:
@@ -71,6 +73,7 @@ class PromptGraphs:
         captured.buffer.fill(step, self.block_size, draws)
         captured.buffer.upload()
         captured.graph.replay()
+        self.forward.observed(captured.record)
         return captured.logits[: sum(item.samples for item in step.requests)], captured.buffer
 
     @torch.inference_mode()
@@ -84,7 +87,7 @@ class PromptGraphs:
         batch = buffer.padded_batch(tokens, self.max_seq_len)
         self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
         graph, logits = self._recorder.record(lambda: self.forward(batch))
-        self._captured[tokens, requests] = _Captured(graph, buffer, logits)
+        self._captured[tokens, requests] = _Captured(graph, buffer, logits, self.forward.record)
         return self._captured[tokens, requests]
 
 

@@ -92,7 +92,9 @@ class Runner:
             return self.graphs.logits(step)
         if self.prompts is not None and not self.eager and self.prompts.fits(step):
             return self.prompts.run(step, ())[0]
-        return self.forward(self._eager_batch(step, ()))
+        logits = self.forward(self._eager_batch(step, ()))
+        self.forward.observed(self.forward.record)
+        return logits
 
     @torch.inference_mode()
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
@@ -112,6 +114,7 @@ class Runner:
             buffer = self._eager_buffer()
             values = buffer.draws(len(draws), draws)
             sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed.table)
+            self.forward.observed(self.forward.record)
         return self.feed.send(len(draws))
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:

@@ -1,0 +1,84 @@
+"""What a step computes on its way, kept for a check.
+
+Owns the names of the places where a step's values are kept, and the copies. Every way through the layers
+tells what it has at these places (``ForwardBatch.see``); a fused kernel that holds a value in registers tells
+nothing of it. Knows no arithmetic.
+
+    record = StepRecord(); ...; record.values["stream"][2 * index]   # what layer ``index`` was given
+
+| name | what | how many |
+|---|---|---|
+| stream | hidden states: embedded, then after each attention and each MLP | 2 layers + 1 |
+| attn_in, mlp_in | what the norms give to the QKV and the up products | one per layer, or none |
+| query | queries [T, num_heads, head_dim] as attention takes them | one per layer |
+| attended, inner | what the output and the down products take | one per layer, or none |
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ingot.kernels.int8_rows import Int8Rows
+
+Recorded = torch.Tensor | Int8Rows
+
+
+@dataclass
+class StepRecord:
+    """Copies of one step's values.
+
+    Attributes:
+        values: by name, in the order of the layers; numbers of 8 bits stay ``Int8Rows``.
+        cached: of each layer the tensors that its cache now holds for the step's tokens: keys and values
+            [T, num_kv_heads, head_dim], and with numbers of 8 bits scales [T, num_kv_heads] of both.
+        told: the step's own tensors by their names in ``ForwardBatch``.
+        logits: [L, vocab_size].
+    """
+
+    values: dict[str, list[Recorded]] = field(default_factory=lambda: defaultdict(list))
+    cached: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
+    told: dict[str, torch.Tensor] = field(default_factory=dict)
+    logits: torch.Tensor | None = None
+
+    def see(self, name: str, value: Recorded) -> None:
+        """Keep a copy."""
+        self.values[name].append(_copied(value, None))
+
+    def close(
+        self,
+        told: Mapping[str, torch.Tensor],
+        caches: Sequence[tuple[torch.Tensor, ...]],
+        logits: torch.Tensor,
+    ) -> None:
+        """Keep what the step was told, what it wrote to the caches, and its logits.
+
+        ``caches`` are the tensors of every ``LayerCache``.
+        """
+        self.told = {name: tensor.clone() for name, tensor in told.items()}
+        slots = self.told["slot_mapping"].clamp(min=0)
+        for tensors in caches:
+            size = tensors[0].shape[2]  # tokens of a block
+            self.cached.append(tuple(tensor[slots // size, :, slots % size] for tensor in tensors))
+        self.logits = logits.clone()
+
+    def on_host(self) -> StepRecord:
+        """The same on the CPU; a graph's next replay writes over its own record."""
+        assert self.logits is not None
+        host = torch.device("cpu")
+        return StepRecord(
+            {name: [_copied(value, host) for value in values] for name, values in self.values.items()},
+            [tuple(tensor.to(host, copy=True) for tensor in tensors) for tensors in self.cached],
+            {name: tensor.to(host, copy=True) for name, tensor in self.told.items()},
+            self.logits.to(host, copy=True),
+        )
+
+
+def _copied(value: Recorded, device: torch.device | None) -> Recorded:
+    if isinstance(value, Int8Rows):
+        values, scales = (t.to(device or t.device, copy=True) for t in (value.values, value.scales))
+        return Int8Rows(values, scales, value.group)
+    return value.to(device or value.device, copy=True)

@@ -1,0 +1,134 @@
+"""How far what a run had may be from what the reference computes.
+
+Owns the limits, and the memory of what was beyond them. Knows no step and no model.
+
+    judge = Judge(unit=2**-8, eps=2**-7)
+    judge.value("query", "layers.0.self_attn.qkv_proj", had, computed, None, labels)
+    judge.failures()
+
+Each value may be off by ``ALLOWED`` units of its own size and of its row's; all values that carry a label
+together, as a factor, by half a unit. A number of few bits that is not the nearest must lie as near to the
+middle between two as that noise reaches.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ALLOWED = 4.0  # units
+ALLOWED_OF_ATTENTION = 16.0  # an error of a score is one of its weight, times the score
+_SIGMAS = 6.0  # of what chance makes of a factor
+_TINY = 1e-30
+_LABELS = {0: "prompt", 1: "decoded"}
+
+
+class Judge:
+    """Compares and remembers, in the order of execution.
+
+    Args:
+        unit: the noise of one operation, relative.
+        eps: of the dtype that values are rounded to.
+    """
+
+    def __init__(self, unit: float, eps: float) -> None:
+        self.unit = unit
+        self.eps = eps
+        self.worst: dict[str, float] = {}
+        self._failures: dict[str, dict[str, str]] = {}  # by kind: place → message
+
+    def failures(self) -> list[tuple[str, str]]:
+        """(place, message) of the first place of every kind that is beyond its limit."""
+        found = []
+        for of_kind in self._failures.values():
+            place, message = next(iter(of_kind.items()))
+            others = f", and so are {len(of_kind) - 1} places like it" if len(of_kind) > 1 else ""
+            found.append((place, f"{place} {message}{others}"))
+        return found
+
+    def value(
+        self,
+        kind: str,
+        place: str,
+        had: torch.Tensor,
+        computed: torch.Tensor,
+        change: torch.Tensor | None,
+        labels: torch.Tensor,
+    ) -> None:
+        """Values [T, ...] beside those that were computed; ``change``: the part that a product added."""
+        had, computed = had.flatten(1), computed.flatten(1)
+        moved = computed if change is None else change.flatten(1)
+        limit = self._units(kind) * (moved.abs() + _rms(moved))
+        if change is not None:
+            limit = limit + self.eps * torch.maximum(computed.abs(), had.abs())
+        off = difference(had, computed)
+        self._judge(kind, place, off.abs(), limit, off, moved, labels)
+
+    def rounded(
+        self,
+        kind: str,
+        place: str,
+        had: torch.Tensor,
+        step: torch.Tensor,
+        exact: torch.Tensor,
+        near: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> None:
+        """Values [T, K] that are whole numbers of steps, beside the exact ones and those rounded here.
+
+        One that is not the nearest must lie as near to the middle between two as noise reaches.
+        """
+        had, exact, near = had.flatten(1), exact.flatten(1), near.flatten(1)
+        beyond = torch.minimum(difference(had, exact).abs() - step / 2, difference(had, near).abs())
+        limit = self._units(kind) * (exact.abs() + _rms(exact))
+        self._judge(kind, place, beyond.clamp(min=0), limit, difference(had, near), near, labels)
+
+    def _units(self, kind: str) -> float:
+        """What noise may do, relative."""
+        return self.unit * (ALLOWED_OF_ATTENTION if kind == "attended" else ALLOWED)
+
+    def _judge(
+        self,
+        kind: str,
+        place: str,
+        off: torch.Tensor,
+        limit: torch.Tensor,
+        signed: torch.Tensor,
+        of: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> None:
+        ratios = off / limit.clamp(min=_TINY)
+        ratios = torch.where(torch.isfinite(ratios), ratios, torch.inf)
+        rows = ratios.amax(1) if ratios.numel() else ratios.new_zeros(len(ratios))
+        for label in labels.unique().tolist():
+            chosen = labels == label
+            worst, beyond = float(rows[chosen].max()), int((rows[chosen] > 1).sum())
+            of_tokens = f"in {beyond} of {int(chosen.sum())} {_LABELS[label]} tokens"
+            self._keep(kind, place, worst, f"is off by {worst:.3g} times what rounding can do, {of_tokens}")
+            factor, allowed = self._factor(signed[chosen], of[chosen])
+            told = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]} tokens"
+            self._keep(kind, place, abs(factor) / allowed, told)
+
+    def _factor(self, signed: torch.Tensor, of: torch.Tensor) -> tuple[float, float]:
+        """By which factor less 1 values are off together, and what is allowed."""
+        finite = torch.isfinite(signed) & torch.isfinite(of)
+        signed, of = (torch.where(finite, part, 0).double() for part in (signed, of))
+        size = float(of.square().sum())
+        if not size:
+            return 0.0, 1.0
+        noise = (float(signed.square().sum()) / size) ** 0.5 / of.numel() ** 0.5
+        return float((signed * of).sum()) / size, self.unit / 2 + _SIGMAS * noise
+
+    def _keep(self, kind: str, place: str, ratio: float, message: str) -> None:
+        self.worst[kind] = max(self.worst.get(kind, 0.0), ratio)
+        if ratio > 1:
+            self._failures.setdefault(kind, {}).setdefault(place, message)
+
+
+def difference(had: torch.Tensor, computed: torch.Tensor) -> torch.Tensor:
+    """Infinite and no numbers on both sides are no difference."""
+    same = ~torch.isfinite(had) & ~torch.isfinite(computed)
+    return torch.where(same, 0, had - computed)
+
+
+def _rms(x: torch.Tensor) -> torch.Tensor:
+    return x.square().mean(-1, keepdim=True).sqrt()

@@ -1,0 +1,262 @@
+"""What recorded steps had at each place, as the reference asks for it.
+
+Owns the way from records to rows of tokens, which of them each attention reads, and what numbers of few bits
+mean. Knows no limit.
+
+    rows = TokenRows(records, torch.bfloat16, block_size=16)
+    witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
+    lane = Lane(empty, weights, arithmetic, witness=witness)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from ingot.engine.reference import KeysValues, Span
+from ingot.kernels.cache_scales import E4M3, dequantize_heads
+from ingot.kernels.int8_rows import Int8Rows, dequantize_rows
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import Linear
+from ingot.layers.step_record import Recorded, StepRecord
+from ingot.llm.step_judge import Judge
+from ingot.quant.int8_blocks import Int8Blocks
+from ingot.quant.int8_products import Int8Products, Tensors
+
+_MODULES = {  # place of a layer → the module that makes it, for people
+    "attn_in": "input_layernorm",
+    "query": "self_attn.qkv_proj (queries)",
+    "keys": "self_attn.qkv_proj (keys)",
+    "values": "self_attn.qkv_proj (values)",
+    "attended": "self_attn (attention)",
+    "mlp_in": "post_attention_layernorm",
+    "inner": "mlp (activation)",
+}
+_INPUTS = {"qkv_proj": "attn_in", "o_proj": "attended", "down_proj": "inner"}
+_E4M3_FRACTION, _E4M3_LEAST_POWER = 3, -6
+
+
+class TokenRows:
+    """The tokens of all records one after another, without padding, and which of them each attention reads.
+
+    Attributes:
+        spans: of each record, a request's new tokens.
+        reads: of each span, the rows of the tokens whose keys and values it reads.
+        wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
+    """
+
+    def __init__(self, records: Sequence[StepRecord], dtype: torch.dtype, block_size: int) -> None:
+        self.records = records
+        self.dtype = dtype
+        self.valid = [record.told["slot_mapping"] >= 0 for record in records]
+        self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
+        self.spans: list[list[Span]] = []
+        self.reads: list[list[torch.Tensor]] = []
+        self.wrong_tokens: list[tuple[str, str]] = []
+        self._layers: dict[int, KeysValues] = {}
+        self._follow(block_size)
+
+    def keys_values(self, layer: int) -> KeysValues:
+        """What the cache holds for every token, as attention reads it: [tokens, kv_heads, head_dim]."""
+        if layer not in self._layers:
+            self._layers = {}  # one layer at a time
+            cached = [self.cached(number, layer) for number in range(len(self.records))]
+            keys, values = (torch.cat([self.meant(own, side) for own in cached]) for side in (0, 1))
+            self._layers[layer] = keys, values
+        return self._layers[layer]
+
+    def cached(self, record: int, layer: int) -> list[torch.Tensor]:
+        """A layer's cached tensors of a record's tokens."""
+        return [tensor[self.valid[record]] for tensor in self.records[record].cached[layer]]
+
+    def meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
+        """Keys (``side`` 0) or values of a layer's cached tensors."""
+        if len(tensors) == 2:
+            return tensors[side]
+        return dequantize_heads(tensors[side], tensors[2 + side], self.dtype)
+
+    def _follow(self, block_size: int) -> None:
+        """Go through the steps as the cache changed."""
+        row_of: dict[int, int] = {}  # cache slot → row of the newest token in it
+        logits_of: dict[int, torch.Tensor] = {}  # cache slot → logits after the newest token in it
+        first = 0
+        for record, mask in zip(self.records, self.valid, strict=True):
+            told = {name: tensor.tolist() for name, tensor in record.told.items()}
+            row_of |= {slot: first + i for i, slot in enumerate(told["slot_mapping"]) if slot >= 0}
+            self.spans.append([])
+            self.reads.append([])
+            for request, length in enumerate(told["seq_lens"]):
+                start, end = told["query_start"][request : request + 2]
+                if not length or start == end:
+                    continue
+                table, positions = told["block_tables"][request], told["positions"]
+                slots = [table[p // block_size] * block_size + p % block_size for p in range(length)]
+                offset = told["rope_rows"][start] - positions[start]
+                ids = tuple(told["input_ids"][start:end])
+                self.spans[-1].append(Span(request, ids, positions[start], offset))
+                self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
+                if end - start == 1 and length > 1:
+                    self._same_token(ids[0], logits_of.get(slots[-2]))
+            assert record.logits is not None
+            for row, token in zip(record.logits, told["logits_indices"], strict=False):
+                logits_of[told["slot_mapping"][token]] = row
+            first += int(mask.sum())
+
+    def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
+        if logits is not None and not bool(logits[token] == logits.max()):
+            text = f"token {token} was chosen where the step's own logits say {int(logits.argmax())}"
+            self.wrong_tokens.append(("sampler", text))
+
+
+class StepWitness:
+    """Some of the records, all of which tell of the same places in the same form.
+
+    Args:
+        numbers: which records.
+        model: the one that ran, for what its numbers mean.
+        dtype: of the reference's arithmetic.
+    """
+
+    def __init__(
+        self, rows: TokenRows, numbers: Sequence[int], model: Decoder, judge: Judge, dtype: torch.dtype
+    ) -> None:
+        self._rows = rows
+        self._numbers = numbers
+        self._records = [rows.records[n] for n in numbers]
+        self._valid = [rows.valid[n] for n in numbers]
+        self._model = model
+        self._judge = judge
+        self._dtype = dtype
+        self._device = model.norm.weight.device
+        self._met: Counter[str] = Counter()
+        self._taken: Recorded | None = None  # what the next product takes, as it was recorded
+        self.spans = [span for n in numbers for span in rows.spans[n]]
+        self._reads = [read.to(self._device) for n in numbers for read in rows.reads[n]]
+        counts = [int(mask.sum()) for mask in self._valid]
+        decodes = [all(len(span.ids) == 1 for span in rows.spans[n]) for n in numbers]
+        labels = torch.tensor(decodes).long().repeat_interleave(torch.tensor(counts))
+        self._labels = labels.to(self._device)
+        self.logits_rows = self._logits_rows(counts)
+
+    def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """As of ``Witness``."""
+        number = self._met[place]
+        self._met[place] += 1
+        had = self._logits() if place == "logits" else self._had(place, number)
+        if place in ("attn_in", "attended", "inner", "mlp_in"):
+            self._taken = had
+        if not isinstance(had, torch.Tensor):
+            return computed
+        wide = had.to(computed.dtype).view_as(computed)
+        labels = self._labels[self.logits_rows] if place == "logits" else self._labels
+        self._judge.value(place, _name(place, number), wide, computed, change, labels)
+        return wide
+
+    def rounded(self, product: str, exact: torch.Tensor, near: torch.Tensor) -> torch.Tensor:
+        """As of ``Witness``. What was recorded before it was rounded is rounded by the run's own scheme."""
+        linear = self._model.get_submodule(product)
+        assert isinstance(linear, Linear)
+        scheme, tensors = linear.scheme, linear._parameters
+        assert isinstance(scheme, Int8Products | Int8Blocks)
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return near
+        rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
+        had, step = _meant(rows, scheme, tensors, self._dtype)
+        place = _INPUTS.get(product.rpartition(".")[2], "mlp_in")
+        name = _name(place, int(product.split(".")[1]))
+        self._judge.rounded(place, name, had, step, exact, near, self._labels)
+        return had
+
+    def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
+        """As of ``Witness``."""
+        for side, computed in enumerate((keys, values)):
+            own = [self._rows.cached(n, layer) for n in self._numbers]
+            place = ("keys", "values")[side]
+            had = torch.cat([self._rows.meant(tensors, side) for tensors in own]).to(computed)
+            if len(own[0]) == 2:
+                self._judge.value(place, _name(place, layer), had, computed, None, self._labels)
+                continue
+            step = torch.cat([_cache_steps(tensors[side], tensors[2 + side]) for tensors in own]).to(computed)
+            flat = (had.flatten(1), step.flatten(1), computed.flatten(1))
+            self._judge.rounded(place, _name(place, layer), *flat, flat[0], self._labels)
+        everything = [part.to(keys) for part in self._rows.keys_values(layer)]
+        return [(everything[0][read], everything[1][read]) for read in self._reads]
+
+    def _had(self, place: str, number: int) -> Recorded | None:
+        """A place's rows of all records; None where they do not tell."""
+        values = [record.values[place][number] for record in self._records if place in record.values]
+        if not values:
+            return None
+        wide = [value for value in values if isinstance(value, torch.Tensor)]
+        if wide:
+            return self._joined(wide)
+        rows = [value for value in values if isinstance(value, Int8Rows)]
+        one = rows[0].scales.numel() == 1  # static: one scale for all
+        scales = rows[0].scales.to(self._device) if one else self._joined([row.scales for row in rows])
+        return Int8Rows(self._joined([row.values for row in rows]), scales, rows[0].group)
+
+    def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The records' rows without their padding, on the device."""
+        kept = zip(parts, self._valid, strict=True)
+        return torch.cat([part[mask] for part, mask in kept]).to(self._device)
+
+    def _logits_rows(self, counts: Sequence[int]) -> torch.Tensor:
+        """Rows of tokens whose logits were computed."""
+        rows, first = [], 0
+        self._wanted: list[torch.Tensor] = []
+        for record, mask, count in zip(self._records, self._valid, counts, strict=True):
+            indices = record.told["logits_indices"]
+            self._wanted.append(mask[indices])
+            rows.append(first + (mask.cumsum(0) - 1)[indices[mask[indices]]])
+            first += count
+        return torch.cat(rows).to(self._device)
+
+    def _logits(self) -> torch.Tensor:
+        parts = []
+        for record, wanted in zip(self._records, self._wanted, strict=True):
+            assert record.logits is not None
+            parts.append(record.logits[: len(wanted)][wanted])
+        return torch.cat(parts).to(self._device)
+
+
+def _name(place: str, number: int) -> str:
+    """The ``number``th time that a place is met, by the module that made it."""
+    if place == "logits":
+        return "lm_head"
+    if place != "stream":
+        return f"layers.{number}.{_MODULES[place]}"
+    layer, part = divmod(number - 1, 2)
+    return f"layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}" if number else "embed_tokens"
+
+
+def _meant(
+    rows: Int8Rows, scheme: Int8Products | Int8Blocks, tensors: Tensors, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What numbers mean [T, K] in the model's order of channels, and their steps, which broadcast to it."""
+    if isinstance(scheme, Int8Products):
+        scales = rows.scales.to(dtype)
+        wide = Int8Rows(rows.values, scales, rows.group)
+        if not rows.group:
+            return dequantize_rows(wide).to(dtype), scales[:, None]
+        return dequantize_rows(wide).to(dtype), scales.repeat_interleave(rows.group, dim=1)
+    steps = scheme.steps(tensors)
+    columns = rows.values.shape[1] if steps.order is None else len(steps.order)
+    step, zero = (part.to(dtype).repeat_interleave(steps.block) for part in (steps.steps, steps.zeros))
+    values = ((rows.values.to(dtype) - zero) * step)[:, :columns]
+    step = step[:columns]
+    if steps.order is None:
+        return values, step
+    order = steps.order.long()
+    placed = torch.empty_like(values).index_copy_(1, order, values)
+    return placed, torch.empty_like(step).index_copy_(0, order, step)
+
+
+def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The steps between the numbers of a cache in 8 bits, [T, num_kv_heads, head_dim]."""
+    if values.dtype != E4M3:
+        return scales[..., None].expand(values.shape)
+    power = (torch.frexp(values.float()).exponent - 1).clamp(min=_E4M3_LEAST_POWER)
+    return torch.ldexp(scales[..., None].expand(values.shape), power - _E4M3_FRACTION)
