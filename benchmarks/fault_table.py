@@ -43,8 +43,8 @@ def row_of(scheme: str, fault: str | None, engine: Path, device: str) -> Row:
 def told(row: Row) -> str:
     """A row as a line."""
     worst = " ".join(f"{name} {value:.2g}" for name, value in row["worst"].items())
-    why = (row["failures"] or [worst])[0]
-    return f"{row['scheme']:<16} {row['fault'] or 'sound':<22} {row['verdict']:<8} {row['seconds']:5.1f} s  {why}"
+    what = f"{row['scheme']:<16} {row['fault'] or 'sound':<22} {row['verdict']:<8}"
+    return f"{what} {row['seconds']:5.1f} s  {(row['failures'] or [worst])[0]}"
 
 
 def main() -> None:

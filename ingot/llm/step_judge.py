@@ -59,7 +59,7 @@ class Judge:
         moved = computed if change is None else change.flatten(1)
         limit = self._units(kind) * (moved.abs() + _rms(moved))
         if change is not None:
-            limit = limit + self.eps * torch.maximum(computed.abs(), had.abs())
+            limit = limit + 2 * self.eps * torch.maximum(computed.abs(), had.abs())  # the sum is rounded, too
         off = difference(had, computed)
         self._judge(kind, place, off.abs(), limit, off, moved, labels)
 

@@ -51,6 +51,7 @@ class TokenRows:
         self.records = records
         self.dtype = dtype
         self.valid = [record.told["slot_mapping"] >= 0 for record in records]
+        self.wanted = [_wanted(record, mask) for record, mask in zip(records, self.valid, strict=True)]
         self.num_tokens = sum(int(mask.sum()) for mask in self.valid)
         self.spans: list[list[Span]] = []
         self.reads: list[list[torch.Tensor]] = []
@@ -82,7 +83,7 @@ class TokenRows:
         row_of: dict[int, int] = {}  # cache slot → row of the newest token in it
         logits_of: dict[int, torch.Tensor] = {}  # cache slot → logits after the newest token in it
         first = 0
-        for record, mask in zip(self.records, self.valid, strict=True):
+        for record, mask, wanted in zip(self.records, self.valid, self.wanted, strict=True):
             told = {name: tensor.tolist() for name, tensor in record.told.items()}
             row_of |= {slot: first + i for i, slot in enumerate(told["slot_mapping"]) if slot >= 0}
             self.spans.append([])
@@ -100,8 +101,8 @@ class TokenRows:
                 if end - start == 1 and length > 1:
                     self._same_token(ids[0], logits_of.get(slots[-2]))
             assert record.logits is not None
-            for row, token in zip(record.logits, told["logits_indices"], strict=False):
-                logits_of[told["slot_mapping"][token]] = row
+            for row, token in wanted:
+                logits_of[told["slot_mapping"][token]] = record.logits[row]
             first += int(mask.sum())
 
     def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
@@ -164,7 +165,7 @@ class StepWitness:
         if taken is None:
             return near
         rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
-        had, step = _meant(rows, scheme, tensors, self._dtype)
+        had, step = _meant(rows, scheme, tensors, exact)
         place = _INPUTS.get(product.rpartition(".")[2], "mlp_in")
         name = _name(place, int(product.split(".")[1]))
         self._judge.rounded(place, name, had, step, exact, near, self._labels)
@@ -206,20 +207,28 @@ class StepWitness:
     def _logits_rows(self, counts: Sequence[int]) -> torch.Tensor:
         """Rows of tokens whose logits were computed."""
         rows, first = [], 0
-        self._wanted: list[torch.Tensor] = []
-        for record, mask, count in zip(self._records, self._valid, counts, strict=True):
-            indices = record.told["logits_indices"]
-            self._wanted.append(mask[indices])
-            rows.append(first + (mask.cumsum(0) - 1)[indices[mask[indices]]])
+        for number, mask, count in zip(self._numbers, self._valid, counts, strict=True):
+            place = (mask.cumsum(0) - 1).tolist()
+            rows += [first + place[token] for _, token in self._rows.wanted[number]]
             first += count
-        return torch.cat(rows).to(self._device)
+        return torch.tensor(rows, device=self._device)
 
     def _logits(self) -> torch.Tensor:
         parts = []
-        for record, wanted in zip(self._records, self._wanted, strict=True):
+        for number, record in zip(self._numbers, self._records, strict=True):
             assert record.logits is not None
-            parts.append(record.logits[: len(wanted)][wanted])
+            parts.append(record.logits[[row for row, _ in self._rows.wanted[number]]])
         return torch.cat(parts).to(self._device)
+
+
+def _wanted(record: StepRecord, valid: torch.Tensor) -> list[tuple[int, int]]:
+    """(row of logits, token) of tokens that are no padding; a graph's padding names tokens a second time."""
+    assert record.logits is not None
+    rows: dict[int, int] = {}
+    for row, token in enumerate(record.told["logits_indices"].tolist()[: len(record.logits)]):
+        if bool(valid[token]):
+            rows.setdefault(token, row)
+    return [(row, token) for token, row in rows.items()]
 
 
 def _name(place: str, number: int) -> str:
@@ -233,20 +242,17 @@ def _name(place: str, number: int) -> str:
 
 
 def _meant(
-    rows: Int8Rows, scheme: Int8Products | Int8Blocks, tensors: Tensors, dtype: torch.dtype
+    rows: Int8Rows, scheme: Int8Products | Int8Blocks, tensors: Tensors, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What numbers mean [T, K] in the model's order of channels, and their steps, which broadcast to it."""
+    """What numbers mean, as ``like`` [T, K] has its channels, and their steps, which broadcast to it."""
     if isinstance(scheme, Int8Products):
-        scales = rows.scales.to(dtype)
-        wide = Int8Rows(rows.values, scales, rows.group)
-        if not rows.group:
-            return dequantize_rows(wide).to(dtype), scales[:, None]
-        return dequantize_rows(wide).to(dtype), scales.repeat_interleave(rows.group, dim=1)
+        wide = Int8Rows(rows.values, rows.scales.to(like), rows.group)
+        step = wide.scales.repeat_interleave(rows.group, dim=1) if rows.group else wide.scales[:, None]
+        return dequantize_rows(wide).to(like), step
     steps = scheme.steps(tensors)
-    columns = rows.values.shape[1] if steps.order is None else len(steps.order)
-    step, zero = (part.to(dtype).repeat_interleave(steps.block) for part in (steps.steps, steps.zeros))
-    values = ((rows.values.to(dtype) - zero) * step)[:, :columns]
-    step = step[:columns]
+    step, zero = (part.to(like).repeat_interleave(steps.block) for part in (steps.steps, steps.zeros))
+    columns = like.shape[1]  # the last block may be filled up
+    values, step = ((rows.values.to(like) - zero) * step)[:, :columns], step[:columns]
     if steps.order is None:
         return values, step
     order = steps.order.long()
