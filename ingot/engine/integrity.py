@@ -121,8 +121,8 @@ def check_engine(folder: Path, manifest: Manifest) -> None:
     check_files(folder, manifest)
     path = folder / WEIGHTS_FILE
     try:
-        check_header(path, manifest)
         with safe_open(path, framework="pt") as file, TensorHashes(manifest) as hashes:
+            check_header(path, manifest)
             for name in manifest.tensors:
                 hashes.add(name, file.get_tensor(name))
     except (SafetensorError, OSError) as error:
@@ -178,7 +178,9 @@ def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
         if leads_outside(folder, path):
             yield Damage(name, None, "is a link that leads outside the engine", "replace links by files")
         elif name not in _OWN and name not in texts:
-            yield Damage(name, None, "is not in the manifest", "move files that are not the engine's out of it")
+            yield Damage(
+                _shown(name), None, "is not in the manifest", "move files that are not the engine's out of it"
+            )
         elif not path.is_file():
             yield Damage(name, None, "is not a file")
         else:
@@ -199,6 +201,11 @@ def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
             yield from ((f"{TOKENIZER_FOLDER}/{inner.name}", inner) for inner in sorted(path.iterdir()))
         elif not _UNDER_WAY.fullmatch(path.name):
             yield path.name, path
+
+
+def _shown(name: str) -> str:
+    """A name that anybody may have chosen, without characters that steer a terminal."""
+    return name if name.isprintable() else ascii(name)
 
 
 def _has_header(path: Path, manifest: Manifest) -> bool:

@@ -128,8 +128,8 @@ def load_engine(
     Raises:
         ConfigError: as ``lowered``.
         EngineError: the folder is no engine; a tensor or file is not the one that was built (by its hash), or
-            not in the manifest; the proof is damaged or of another manifest; the kernel plan was changed, or a
-            GPU's cannot be read.
+            not in the manifest; the proof is damaged or of another manifest; the kernel plan was changed, or
+            cannot be read on a GPU.
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
