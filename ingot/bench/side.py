@@ -22,7 +22,8 @@ from ingot.bench.run import Run
 from ingot.bench.work import Work
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.base import JsonConfig
-from ingot.engine.manifest import TOKENIZER_FOLDER, is_engine
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.text import read_engine_text
 from ingot.errors import ConfigError
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
 
@@ -124,12 +125,15 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
 
     Raises:
         ConfigError: there is none.
-        TokenizerError: its files are broken.
+        TokenizerError, EngineError: its files are broken, or an engine's are not those that were built.
     """
     tokenizer = None
     if spec.path is not None:
         folder = resolve_checkpoint(spec.path)
-        tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER if is_engine(folder) else folder)
+        if is_engine(folder):
+            tokenizer = read_engine_text(folder, Manifest.read(folder)).tokenizer
+        else:
+            tokenizer = load_tokenizer(folder)
     if tokenizer is None:
         raise ConfigError(
             "the lengths of texts need a tokenizer",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.checkpoint.links import leads_outside
 from ingot.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -49,7 +50,8 @@ def list_files(folder: Path) -> list[str]:
     """Names of the files in ``folder``, sorted; links whose target is gone are left out.
 
     Raises:
-        CheckpointError: ``folder`` is missing, is no folder, or may not be read.
+        CheckpointError: ``folder`` is missing, is no folder, or may not be read; a link in a checkpoint leads
+            outside its folder.
     """
     if not folder.exists():
         raise CheckpointError(
@@ -60,9 +62,19 @@ def list_files(folder: Path) -> list[str]:
             "a checkpoint is a folder, this is a file", seen=folder, fix=f"give its folder, {folder.parent}"
         )
     try:
-        return sorted(path.name for path in folder.iterdir() if path.is_file())
+        paths = sorted(folder.iterdir())
+        names = [path.name for path in paths if path.is_file()]
+        outside = [f"{path.name} -> {path.readlink()}" for path in paths if leads_outside(folder, path)]
     except OSError as error:
         raise CheckpointError(f"cannot list {folder}", seen=error, fix="check its permissions") from error
+    if outside and CONFIG in names:  # what is no checkpoint, its reader says
+        raise CheckpointError(
+            f"links in {folder} lead outside it",
+            seen=shorten(outside),
+            allowed="files, links within the folder, and the Hugging Face cache's own links",
+            fix="put the files themselves there",
+        )
+    return names
 
 
 def find_layout(folder: Path, names: Collection[str]) -> Layout:

@@ -45,6 +45,8 @@ def local_folder(name: str) -> Path:
     try:
         return resolve_checkpoint(name, offline=True)
     except CheckpointError:
+        if Path(name).expanduser().exists():
+            raise
         raise NoSuchPathError(
             "neither a folder nor a Hugging Face id in the local cache",
             seen=name,
@@ -98,7 +100,8 @@ def _proof(found: Description) -> Iterator[tuple[str, str]]:
         yield "proven by", f"nothing: {found.doubt}"
         return
     made = found.proof.made
-    yield "proven by", f"Ingot {made.ingot} on {made.device}, {made.time}, {made.dtype} weights"
+    when = f", {found.proof.when}" if found.proof.when else ""
+    yield "proven by", f"Ingot {made.ingot} on {made.device}{when}, {made.dtype} weights"
     cases = (f"{name} {prompt}+{new}" for name, (prompt, new) in found.proof.cases.items())
     yield "golden cases", ", ".join(cases) + " (tokens of prompt + new)" if found.proof.cases else "none"
     for metric in found.proof.metrics:

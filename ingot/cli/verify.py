@@ -72,9 +72,8 @@ def _show(found: Verification) -> None:
         _line(*metric_line(metric))
     if found.proven_by is not None:
         made = found.proven_by
-        _line(
-            "proven by", f"Ingot {made['ingot']} on {made['device']}, {made['time']}, {made['dtype']} weights"
-        )
+        when = f", {made['time']}" if "time" in made else ""
+        _line("proven by", f"Ingot {made['ingot']} on {made['device']}{when}, {made['dtype']} weights")
 
 
 def _worst_step(found: Verification) -> str:

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,7 @@ from ingot.engine.manifest import (
     TensorEntry,
 )
 from ingot.engine.plan_file import plan_text, read_plan
+from ingot.engine.proof import write_when
 from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
 from ingot.engine.smoothed import LayerOnce, SmoothedWeights, seen_inputs
 from ingot.engine.staging import new_parents, staged_folder
@@ -81,10 +83,10 @@ def build(
 ) -> Path:
     """Build an engine folder from a checkpoint folder or a Hugging Face id; returns the folder.
 
-    The same checkpoint, arguments and version give the same bytes in every file but plan.json, which is
-    measured, and proof.json, whose numbers are of this machine's arithmetic; so are weights that calibration
-    chose. A build that fails or is
-    interrupted leaves nothing behind, and an engine that was there stays as it was.
+    The same checkpoint, arguments and version give the same bytes on the same machine in every file but
+    verify.json, which tells when, and a plan.json that a GPU measured. On another machine the proof's numbers
+    are of its arithmetic, and so are weights that calibration chose. A build that fails or is interrupted
+    leaves nothing behind, and an engine that was there stays as it was.
 
     Args:
         dtype: ``fp16``, ``bf16``, ``fp32``, or ``auto``: the checkpoint's own.
@@ -297,10 +299,12 @@ def _calibration(
 def _prove(
     folder: Path, assembly: Assembly, text: TextParts, device: torch.device, progress: Progress | None
 ) -> None:
-    """Write proof.json beside the files that it is of."""
+    """Write proof.json beside the files that it is of, and how long it took."""
+    start = time.perf_counter()
     found = make_proof(folder, assembly.model, assembly.build, text.tokenizer, device, progress)
     if found is not None:
         (folder / PROOF_FILE).write_text(found.dump(), encoding="utf-8")
+        write_when(folder, round(time.perf_counter() - start, 3))
 
 
 def make_manifest(assembly: Assembly, source: Checkpoint, text: TextParts) -> Manifest:

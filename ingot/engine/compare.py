@@ -8,8 +8,6 @@ difference came to be, and prints nothing.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +20,14 @@ from safetensors import SafetensorError, safe_open
 from ingot.config.base import JsonConfig
 from ingot.engine.integrity import check_engine
 from ingot.engine.manifest import (
-    MANIFEST_FILE,
-    NOTE_FILE,
     PLAN_FILE,
     PROOF_FILE,
+    TOKENIZER_FOLDER,
     WEIGHTS_FILE,
     Manifest,
     TensorEntry,
 )
+from ingot.engine.plan_file import plan_data
 from ingot.engine.proof import read_proof
 from ingot.errors import EngineError
 
@@ -158,16 +156,12 @@ def _versions(manifest: Manifest) -> dict[str, Any]:
 
 
 def _files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """sha256 by name: the tokenizer's files as the manifest says, and whatever else lies in the folder.
+    """sha256 by name of the tokenizer's files.
 
     A proof only is there or not: its numbers follow from what is compared, and are of one machine's rounding.
     """
-    compared = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
-    others = sorted(f for f in folder.iterdir() if f.is_file() and f.name not in compared)
-    hashes = {f.name: hashlib.sha256(f.read_bytes()).hexdigest() for f in others}
-    if (folder / PROOF_FILE).is_file():
-        hashes[PROOF_FILE] = "a proof"
-    return {f"tokenizer/{name}": digest for name, digest in manifest.files.items()} | hashes
+    proof = {PROOF_FILE: "a proof"} if (folder / PROOF_FILE).is_file() else {}
+    return {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()} | proof
 
 
 def _metrics(folder: Path) -> dict[str, float]:
@@ -185,14 +179,7 @@ def _metrics(folder: Path) -> dict[str, float]:
 
 
 def _plan(folder: Path) -> dict[str, Any]:
-    path = folder / PLAN_FILE
-    if not path.is_file():
-        return {}
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError("plan.json is damaged", seen=f"{path}: {error}", fix="build it again") from None
-    return plan if isinstance(plan, dict) else {"plan": plan}
+    return plan_data(folder / PLAN_FILE) or {}  # it is whole, or check_engine would have told
 
 
 def _tensor_changes(

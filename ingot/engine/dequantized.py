@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ingot.checkpoint.layout import CONFIG
+from ingot.checkpoint.hub import small_files
+from ingot.checkpoint.layout import CONFIG, list_files
 from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
@@ -33,11 +34,10 @@ from ingot.quant.schemes import is_dense
 
 _SHARD_BYTES = 1 << 30
 _INDEX = "model.safetensors.index.json"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
-    """Write the checkpoint; returns ``folder``. Other files than weights and config are linked.
+    """Write the checkpoint; returns ``folder``. Configs and tokenizer files are copied.
 
     It takes the original's bytes of disk, and 4 for each value of a layer in fewer bits. A head that is tied
     in the original and stored in fewer bits, or rotated, becomes a tensor of its own.
@@ -61,11 +61,9 @@ def write_dequantized(engine: Path, checkpoint: Path, folder: Path) -> Path:
 
 
 def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
-    for path in checkpoint.iterdir():
-        if path.name == CONFIG:
-            shutil.copyfile(path, folder / CONFIG)
-        elif path.name != PACKED_CONFIG and not path.name.endswith(_WEIGHTS):
-            (folder / path.name).symlink_to(path.resolve())
+    for name in small_files(list_files(checkpoint)):
+        if name != PACKED_CONFIG and not name.endswith(".index.json"):
+            shutil.copyfile(checkpoint / name, folder / name)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     changed = {key: value for key, value in config.items() if key not in PACKED_KEYS}
     changed |= {"tie_word_embeddings": False} if untied else {}

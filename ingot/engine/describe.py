@@ -22,11 +22,10 @@ from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
-from ingot.engine.integrity import check_files
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.memory_sizes import cache_dtype, kv_bytes_per_token
 from ingot.engine.plan_file import read_own_plan, usable_plan
-from ingot.engine.proof import Made, Metric, read_note, read_proof, standing, this_host
+from ingot.engine.proof import Made, Metric, read_note, read_proof, read_when, standing, this_host
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
@@ -44,8 +43,8 @@ class TensorFact(JsonConfig):
 
 @dataclass(frozen=True)
 class ProofFact(JsonConfig):
-    """A proof without its numbers. ``verified`` is when ``ingot verify`` last ended on this machine, if it
-    did.
+    """A proof without its numbers. ``when`` it was made, if verify.json tells; ``verified`` is when ``ingot
+    verify`` last ended on this machine, if it did.
     """
 
     sha256: str
@@ -53,6 +52,7 @@ class ProofFact(JsonConfig):
     cases: dict[str, tuple[int, ...]]
     metrics: tuple[Metric, ...]
     verified: str | None
+    when: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,6 @@ def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
     """
     if is_engine(folder):
         manifest = Manifest.read(folder)
-        check_files(folder, manifest)
         return manifest, read_engine_text(folder, manifest)
     with open_checkpoint(folder) as source:
         config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
@@ -123,12 +122,12 @@ def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
 
 def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
+    text = read_engine_text(folder, manifest)
     plan = read_own_plan(folder, resolve_device("auto"))
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )
     facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
-    text = read_engine_text(folder, manifest)
     found = _describe("engine", folder, manifest, plan, model, text, facts)
     return found.replace(proof=_proof_fact(folder), doubt=standing(folder))
 
@@ -142,6 +141,7 @@ def _proof_fact(folder: Path) -> ProofFact | None:
     if proof is None:
         return None
     note = read_note(folder)
+    when = read_when(folder)
     here = note is not None and note.host == this_host() and note.proof_sha256 == proof.sha256
     cases: dict[str, tuple[int, ...]] = {
         case.name: (len(case.prompt_ids), len(case.new_ids)) for case in proof.claims.cases
@@ -152,6 +152,7 @@ def _proof_fact(folder: Path) -> ProofFact | None:
         cases,
         proof.claims.metrics,
         note.time if note is not None and here else None,
+        None if when is None else when.time,
     )
 
 

@@ -18,12 +18,10 @@ import hashlib
 import itertools
 import logging
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -113,7 +111,6 @@ def _make(
     device: torch.device,
     progress: Progress | None,
 ) -> Proof | None:
-    start = time.perf_counter()
     dtype = parse_dtype(build.dtype)
     weights = Weights(folder / WEIGHTS_FILE, model, device)
     with steady_threads(weights.num_bytes, weights.device) as threads:
@@ -130,10 +127,8 @@ def _make(
             _log.warning("the engine has no proof: its logits are not finite numbers")
             return None
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors)
-    seconds = rounded(time.perf_counter() - start)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     where = device_name(device)
-    return Proof.of(claims, Made(now, where, threads, seconds, dtype_name(dtype), VERSION, torch.__version__))
+    return Proof.of(claims, Made(where, threads, dtype_name(dtype), VERSION, torch.__version__))
 
 
 def _tell_overflow(floors: dict[str, Floor]) -> None:

@@ -1,8 +1,9 @@
 """Whether an engine's files are still those that were built.
 
-Owns the comparison of files and tensors with the hashes in the manifest. Knows nothing of what they mean.
+Owns the comparison of a folder, its files and tensors with what the manifest names, and of plan.json with
+its own hash. Knows nothing of what they mean.
 
-    check_files(folder, manifest)
+    check_files(folder, manifest)                                  # all but the weights
     with TensorHashes(manifest) as hashes:
         for name, tensor in tensors: hashes.add(name, tensor)      # hashed beside the loading
     find_damage(folder, manifest)                                  # all of it, for `ingot verify`
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +23,25 @@ from types import TracebackType
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ingot.engine.manifest import TOKENIZER_FOLDER, WEIGHTS_FILE, Manifest
-from ingot.engine.weights_file import tensor_bytes
+from ingot.checkpoint.layout import shorten
+from ingot.checkpoint.links import leads_outside
+from ingot.engine.manifest import (
+    MANIFEST_FILE,
+    NOTE_FILE,
+    PLAN_FILE,
+    PROOF_FILE,
+    TOKENIZER_FOLDER,
+    WEIGHTS_FILE,
+    Manifest,
+)
+from ingot.engine.plan_file import plan_data, plan_fix
+from ingot.engine.weights_file import header_bytes, tensor_bytes
 from ingot.errors import EngineError
 
 _MOST_THREADS = 8
+_OWN = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
+_UNDER_WAY = re.compile(r"\.(plan|proof|verify)\.json-\d+")  # not yet renamed to its place; nobody reads it
+_BUILD_AGAIN = "build the engine again"
 
 
 class TensorHashes:
@@ -69,19 +86,30 @@ def tensor_hash(tensor: torch.Tensor) -> str:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """The tokenizer's files must be those that the build wrote: a cut vocabulary would read as a smaller one.
+    """The folder must hold what the manifest names and nothing else: a cut vocabulary would read as a smaller
+    one, and a template that somebody added would be taken for the model's.
 
     Raises:
-        EngineError: one is missing or differs.
+        EngineError: it names every file that is missing, changed or added, or leads outside the folder.
     """
-    for name, digest in manifest.files.items():
-        path = folder / TOKENIZER_FOLDER / name
-        if not _is_file(path, digest):
-            raise EngineError(
-                "a tokenizer file is missing or not the one that was built",
-                seen=path,
-                fix="build the engine again",
-            )
+    found = list(_file_damage(folder, manifest))
+    if found:
+        raise EngineError(
+            f"the engine in {folder} has changed since the build",
+            seen=shorten([f"{damage.file} {damage.what}" for damage in found]),
+            fix="; ".join(dict.fromkeys(damage.fix for damage in found)),
+        )
+
+
+def check_header(path: Path, manifest: Manifest) -> None:
+    """The weights file must begin with the header that its tensors have: no hash of theirs covers it.
+
+    Raises:
+        EngineError: it begins otherwise.
+        OSError: the file cannot be read.
+    """
+    if not _has_header(path, manifest):
+        raise EngineError(f"the header of {WEIGHTS_FILE} was changed", seen=path, fix=_BUILD_AGAIN)
 
 
 def check_engine(folder: Path, manifest: Manifest) -> None:
@@ -94,6 +122,7 @@ def check_engine(folder: Path, manifest: Manifest) -> None:
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as file, TensorHashes(manifest) as hashes:
+            check_header(path, manifest)
             for name in manifest.tensors:
                 hashes.add(name, file.get_tensor(name))
     except (SafetensorError, OSError) as error:
@@ -109,16 +138,13 @@ class Damage:
     file: str
     tensor: str | None
     what: str
+    fix: str = _BUILD_AGAIN
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
     """Everything in an engine folder that differs from its manifest, by hash; reads all of it, runs
     nothing."""
-    found = [
-        Damage(f"{TOKENIZER_FOLDER}/{name}", None, "is missing or not the one that was built")
-        for name, digest in manifest.files.items()
-        if not _is_file(folder / TOKENIZER_FOLDER / name, digest)
-    ]
+    found = list(_file_damage(folder, manifest))
     path = folder / WEIGHTS_FILE
     try:
         with safe_open(path, framework="pt") as file, ThreadPoolExecutor(_threads()) as pool:
@@ -137,9 +163,55 @@ def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
                     )
         extra = sorted(stored - set(manifest.tensors))
         found += [Damage(WEIGHTS_FILE, name, "is not in the manifest") for name in extra]
+        if stored == set(manifest.tensors) and not _has_header(path, manifest):
+            found.append(Damage(WEIGHTS_FILE, None, "has a header that was changed"))
     except (SafetensorError, OSError) as error:
         found.append(Damage(WEIGHTS_FILE, None, f"cannot be read: {error}"))
     return found
+
+
+def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
+    """What is wrong with the files of a folder, but for the tensors."""
+    texts = {f"{TOKENIZER_FOLDER}/{name}": digest for name, digest in manifest.files.items()}
+    odd = set()
+    for name, path in _entries(folder):
+        if leads_outside(folder, path):
+            yield Damage(name, None, "is a link that leads outside the engine", "replace links by files")
+        elif name not in _OWN and name not in texts:
+            yield Damage(
+                _shown(name), None, "is not in the manifest", "move files that are not the engine's out of it"
+            )
+        elif not path.is_file():
+            yield Damage(name, None, "is not a file")
+        else:
+            continue
+        odd.add(name)
+    for name, digest in texts.items():
+        if name not in odd and not _is_file(folder / name, digest):
+            yield Damage(name, None, "is missing or not the one that was built")
+    plan = folder / PLAN_FILE
+    if PLAN_FILE not in odd and plan.exists() and plan_data(plan) is None:
+        yield Damage(PLAN_FILE, None, "was changed", plan_fix(folder))
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Everything in an engine folder by its name there, but what a process may be writing now."""
+    for path in sorted(folder.iterdir()):
+        if path.name == TOKENIZER_FOLDER and path.is_dir() and not leads_outside(folder, path):
+            yield from ((f"{TOKENIZER_FOLDER}/{inner.name}", inner) for inner in sorted(path.iterdir()))
+        elif not _UNDER_WAY.fullmatch(path.name):
+            yield path.name, path
+
+
+def _shown(name: str) -> str:
+    """A name that anybody may have chosen, without characters that steer a terminal."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _has_header(path: Path, manifest: Manifest) -> bool:
+    expected = header_bytes(manifest.tensors)
+    with path.open("rb") as file:
+        return file.read(len(expected)) == expected
 
 
 def _is_file(path: Path, digest: str) -> bool:

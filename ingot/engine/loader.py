@@ -26,11 +26,12 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
 from ingot.engine.builder import build_config, make_manifest
-from ingot.engine.integrity import TensorHashes, check_files
+from ingot.engine.integrity import TensorHashes, check_header
 from ingot.engine.ledger import Setting
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.memory_error import explained
 from ingot.engine.plan_file import read_own_plan, usable_plan
+from ingot.engine.proof import read_proof
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
@@ -126,17 +127,17 @@ def load_engine(
 
     Raises:
         ConfigError: as ``lowered``.
-        EngineError: the folder is no engine, or a tensor or file is not the one that was built (by its hash),
-            or a GPU's kernel plan cannot be read.
+        EngineError: the folder is no engine; a tensor or file is not the one that was built (by its hash), or
+            not in the manifest; the proof is damaged or of another manifest; the kernel plan was changed, or
+            cannot be read on a GPU.
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
     compute = compute_dtype(manifest, device, dtype)
+    text = read_engine_text(folder, manifest)
     plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
     if why_not is not None:
         _log.warning("default tiles instead of the kernel plan: %s (`ingot tune` measures here)", why_not)
-    check_files(folder, manifest)
-    text = read_engine_text(folder, manifest)
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )
@@ -144,6 +145,8 @@ def load_engine(
     try:
         with safe_open(path, framework="pt") as file:
             _check_tensors(path, file, manifest, model)
+            check_header(path, manifest)
+            read_proof(folder)  # it names the hash of the manifest
             with TensorHashes(manifest) as hashes:
                 stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
                 with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):

@@ -19,8 +19,9 @@ from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
+from ingot.processors.chat import FORMATS
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 PLAN_FILE = "plan.json"
@@ -36,6 +37,10 @@ class TensorEntry(JsonConfig):
     dtype: str
     shape: tuple[int, ...]
     sha256: str
+
+    def __post_init__(self) -> None:
+        if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.shape):
+            raise ConfigError("a tensor's shape must be whole numbers", seen=self.shape)
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,18 @@ class Manifest(JsonConfig):
     calibration: CalibrationEntry | None = None
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        """A manifest names no file outside its engine's folder."""
+        if not isinstance(self.files, dict):
+            raise ConfigError("files must map names to hashes", seen=self.files)
+        odd = [name for name in self.files if not _is_plain(name)]
+        if odd:
+            raise ConfigError(f"files must be plain names, of files in {TOKENIZER_FOLDER}/", seen=odd)
+        if self.chat_template is not None and self.chat_template not in FORMATS:
+            raise ConfigError(
+                "chat_template is not a built-in chat format", seen=self.chat_template, allowed=list(FORMATS)
+            )
+
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         """The manifest of an engine folder.
@@ -114,6 +131,10 @@ class Manifest(JsonConfig):
     def dump(self) -> str:
         """The text of manifest.json; the same manifest gives the same text."""
         return json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def is_engine(folder: Path) -> bool:

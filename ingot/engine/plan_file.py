@@ -4,15 +4,20 @@ Owns the file of a kernel plan. Knows nothing of how a plan was measured.
 
     plan = read_plan(folder / PLAN_FILE)
     usable, why_not = usable_plan(plan, device, torch.float16)
+
+The file ends with a hash of what is before it, so that a plan that was edited is told from one that was
+measured again. The manifest cannot have that hash: it stays as built when ``tune`` writes another plan.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -23,16 +28,22 @@ from ingot.errors import BuildError, ConfigError, EngineError, IngotError
 
 _log = logging.getLogger(__name__)
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, IngotError)
+_HASH = "sha256"
 
 
 def read_plan(path: Path) -> KernelPlan:
-    """The kernel plan in a file.
+    """The kernel plan in a file that a user gave; one without a hash may have been edited.
 
     Raises:
-        ConfigError: there is no such file, or it is no plan.
+        ConfigError: there is no such file, it is no plan, or its hash is not its own.
     """
     try:
-        return _read(path)
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if _HASH in data and data.pop(_HASH) != _digest(data):
+            raise ValueError(
+                f"it was changed after its {_HASH} was written; without that line it is taken as it is"
+            )
+        return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         seen = f"{path}: {_reason(error)}"
         raise ConfigError("the kernel plan cannot be read", seen=seen, fix="--plan") from None
@@ -44,24 +55,41 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
     A CPU runs no kernels: there a plan that cannot be read is only told of, as a warning that is logged.
 
     Raises:
-        EngineError: its plan.json is damaged, or another version's.
+        EngineError: its plan.json is not as ``write_plan`` or a build left it, or another version's.
     """
     path = folder / PLAN_FILE
+    if not path.is_file():
+        return KernelPlan()
+    data = plan_data(path)
+    if data is None:
+        raise EngineError("the engine's kernel plan was changed", seen=path, fix=plan_fix(folder))
     try:
-        return _read(path) if path.is_file() else KernelPlan()
+        return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         if device is not None and device.type == "cpu":
             _log.warning("%s cannot be read, and a CPU needs none: %s", PLAN_FILE, _reason(error))
             return KernelPlan()
         raise EngineError(
-            "the engine's kernel plan is damaged, or of another version of Ingot",
+            "the engine's kernel plan is of another version of Ingot",
             seen=f"{path}: {_reason(error)}",
-            fix=f"`ingot tune {folder}`, or delete {PLAN_FILE} to run with the defaults",
+            fix=plan_fix(folder),
         ) from None
 
 
-def _read(path: Path) -> KernelPlan:
-    return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+def plan_data(path: Path) -> dict[str, Any] | None:
+    """What an engine's plan.json says, without its hash; None where a byte is not as it was written."""
+    try:
+        text = path.read_bytes().decode()
+        data: dict[str, Any] = json.loads(text)
+        data.pop(_HASH)
+        return data if text == _sealed(data) else None
+    except (*_UNREADABLE, KeyError, RecursionError):
+        return None
+
+
+def plan_fix(folder: Path) -> str:
+    """What to do about a plan that cannot be used."""
+    return f"`ingot tune {folder}`, or delete {PLAN_FILE} to run with the defaults"
 
 
 def _reason(error: Exception) -> str:
@@ -74,7 +102,15 @@ def _reason(error: Exception) -> str:
 
 def plan_text(plan: KernelPlan) -> str:
     """The text of plan.json; the same plan gives the same text."""
-    return json.dumps(plan.to_json(), indent=2) + "\n"
+    return _sealed(plan.to_json())
+
+
+def _sealed(data: dict[str, Any]) -> str:
+    return json.dumps(data | {_HASH: _digest(data)}, indent=2) + "\n"
+
+
+def _digest(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, separators=(",", ":")).encode()).hexdigest()
 
 
 def expect_writable(path: Path) -> None:

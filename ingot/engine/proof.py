@@ -1,13 +1,14 @@
 """proof.json: what an engine must compute, wherever it runs.
 
-Owns the format of the proof, the note that ``verify`` leaves beside it, and what an engine's standing is.
+Owns the format of the proof, of the notes beside it (verify.json), and what an engine's standing is.
 Knows nothing of how the numbers are made (golden.py) or replayed (llm/verify.py).
 
     proof = read_proof(folder)          # None: unproven
     standing(folder)                    # why this engine is not to be trusted here, or None
 
 The proof names the manifest that it is of by hash, not the other way round: the manifest, and with it the
-weights, stays the same for the same inputs, on whatever machine the numbers were made.
+weights, stays the same for the same inputs, on whatever machine the numbers were made. When a proof was made
+is in verify.json, so that the same build on the same machine gives the same proof.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import platform
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,8 +29,9 @@ from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
 from ingot.engine.sketch import Checksum
 from ingot.errors import EngineError, IngotError
 
-PROOF_VERSION = 1
+PROOF_VERSION = 2
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, IngotError)
+_MADE, _VERIFIED = "made", "verified"  # the parts of verify.json
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ class Metric(JsonConfig):
 
 @dataclass(frozen=True)
 class Claims(JsonConfig):
-    """The hashed part of a proof: the same for the same engine, machine and number of threads.
+    """What a proof says: the same for the same engine, machine and number of threads.
 
     Attributes:
         manifest_sha256: of the engine's manifest.json.
@@ -142,12 +145,10 @@ class Claims(JsonConfig):
 
 @dataclass(frozen=True)
 class Made(JsonConfig):
-    """When and where a proof was made; not hashed. ``time`` is UTC, ISO 8601."""
+    """Where a proof was made, and by what."""
 
-    time: str
     device: str
     threads: int
-    seconds: float
     dtype: str
     ingot: str
     torch: str
@@ -155,7 +156,7 @@ class Made(JsonConfig):
 
 @dataclass(frozen=True)
 class Proof(JsonConfig):
-    """A proof.json."""
+    """A proof.json; ``sha256`` is of ``made`` and ``claims``."""
 
     claims: Claims
     made: Made
@@ -164,20 +165,25 @@ class Proof(JsonConfig):
 
     @classmethod
     def of(cls, claims: Claims, made: Made) -> Proof:
-        """A proof with the hash of its claims."""
-        return cls(claims, made, digest(claims.to_json()))
+        """A proof with its hash."""
+        return cls(claims, made, digest({"made": made.to_json(), "claims": claims.to_json()}))
 
     def dump(self) -> str:
-        """The text of proof.json: one line of claims, which people do not read, and a few that they do."""
-        whole = self.to_json()
-        head = {k: whole[k] for k in ("version", "sha256", "made")}
-        text = json.dumps(head, indent=2, ensure_ascii=False)
-        return text[:-2] + ',\n  "claims": ' + _canonical(whole["claims"]) + "\n}\n"
+        """The text of proof.json."""
+        return _text(self.to_json())
+
+
+@dataclass(frozen=True)
+class When(JsonConfig):
+    """In verify.json: when a proof was made (UTC, ISO 8601), and how long it took."""
+
+    time: str
+    seconds: float
 
 
 @dataclass(frozen=True)
 class Note(JsonConfig):
-    """verify.json: how the last ``verify`` ended. ``host`` is a hash that tells machines apart."""
+    """In verify.json: how the last ``verify`` ended. ``host`` is a hash that tells machines apart."""
 
     passed: bool
     time: str
@@ -187,9 +193,16 @@ class Note(JsonConfig):
     failures: tuple[str, ...] = ()
 
 
-def digest(claims: dict[str, Any]) -> str:
-    """sha256 of claims as JSON without spaces."""
-    return hashlib.sha256(_canonical(claims).encode()).hexdigest()
+def digest(data: dict[str, Any]) -> str:
+    """sha256 of ``made`` and ``claims`` of a proof's JSON, without spaces."""
+    return hashlib.sha256(_canonical({k: data[k] for k in ("made", "claims")}).encode()).hexdigest()
+
+
+def _text(data: dict[str, Any]) -> str:
+    """One line of claims, which people do not read, and a few that they do."""
+    head = {k: data[k] for k in ("version", "sha256", "made")}
+    text = json.dumps(head, indent=2, ensure_ascii=False)
+    return text[:-2] + ',\n  "claims": ' + _canonical(data["claims"]) + "\n}\n"
 
 
 def _canonical(value: Any) -> str:
@@ -211,11 +224,12 @@ def read_proof(folder: Path) -> Proof | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        version, told, own = data.get("version"), data.get("sha256"), digest(data["claims"])
+        text = path.read_bytes().decode()
+        data = json.loads(text)
+        version, told, own = data.get("version"), data.get("sha256"), digest(data)
         if version != PROOF_VERSION:
             raise ValueError(f"version {version}, not {PROOF_VERSION}")
-        if told != own:
+        if told != own or text != _text(data):
             raise ValueError("its hash differs")
         proof = Proof.from_json(data)
         of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
@@ -248,12 +262,48 @@ def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
 
 
 def write_note(folder: Path, note: Note) -> bool:
-    """Leave a note beside an engine; False where the folder cannot be written, which is no failure."""
+    """Leave a note in an engine; False where the folder cannot be written, which is no failure."""
+    return _note_down(folder, _VERIFIED, note)
+
+
+def read_note(folder: Path) -> Note | None:
+    """The note of the last ``verify``; None where there is none that can be read."""
     try:
-        _write(folder / NOTE_FILE, json.dumps(note.to_json(), indent=2, ensure_ascii=False) + "\n")
+        return Note.from_json(_notes(folder)[_VERIFIED])
+    except _UNREADABLE:
+        return None
+
+
+def write_when(folder: Path, seconds: float) -> bool:
+    """Note that an engine's proof was made now; as ``write_note``."""
+    return _note_down(folder, _MADE, When(datetime.now(UTC).isoformat(timespec="seconds"), seconds))
+
+
+def read_when(folder: Path) -> When | None:
+    """When an engine's proof was made; None where nothing that can be read tells."""
+    try:
+        return When.from_json(_notes(folder)[_MADE])
+    except _UNREADABLE:
+        return None
+
+
+def _note_down(folder: Path, name: str, part: JsonConfig) -> bool:
+    """Put one part of verify.json in its place; the other stays."""
+    try:
+        notes = _notes(folder)
+    except _UNREADABLE:
+        notes = {}
+    kept = {key: notes[key] for key in (_MADE, _VERIFIED) if key in notes} | {name: part.to_json()}
+    try:
+        _write(folder / NOTE_FILE, json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
     except OSError:
         return False
     return True
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    notes: dict[str, Any] = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
+    return dict(notes)
 
 
 def _write(path: Path, text: str) -> None:
@@ -266,14 +316,6 @@ def _write(path: Path, text: str) -> None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         raise
-
-
-def read_note(folder: Path) -> Note | None:
-    """The note of the last ``verify``; None where there is none that can be read."""
-    try:
-        return Note.from_json(json.loads((folder / NOTE_FILE).read_text(encoding="utf-8")))
-    except _UNREADABLE:
-        return None
 
 
 def this_host() -> str:
@@ -292,4 +334,5 @@ def standing(folder: Path) -> str | None:
     note = read_note(folder)
     if note is None or note.passed or note.host != this_host() or note.proof_sha256 != proof.sha256:
         return None
-    return f"the engine failed its last `ingot verify` on this machine, {note.time}: {note.failures[0]}"
+    first = "; ".join(note.failures[:1])
+    return f"the engine failed its last `ingot verify` on this machine, {note.time}: {first}"

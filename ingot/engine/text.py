@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingot.checkpoint.reader import Checkpoint
+from ingot.engine.integrity import check_files
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.processors.chat import FORMATS, ChatFormat, load_chat_format, stop_ids_for
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
@@ -58,7 +59,12 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
 
 
 def read_engine_text(folder: Path, manifest: Manifest) -> TextParts:
-    """Tokenizer and chat format of an engine folder."""
+    """Tokenizer and chat format of an engine folder.
+
+    Raises:
+        EngineError: as ``check_files``.
+    """
+    check_files(folder, manifest)
     place = folder / TOKENIZER_FOLDER
     tokenizer = load_tokenizer(place) if place.is_dir() else None
     chat = load_chat_format(place, manifest.generation, manifest.chat_template)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -34,11 +35,24 @@ _NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+_SIZES = {name: dtype.itemsize for dtype, name in _NAMES.items()}
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """A tensor's bytes in row-major order, as they are stored and hashed."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def header_bytes(entries: Mapping[str, TensorEntry]) -> bytes:
+    """What a weights file of these tensors begins with."""
+    header, offset = {}, 0
+    for name, entry in entries.items():
+        end = offset + math.prod(entry.shape) * _SIZES.get(entry.dtype, 0)
+        header[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 class WeightsWriter:
@@ -51,18 +65,8 @@ class WeightsWriter:
         self._pending = list(layout)
         self._file: BinaryIO = path.open("wb")
         self.entries: dict[str, TensorEntry] = {}
-        header, offset = {}, 0
-        for name, tensor in layout.items():
-            end = offset + tensor.numel() * tensor.element_size()
-            header[name] = {
-                "dtype": _NAMES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [offset, end],
-            }
-            offset = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._file.write(len(text).to_bytes(8, "little") + text)
+        unhashed = {n: TensorEntry(_NAMES[t.dtype], tuple(t.shape), "") for n, t in layout.items()}
+        self._file.write(header_bytes(unhashed))
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Write the next tensor; it must be the next of the layout, with its shape and dtype."""

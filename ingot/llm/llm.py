@@ -84,10 +84,10 @@ class LLM:
         if is_engine(Path(path)):
             given = {"chat_template": chat_template, "layers": layers, "quant": quant}
             refuse_build_values(Path(path), given)
+            engine = load_engine(Path(path), place, compute_dtype, **limits)
             doubt = standing(Path(path))
             if doubt is not None:
                 _log.warning("%s", doubt)
-            engine = load_engine(Path(path), place, compute_dtype, **limits)
         else:
             engine = engine_in_memory(
                 resolve_checkpoint(path, revision=revision),

@@ -24,7 +24,7 @@ from ingot.engine.golden import device_name
 from ingot.engine.integrity import find_damage
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, this_host, write_note
+from ingot.engine.proof import Claims, Metric, Note, Proof, read_proof, read_when, this_host, write_note
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.llm.llm import LLM
 from ingot.llm.replay import FACTOR, Failure, Replay, replay
@@ -53,7 +53,7 @@ class Verification(JsonConfig):
             log-probabilities in nats.
         equal_rows, num_rows: rows of logits that round to the very digits of the proof, of how many; not
             judged.
-        proven_by: when, where and in which dtype the proof was made.
+        proven_by: where and in which dtype the proof was made, and when, if verify.json tells.
         noted: whether verify.json could be written.
     """
 
@@ -144,7 +144,7 @@ def verify(
         equal_rows=played.equal_rows,
         num_rows=played.num_rows,
         num_tensors=len(manifest.tensors),
-        proven_by=None if proof is None else proof.made.to_json(),
+        proven_by=None if proof is None else _made(folder, proof),
         metrics=() if proof is None else proof.claims.metrics,
         seconds=time.perf_counter() - start,
     )
@@ -189,6 +189,11 @@ def _proof(folder: Path) -> tuple[Proof | None, list[Failure]]:
         return read_proof(folder), []
     except EngineError as error:
         return None, [Failure("file", "proof.json", f"{error.what}; {error.seen}")]
+
+
+def _made(folder: Path, proof: Proof) -> dict[str, Any]:
+    when = read_when(folder)
+    return proof.made.to_json() | ({} if when is None else when.to_json())
 
 
 def _damage(folder: Path, manifest: Manifest) -> list[Failure]:

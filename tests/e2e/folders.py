@@ -13,15 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """sha256 of every file; of proof.json without when and where it was made."""
+    """sha256 of every file; of verify.json without when the proof was made."""
     return {str(p.relative_to(folder)): _hash(p) for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _hash(path: Path) -> str:
     data = path.read_bytes()
-    if path.name == "proof.json":
-        claims = {name: value for name, value in json.loads(data).items() if name != "made"}
-        data = json.dumps(claims).encode()
+    if path.name == "verify.json":
+        notes = {name: value for name, value in json.loads(data).items() if name != "made"}
+        data = json.dumps(notes).encode()
     return hashlib.sha256(data).hexdigest()
 
 

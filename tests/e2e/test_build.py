@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams, build
+from ingot.config.quant import QuantConfig
 from ingot.errors import BuildError, CheckpointError, ConfigError, RequestError
 from tests.e2e.folders import contents, run_python
 from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
@@ -31,8 +34,7 @@ class TestBytes:
             done = run_python(self.BUILD, checkpoint, tmp_path / seed, dtype, PYTHONHASHSEED=seed)
             assert done.returncode == 0, done.stderr
         first, second = contents(tmp_path / "1"), contents(tmp_path / "2")
-        assert {"manifest.json", "weights.safetensors", "plan.json"} <= set(first)
-        first.pop("plan.json"), second.pop("plan.json")
+        assert {"manifest.json", "weights.safetensors", "plan.json", "proof.json"} <= set(first)
         assert first == second
         assert len(list(tmp_path.iterdir())) == 2
 
@@ -42,6 +44,23 @@ class TestBytes:
         first, second = map(contents, engines)
         assert any(name.startswith("tokenizer/") for name in first)
         assert first == second
+
+    def test_two_builds_differ_in_verify_json_alone(
+        self, golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Byte for byte, at other times, of another speed and with calibration."""
+        folder, calib = golden / "llama_aidreams260K" / "hf", tmp_path / "calib.txt"
+        calib.write_text("One day a dog ran. " * 40)
+        chosen = QuantConfig(scheme="w8a8", activations="static")
+        clock = iter((datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 2, 2, tzinfo=UTC)))
+        monkeypatch.setattr("ingot.engine.proof.datetime", SimpleNamespace(now=lambda zone: next(clock)))
+        found = []
+        for name in ("a", "b"):
+            engine = build(folder, tmp_path / name, device="cpu", quant=chosen, calib=calib)
+            found.append({p.relative_to(engine): p.read_bytes() for p in engine.rglob("*") if p.is_file()})
+        notes = [json.loads(files.pop(Path("verify.json"))) for files in found]
+        assert found[0] == found[1]
+        assert [note["made"]["time"][:4] for note in notes] == ["2026", "2027"]
 
     def test_the_manifest_tells_the_hash_of_every_tensor(self, engine: Path) -> None:
         manifest = json.loads((engine / "manifest.json").read_text())

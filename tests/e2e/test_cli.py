@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ingot.config.plan import KernelPlan
 from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
+from ingot.engine.plan_file import read_own_plan
 from ingot.version import VERSION
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
@@ -176,7 +176,7 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     assert (manifest.build.dtype, manifest.build.max_batch_size) == ("bf16", 3)
     assert (manifest.build.max_seq_len, manifest.build.layers) == (99, (0, 1))
     assert manifest.chat_template == "vicuna"
-    assert KernelPlan.from_json(json.loads((tmp_path / "out" / "plan.json").read_text())).gpu == "Some GPU"
+    assert read_own_plan(tmp_path / "out").gpu == "Some GPU"
     shown = ingot("inspect", tmp_path / "out").stdout
     assert "kernel plan   1 choices beside the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
 

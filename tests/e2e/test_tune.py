@@ -23,10 +23,11 @@ from ingot.config.plan import KernelPlan, Machine
 from ingot.engine import describe, loader, plan_file
 from ingot.engine.builder import build
 from ingot.engine.compare import compare_engines
-from ingot.engine.plan_file import read_own_plan, usable_plan, write_plan
+from ingot.engine.plan_file import read_own_plan, read_plan, usable_plan, write_plan
 from ingot.engine.tuner import tuning
 from ingot.engine.tuner.inputs import Inputs
-from ingot.errors import BuildError, DeviceError, EngineError
+from ingot.errors import BuildError, ConfigError, DeviceError, EngineError
+from ingot.llm.verify import verify
 from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config
 
@@ -119,7 +120,7 @@ class TestOnAPretendedGpu:
         assert result.exit_code == 0
         assert (engine / "plan.json").read_text() == before
         plan = KernelPlan.from_json(json.loads(result.stdout)["plan"])
-        assert KernelPlan.from_json(json.loads((tmp_path / "p.json").read_text())) == plan
+        assert read_plan(tmp_path / "p.json") == plan
         assert set(plan.measured) == {"rms_norm", "silu_mul"}
 
     def test_some_ops_keep_the_others_of_this_machine(
@@ -179,9 +180,61 @@ def test_a_plan_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == [path]
 
 
-UNREADABLE_PLANS = {
-    "{": "Expecting property name",
-    "[]": "",
+def edited(engine: Path, old: str, new: str) -> None:
+    path = engine / "plan.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+EDITS: dict[str, Callable[[Path], object]] = {
+    "a value": lambda e: edited(e, '"num_warps": 8', '"num_warps": 4'),
+    "the hash": lambda e: edited(e, '"sha256": "', '"sha256": "0'),
+    "no hash": lambda e: (e / "plan.json").write_text(json.dumps(FOREIGN_PLAN)),
+    "a key twice": lambda e: edited(e, "{\n", '{\n  "gpu": "Another",\n'),
+    "a blank": lambda e: edited(e, "{\n", "{ \n"),
+    "cut": lambda e: (e / "plan.json").write_text("{"),
+    "a list": lambda e: (e / "plan.json").write_text("[]"),
+    "no text": lambda e: (e / "plan.json").write_bytes(b"\xff"),
+}
+
+
+class TestEditedPlans:
+    """A plan that is not as it was written is refused wherever the engine is read, on a CPU, too."""
+
+    @pytest.mark.parametrize("edit", EDITS)
+    def test_load_verify_diff_and_tune_refuse_it(
+        self, engine: Path, tmp_path: Path, edit: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_plan(engine / "plan.json", FOREIGN)
+        shutil.copytree(engine, tmp_path / "whole")
+        assert verify(engine, "cpu").verdict == "proven"
+        EDITS[edit](engine)
+        with pytest.raises(EngineError, match=r"has changed.*plan\.json was changed.*`ingot tune"):
+            LLM(engine, "cpu")
+        found = verify(engine, "cpu")
+        assert [(f.kind, f.name, f.message) for f in found.failures] == [
+            ("file", "plan.json", "plan.json was changed")
+        ]
+        assert run("diff", tmp_path / "whole", engine).exit_code == 2
+        monkeypatch.setattr(tuning, "gpu", lambda name: torch.device("cpu"))
+        with pytest.raises(EngineError, match=r"kernel plan was changed.*delete plan\.json"):
+            ingot.tune(engine, ops=["rms_norm"])
+        (engine / "plan.json").unlink()
+        assert verify(engine, "cpu").verdict == "proven"
+
+    def test_a_plan_that_a_user_gives_may_have_no_hash(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.json"
+        write_plan(path, FOREIGN)
+        assert read_plan(path) == FOREIGN
+        path.write_text(path.read_text().replace('"num_warps": 8', '"num_warps": 4'))
+        with pytest.raises(ConfigError, match="changed after its sha256 was written"):
+            read_plan(path)
+        path.write_text(json.dumps(FOREIGN_PLAN))
+        assert read_plan(path) == FOREIGN
+
+
+UNREADABLE_PLANS = {  # whole, but not of this version
     '{"tiles": {"teleport": {"x": 1}}}': "the plan names unknown kernels: teleport",
     '{"tiles": {"rms_norm": {"num_warps": 8}}}': "rms_norm has no such keys: num_warps",
 }
@@ -189,11 +242,11 @@ UNREADABLE_PLANS = {
 
 @pytest.mark.parametrize("text", UNREADABLE_PLANS)
 def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Path, text: str) -> None:
-    (engine / "plan.json").write_text(text)
+    (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     with pytest.raises(EngineError) as caught:
         loader.load_engine(engine, torch.device("cuda"))
     error = caught.value
-    assert error.what == "the engine's kernel plan is damaged, or of another version of Ingot"
+    assert error.what == "the engine's kernel plan is of another version of Ingot"
     assert str(error.seen).startswith(f"{engine / 'plan.json'}: {UNREADABLE_PLANS[text]}")
     assert error.fix == f"`ingot tune {engine}`, or delete plan.json to run with the defaults"
     assert str(error).count("fix") == 1
@@ -204,7 +257,7 @@ def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
     engine: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4))
-    (engine / "plan.json").write_text(text)
+    (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
     (record,) = caplog.records
     assert record.getMessage().startswith("plan.json cannot be read, and a CPU needs none: ")
@@ -218,7 +271,7 @@ def test_inspect_on_a_cpu_tells_that_a_plan_is_not_used(engine: Path) -> None:
     assert "with Triton 3.6.0; not used here: a CPU runs no kernels\n" in run("inspect", engine).stdout
     assert json.loads(run("inspect", engine, "--json").stdout)["plan_unused"] == "a CPU runs no kernels"
     (engine / "plan.json").write_text("{")
-    assert run("inspect", engine).exit_code == 0
+    assert "plan.json was changed" in run("inspect", engine).stderr
 
 
 @pytest.mark.gpu

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from ingot import LLM, build
 from ingot.engine import golden
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Made, Metric, Proof, digest, read_note, read_proof
+from ingot.engine.proof import Made, Metric, Proof, digest, read_note, read_proof, read_when
 from ingot.layers import attention, mlp, norm
 from ingot.llm.replay import FACTOR
 from ingot.llm.verify import Verification, verify
@@ -179,8 +179,11 @@ class TestBytes:
         ("change", "told"),
         [
             (lambda text: text[:-20], "damaged"),
+            (lambda text: text.replace('"threads": ', '"threads": 1'), "its hash differs"),
+            (lambda text: text.replace("\n}\n", ',\n  "more": 0\n}\n'), "its hash differs"),
+            (lambda text: text + " ", "its hash differs"),
             (lambda text: text.replace('"log_sum":', '"log_sum":1'), "its hash differs"),
-            (lambda text: text.replace('"version": 1', '"version": 9'), "version 9"),
+            (lambda text: text.replace('"version": 2', '"version": 9'), "version 9"),
             (lambda text: "[]", "damaged"),
         ],
     )
@@ -367,9 +370,23 @@ class TestStanding:
 
     def test_a_broken_note_is_none(self, copy: Callable[[str], Path]) -> None:
         engine = copy("llama")
-        (engine / "verify.json").write_text("{")
-        assert read_note(engine) is None
-        assert LLM(engine, "cpu").logits([1]).shape == (1, 97)
+        for text in ("{", "[]", '{"verified": {"passed": false}}', "null"):
+            (engine / "verify.json").write_text(text)
+            assert (read_note(engine), read_when(engine)) == (None, None)
+            assert LLM(engine, "cpu").logits([1]).shape == (1, 97)
+
+    def test_verify_keeps_when_the_proof_was_made(self, copy: Callable[[str], Path]) -> None:
+        engine = copy("llama")
+        made = read_when(engine)
+        assert made is not None
+        found = verify(engine, "cpu")
+        assert (found.verdict, read_when(engine)) == ("proven", made)
+        assert (found.proven_by or {})["time"] == made.time
+        assert made.time in ingot("inspect", engine).stdout
+        (engine / "verify.json").unlink()
+        assert ingot("verify", engine, "--device", "cpu").exit_code == 0
+        assert read_when(engine) is None
+        assert "proven by" in ingot("inspect", engine).stdout
 
     def test_metrics_are_shown_and_judged(self, copy: Callable[[str], Path]) -> None:
         engine = copy("llama")
@@ -404,7 +421,7 @@ def test_a_proof_reads_as_it_was_written(built: dict[str, Path]) -> None:
     proof = read_proof(built["llama"])
     assert proof is not None
     assert proof.dump() == text
-    assert proof.sha256 == digest(proof.claims.to_json())
+    assert proof.sha256 == digest(proof.to_json())
     assert isinstance(proof.made, Made)
     with safe_open(built["llama"] / "weights.safetensors", "pt") as file:
         assert set(file.keys()) == set(Manifest.read(built["llama"]).tensors)

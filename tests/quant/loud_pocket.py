@@ -5,6 +5,7 @@ folder = write_loud(tmp_path / "loud")
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ def write_pocket(folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
     folder.mkdir(parents=True)
     for path in POCKET.iterdir():
         if path.suffix != ".safetensors":
-            (folder / path.name).symlink_to(path)
+            shutil.copyfile(path, folder / path.name)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 

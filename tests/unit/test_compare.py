@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
 from pathlib import Path
@@ -13,12 +12,15 @@ import torch
 
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
+from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.engine import compare
 from ingot.engine.compare import ABSENT, FieldChange, compare_engines, difference, field_changes
 from ingot.engine.manifest import Manifest
+from ingot.engine.plan_file import write_plan
 from ingot.engine.weights_file import WeightsWriter
 from ingot.errors import EngineError
+from tests.e2e.tiny import FOREIGN_PLAN
 
 MODEL = DecoderConfig("llama", 8, 4, 8, 1, 1, 1, 4, 16)
 
@@ -45,7 +47,7 @@ def engine(
             writer.add(name, tensor)
     manifest = Manifest("0.1.0", MODEL, BuildConfig("fp32"), QuantConfig(), writer.entries, files)
     (folder / "manifest.json").write_text(manifest.replace(**fields).dump())
-    (folder / "plan.json").write_text(json.dumps({"gpu": None, "tiles": {}}))
+    write_plan(folder / "plan.json", KernelPlan())
     return folder
 
 
@@ -78,12 +80,13 @@ def test_configs_differ_by_dotted_name(tmp_path: Path) -> None:
 def test_versions_plans_and_files_have_their_own_place(tmp_path: Path) -> None:
     one = engine(tmp_path / "one", texts={"tokenizer.json": "aa", "gone": "bb"})
     two = engine(tmp_path / "two", texts={"tokenizer.json": "cc"}, ingot_version="9.9")
-    (two / "plan.json").write_text(json.dumps({"gpu": "X", "tiles": {"rms_norm": {"num_warps": 8}}}))
+    write_plan(two / "plan.json", KernelPlan.from_json(FOREIGN_PLAN))
     (two / "proof.json").write_text("{}")
     found = compare_engines(one, two)
     assert found.versions == (FieldChange("ingot_version", "0.1.0", "9.9"),)
-    assert FieldChange("gpu", None, "X") in found.plan
-    assert FieldChange("tiles.rms_norm.num_warps", ABSENT, 8) in found.plan
+    assert FieldChange("gpu", None, "Some GPU") in found.plan
+    assert FieldChange("tiles.rms_norm.m8_h32.num_warps", ABSENT, 8) in found.plan
+    assert "sha256" not in {change.name for change in found.plan}
     names = {c.name: (c.left == ABSENT, c.right == ABSENT) for c in found.files}
     assert names == {
         "tokenizer/tokenizer.json": (False, False),
@@ -177,7 +180,7 @@ def test_a_damaged_engine_is_not_compared(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"hashes differ.*b\.weight"):
         compare_engines(one, two)
     (three / "tokenizer" / "tokenizer.json").write_text("ab")
-    with pytest.raises(EngineError, match="tokenizer file"):
+    with pytest.raises(EngineError, match=r"tokenizer\.json is missing or not the one"):
         compare_engines(one, three)
 
 
