@@ -118,7 +118,7 @@ class Judge:
             return 0.0, 1.0
         noise = (float(signed.square().sum()) / size) ** 0.5 / of.numel() ** 0.5
         # A few numbers that went to the other neighbour are no factor; the same tokens repeat them.
-        few = float((signed != 0).double().mean()) < _FEW
+        few = float((signed.abs() > self.unit / 2 * of.abs()).double().mean()) < _FEW
         return (0.0 if few else float((signed * of).sum()) / size), self.unit / 2 + _SIGMAS * noise
 
     def _keep(self, kind: str, place: str, ratio: float, message: str) -> None:
