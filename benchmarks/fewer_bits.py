@@ -8,10 +8,10 @@ the whole table, ``headline/w8a8`` two lines of it.
     python benchmarks/fewer_bits.py headline --json docs/results --rounds 2 3 --within 580
     python benchmarks/fewer_bits.py quantized_products --json /tmp/figures
 
-A round is a process for each scheme: decode times differ more from process to process than within one. The
-first round has prompts and the mixed load too. Where no kernel has been compiled before, most of a command's
-time is the compiler's, on one core. ``--compile 7`` first runs the engines' commands in small, seven at a
-time, and throws their figures away.
+A round is a process for each scheme: decode times differ from process to process, too. The first round has
+the mixed load as well. Where no kernel has been compiled before, most of a command's time is the compiler's,
+on one core. ``--compile 7`` first runs the engines' commands in small, seven at a time, and throws their
+figures away.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
 from ingot.bench.machine import machine
 from ingot.config.quant import RPTQ, QuantConfig
