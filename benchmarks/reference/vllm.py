@@ -66,16 +66,15 @@ def main() -> None:
         engine.generate(prompts, params, use_tqdm=False)
         return time.time() - begun
 
-    seconds([(512, 8)])
+    seconds([(512, 8)])  # warms up
     found: dict[str, Any] = {"decode_ms": {}, "ttft_ms": {}}
     for batch in (1, 8, 32, 64):
-        first = min(seconds([(512, 1)] * batch) for _ in range(2))
-        whole = seconds([(512, 128)] * batch)
+        first, whole = (min(seconds([(512, n)] * batch) for _ in range(k)) for n, k in ((1, 2), (128, 1)))
         found["ttft_ms"][batch] = round(first * 1e3, 1)
         found["decode_ms"][batch] = round((whole - first) / 127 * 1e3, 3)
     found["prefill_2048_ms"] = round(min(seconds([(2048, 1)]) for _ in range(4)) * 1e3, 1)
     load = mixed(256)
-    spent = seconds([(ask.prompt_tokens, ask.new_tokens) for ask in load.asks])
+    spent = seconds([(a.prompt_tokens, a.new_tokens) for a in load.asks])
     print(json.dumps(found | {"mixed_output_tokens_per_s": round(load.new_tokens / spent, 1)}))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.figures import PAGES, RESULTS, ROOT, rewritten, significant, uncovered, value_at
 from benchmarks.headline_table import joined
+from benchmarks.pocket_quality import CACHES, ENGINES
 from benchmarks.quality_tables import QUALITY_TABLES
 from benchmarks.tables import BATCHES, GPU_TABLES, LABELS
 
@@ -49,6 +50,10 @@ def test_every_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_headline_is_its_processes_joined() -> None:
     assert value_at("headline.json") == joined(RESULTS / "headline")
+
+
+def test_every_engine_of_the_quality_tables_is_measured() -> None:
+    assert value_at("pocket_quality.json", "engines").keys() == {*ENGINES, *CACHES}
 
 
 class TestClaims:
@@ -144,9 +149,7 @@ class TestNotation:
         assert list(uncovered(line)) == [line]
         assert list(uncovered(f"```\n{line}\n```")) == []
 
-    @pytest.mark.parametrize(
-        "line", ["Qwen2.5 has 7.72 B", "within 1e-4", "a limit of 0.01 nats", "3 steps"]
-    )
+    @pytest.mark.parametrize("line", ["Qwen2.5 has 7.72 B", "within 1e-4", "a limit of 0.01 nats", "3 steps"])
     def test_what_does_not(self, line: str) -> None:
         assert list(uncovered(line)) == []
 
