@@ -1,13 +1,17 @@
-"""Every figure of engines in fewer bits that docs/benchmarks.md has, one command after another.
+"""Every figure of the 7B on a GPU that the tables are made of, one command after another.
 
 Each is a command that can be run alone, with a time limit of its own; what it writes stays when another one
-fails. Prints what it runs, the seconds it took and its last lines.
+fails. Prints what it runs, the seconds it took and its last lines. Names are beginnings: ``headline`` is
+the whole table, ``headline/w8a8`` two lines of it.
 
-    python benchmarks/fewer_bits.py --json docs/results --within 600
-    python benchmarks/fewer_bits.py --json /tmp/figures latency_7b_w8a16 mixed_7b_w4a16
+    python benchmarks/fewer_bits.py headline --json docs/results --compile 7 --rounds 1 --within 580
+    python benchmarks/fewer_bits.py headline --json docs/results --rounds 2 3 --within 580
+    python benchmarks/fewer_bits.py quantized_products --json /tmp/figures
 
-Where no kernel has been compiled before, most of a command's time is the compiler's, on one core.
-``--compile 5`` first runs the engines' commands in small, five at a time, and throws their figures away.
+A round is a process for each scheme: decode times differ from process to process, too. The first round has
+the mixed load as well. Where no kernel has been compiled before, most of a command's time is the compiler's,
+on one core. ``--compile 7`` first runs the engines' commands in small, seven at a time, and throws their
+figures away.
 """
 
 from __future__ import annotations
@@ -17,37 +21,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SHAPE = ["--random-weights", str(HERE / "shapes" / "llama-7b.json"), "--max-seq-len", "4096"]
-DECODED = ("w8a16", "w4a16", "w8a8", "w4a8", "rptq-w8a8")
-MIXED = {
-    "w8a16": [],
-    "w4a16": [],
-    "w8a8": [],
-    "w8a8_kv8": ["--kv-dtype", "int8"],
-    "w8a8_fp8": ["--kv-dtype", "fp8"],
-}
-SMALL = ["--prompt-tokens", "48", "--new-tokens", "3", "--repeats", "1"]
-BESIDE_OTHERS = ["--cache-tokens", "17408", "--threads", "1"]
+SCHEMES = ("none", "w8a16", "w4a16", "w8a8", "w4a8", "rptq-w8a8")
+ENGINES = "headline"
 SCRIPTS = ("quantized_products", "packed_matmul", "int8_products", "int8_cache")
 
 
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Name of the figures and command; the name of its JSON file follows."""
-    ingot = [sys.executable, "-m", "ingot", "bench"]
-    for quant in DECODED:
-        ways = ["--quant", quant, "--batch", "1,8,32,64", "--repeats", "3"]
-        yield f"latency_7b_{quant.replace('-', '_')}", [*ingot, "latency", *SHAPE, *ways]
-    for quant in ("w8a8", "w4a16"):
-        once = ["--quant", quant, "--batch", "1", "--prompt-tokens", "2048", "--new-tokens", "1"]
-        yield f"prefill_7b_{quant}", [*ingot, "latency", *SHAPE, *once]
-    for name, more in MIXED.items():
-        load = ["--quant", name.split("_")[0], "--mixed", "256", "--repeats", "3", *more]
-        yield f"mixed_7b_{name}", [*ingot, "throughput", *SHAPE, *load]
+def commands(rounds: Sequence[int], more: Sequence[str] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Name of the figures and command; the name of its JSON file follows. ``more`` is for every engine's."""
+    engine = [sys.executable, str(HERE / f"{ENGINES}.py")]
+    for place in rounds:
+        parts = [] if place == 1 else ["--parts", "latency", "prefill"]
+        for scheme in SCHEMES:
+            yield f"{ENGINES}/{scheme}.{place}", [*engine, scheme, *parts, *more]
+        if place == 1:
+            cache = ["--kv-dtype", "int8", "--parts", "mixed"]
+            yield f"{ENGINES}/w8a8_int8.{place}", [*engine, "w8a8", *cache, *more]
     for script in SCRIPTS:
         sweep = ["--sweep"] if script == "int8_cache" else []
         yield script, [sys.executable, str(HERE / f"{script}.py"), *sweep]
@@ -68,18 +61,15 @@ def run(command: list[str], seconds: float, shown: int) -> str:
     return f"{ended} after {time.perf_counter() - start:.0f} s\n{tail}"
 
 
-def small(command: list[str]) -> list[str]:
-    """The same kernels in a few steps, beside others on one GPU; of options given twice the last counts."""
-    at_once = ["--fixed" if word == "--mixed" else word for word in command]
-    return [*at_once, *SMALL, *BESIDE_OTHERS]
-
-
-def compile_kernels(asked: list[list[str]], together: int, seconds: float) -> None:
+def compile_kernels(asked: dict[str, list[str]], together: int, seconds: float) -> None:
     """Leave the kernels of engines in Triton's cache; what fails here is told where it is measured."""
-    engines = [small(command) for command in asked if "bench" in command]
+    engines = [command for name, command in asked.items() if name.startswith(ENGINES)]
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(together) as pool:
-        full = [[*line, "--json", f"{folder}/{place}.json"] for place, line in enumerate(engines)]
+        full = [
+            [*line, "--small", "--repeats", "1", "--threads", "1", "--json", f"{folder}/{place}.json"]
+            for place, line in enumerate(engines)
+        ]
         ends = list(pool.map(lambda line: run(line, seconds, 1), full))
     done = sum(end.startswith("done") for end in ends)
     print(f"== compiled: {done} of {len(ends)} in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -89,28 +79,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="of figures; all without")
+    parser.add_argument("names", nargs="*", help="beginnings of figures' names; all without")
     parser.add_argument("--json", type=Path, required=True, help="folder of the JSON files")
-    parser.add_argument("--limit", type=float, default=120, help="seconds of one command")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[1, 2, 3], help="of the headline table")
+    parser.add_argument("--limit", type=float, default=150, help="seconds of one command")
     parser.add_argument("--within", type=float, default=3600, help="seconds of all")
     parser.add_argument("--lines", type=int, default=12, help="of a command's output")
     parser.add_argument("--compile", type=int, default=0, help="commands at a time, in small, before all")
+    parser.add_argument("--engine", nargs=argparse.REMAINDER, default=[], help=f"options for {ENGINES}.py")
     given = parser.parse_args()
-    known = dict(commands())
-    if unknown := set(given.names) - set(known):
-        parser.error(f"no figures of the name {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    given.json.mkdir(parents=True, exist_ok=True)
+    known = dict(commands(given.rounds, given.engine))
+    wanted = {name: line for name, line in known.items() if name.startswith(tuple(given.names) or "")}
+    if not wanted:
+        parser.error(f"no figures of that name; there are {', '.join(known)}")
     end = time.perf_counter() + given.within
-    names = given.names or list(known)
     if given.compile:
-        compile_kernels([known[name] for name in names], given.compile, min(given.limit, given.within / 3))
-    for name in names:
+        compile_kernels(wanted, given.compile, min(given.limit, given.within / 3))
+    failed = False
+    for name, line in wanted.items():
         left = end - time.perf_counter()
-        if left < 1:
-            print(f"== {name}: no time left", flush=True)
-            continue
-        command = [*known[name], "--json", str(given.json / f"{name}.json")]
-        print(f"== {name}: {run(command, min(left, given.limit), given.lines)}", flush=True)
+        file = given.json / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        told = "no time left"
+        if left >= 1:
+            told = run([*line, "--json", str(file)], min(left, given.limit), given.lines)
+        failed |= not told.startswith("done")
+        print(f"== {name}: {told}", flush=True)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
