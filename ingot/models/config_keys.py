@@ -20,7 +20,7 @@ from ingot.models.hf_values import short
 # generation_config.json and are taken from there.
 _IDLE = (
     *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "compression_config"),
-    *("*token_id", "*token_ids", "tokenizer_class", "tokenizer_type"),
+    *("*token_id", "*token_ids", "tokenizer_*", "bos_token", "eos_token", "pad_token", "unk_token"),
     *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "transformers.js_config"),
     *("auto_map", "custom_pipelines", "unsloth_*", "license", "author", "created_date", "base_model*"),
     *("_attn_implementation*", "attn_implementation", "*flash_attn*", "*flash_attention*"),

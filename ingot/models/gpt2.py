@@ -18,6 +18,7 @@ _KEYS = frozenset(
     {"vocab_size", "n_embd", "hidden_size", "n_head", "num_attention_heads", "n_layer", "num_hidden_layers"}
     | {"n_positions", "n_ctx", "n_inner", "activation_function", "layer_norm_epsilon", "tie_word_embeddings"}
     | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}
+    | {"predict_special_tokens"}  # of the medium and larger ones, where it says nothing
 )
 
 

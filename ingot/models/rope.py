@@ -16,7 +16,8 @@ from ingot.errors import CheckpointError
 from ingot.models.config_keys import check_keys
 from ingot.models.hf_values import HfConfig, integer, number
 
-ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters"})
+_ORIGINAL = "original_max_position_embeddings"
+ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", _ORIGINAL})
 _TYPES: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -24,7 +25,7 @@ _TYPES: Mapping[str, frozenset[str]] = {
     "yarn": frozenset({"factor", "beta_fast", "beta_slow", "attention_factor"}),
 }
 # "finetuned" is a note of the first YaRN checkpoints; a length that the type does not use changes nothing.
-_ANY_TYPE = frozenset({"rope_type", "type", "rope_theta", "original_max_position_embeddings", "finetuned"})
+_ANY_TYPE = frozenset({"rope_type", "type", "rope_theta", _ORIGINAL, "finetuned"})
 
 
 def rope_from_hf(hf: HfConfig, head_dim: int, max_positions: int) -> RopeConfig:
@@ -39,7 +40,8 @@ def rope_from_hf(hf: HfConfig, head_dim: int, max_positions: int) -> RopeConfig:
     rope = RopeConfig(
         dim=head_dim, theta=number(settings, "rope_theta", default=number(hf, "rope_theta", default=1e4))
     )
-    original = integer(settings, "original_max_position_embeddings", default=max_positions)
+    # Beside the settings it wins over the one within, as in Hugging Face's classes.
+    original = integer(hf, _ORIGINAL, default=integer(settings, _ORIGINAL, default=max_positions))
     if kind == "linear":
         return rope.replace(scaling="linear", factor=number(settings, "factor"))
     if kind == "llama3":

@@ -343,6 +343,14 @@ REAL: dict[str, Config] = {
         "vocab_size": 131072,
     },
     "ministral-8b": _MISTRAL | {"head_dim": 128, "sliding_window": 32768, "vocab_size": 131072},
+    "phi-3 written as mistral": _MISTRAL
+    | {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": 2048,
+        "unsloth_version": "2024.9",
+        "vocab_size": 32064,
+    },
     "mistral with a pattern and no window": _MISTRAL
     | {"_sliding_window_pattern": 6, "sliding_window": None, "attention_bias": False},
     "qwen1.5": _QWEN2
@@ -429,6 +437,8 @@ REAL: dict[str, Config] = {
         "use_cache_quantization": False,
     },
     "gpt2": _GPT2,
+    "gpt2-medium": _GPT2
+    | {"n_embd": 1024, "n_head": 16, "n_layer": 24, "n_special": 0, "predict_special_tokens": True},
     "gpt2-xl": _GPT2 | {"n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True},
     "distilgpt2": _GPT2
     | {"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "n_layer": 6},
