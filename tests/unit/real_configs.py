@@ -64,18 +64,11 @@ _LLAMA31: Config = _LLAMA3 | {
     "rope_scaling": _LLAMA3_ROPE,
     "transformers_version": "4.43.0.dev0",
 }
-_MISTRAL: Config = {
+_MISTRAL: Config = _LLAMA | {
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
     "intermediate_size": 14336,
     "max_position_embeddings": 32768,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-05,
     "rope_theta": 10000.0,
@@ -83,8 +76,6 @@ _MISTRAL: Config = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
     "transformers_version": "4.34.0.dev0",
-    "use_cache": True,
-    "vocab_size": 32000,
 }
 _QWEN2: Config = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -129,10 +120,7 @@ _QWEN3: Config = _QWEN2 | {
 }
 _QWEN1: Config = {
     "architectures": ["QWenLMHeadModel"],
-    "auto_map": {
-        "AutoConfig": "configuration_qwen.QWenConfig",
-        "AutoModelForCausalLM": "modeling_qwen.QWenLMHeadModel",
-    },
+    "auto_map": {"AutoConfig": "configuration_qwen.QWenConfig"},
     "bf16": False,
     "fp16": False,
     "fp32": False,
@@ -179,63 +167,30 @@ _GPT2: Config = {
 }
 # What PretrainedConfig once wrote of every model: defaults of sampling and of other tasks.
 _FULL_DUMP: Config = {
-    "add_cross_attention": False,
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "chunk_size_feed_forward": 0,
-    "cross_attention_hidden_size": None,
-    "decoder_start_token_id": None,
-    "diversity_penalty": 0.0,
-    "do_sample": True,
-    "early_stopping": False,
-    "encoder_no_repeat_ngram_size": 0,
-    "exponential_decay_length_penalty": None,
-    "finetuning_task": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
+    **dict.fromkeys(
+        ("bad_words_ids", "begin_suppress_tokens", "cross_attention_hidden_size", "finetuning_task")
+    ),
+    **dict.fromkeys(("decoder_start_token_id", "exponential_decay_length_penalty", "forced_bos_token_id")),
+    **dict.fromkeys(("forced_eos_token_id", "pad_token_id", "prefix", "problem_type", "sep_token_id")),
+    **dict.fromkeys(("suppress_tokens", "task_specific_params", "tokenizer_class")),
+    **dict.fromkeys(("add_cross_attention", "early_stopping", "is_decoder", "is_encoder_decoder"), False),
+    **dict.fromkeys(("output_attentions", "output_hidden_states", "output_scores", "torchscript"), False),
+    **dict.fromkeys(("remove_invalid_values", "return_dict_in_generate", "tf_legacy_loss"), False),
+    **dict.fromkeys(("tie_encoder_decoder", "use_bfloat16"), False),
+    **dict.fromkeys(("do_sample", "return_dict"), True),
+    **dict.fromkeys(("chunk_size_feed_forward", "encoder_no_repeat_ngram_size", "min_length"), 0),
+    **dict.fromkeys(("diversity_penalty", "no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("length_penalty", "repetition_penalty", "typical_p"), 1.0),
+    **dict.fromkeys(("num_beam_groups", "num_beams", "num_return_sequences"), 1),
     "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
-    "is_decoder": False,
-    "is_encoder_decoder": False,
     "label2id": {"LABEL_0": 0, "LABEL_1": 1},
-    "length_penalty": 1.0,
     "max_length": 4096,
-    "min_length": 0,
-    "no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "output_scores": False,
-    "pad_token_id": None,
-    "prefix": None,
-    "problem_type": None,
     "pruned_heads": {},
-    "remove_invalid_values": False,
-    "repetition_penalty": 1.0,
-    "return_dict": True,
-    "return_dict_in_generate": False,
-    "sep_token_id": None,
-    "suppress_tokens": None,
-    "task_specific_params": None,
     "temperature": 0.6,
-    "tf_legacy_loss": False,
-    "tie_encoder_decoder": False,
-    "tokenizer_class": None,
     "top_k": 50,
     "top_p": 0.9,
-    "torchscript": False,
-    "typical_p": 1.0,
-    "use_bfloat16": False,
 }
-_GPTQ: Config = {
-    "bits": 4,
-    "group_size": 128,
-    "desc_act": False,
-    "sym": True,
-    "quant_method": "gptq",
-    "true_sequential": True,
-}
+_GPTQ: Config = {"bits": 4, "group_size": 128, "desc_act": False, "sym": True, "quant_method": "gptq"}
 _YARN: Config = {"factor": 4.0, "original_max_position_embeddings": 32768}
 
 
@@ -280,12 +235,7 @@ REAL: dict[str, Config] = {
     | {
         "auto_map": {"AutoModelForCausalLM": "modeling_llama_together_yarn.LlamaForCausalLM"},
         "max_position_embeddings": 131072,
-        "rope_scaling": {
-            "factor": 32.0,
-            "finetuned": True,
-            "original_max_position_embeddings": 4096,
-            "type": "yarn",
-        },
+        "rope_scaling": _YARN | {"factor": 32.0, "finetuned": True, "type": "yarn"},
     },
     "llama-3": _LLAMA3,
     "llama-3.1": _LLAMA31,
@@ -377,11 +327,7 @@ REAL: dict[str, Config] = {
     "qwen2.5 with yarn": _QWEN2 | {"rope_scaling": _YARN | {"type": "yarn"}},
     "qwen2.5-1m": _QWEN2
     | {
-        "dual_chunk_attention_config": {
-            "chunk_size": 262144,
-            "local_size": 8192,
-            "original_max_position_embeddings": 262144,
-        },
+        "dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192},
         "max_position_embeddings": 1010000,
         "rope_theta": 10000000.0,
     },
@@ -446,12 +392,8 @@ REAL: dict[str, Config] = {
     "gpt2 with an author": _GPT2
     | {"author": "A. Person", "created_date": "2021-04-28", "license": "CC-BY-NC-SA 4.0"},
     "gpt2 by transformers 5": _without(_GPT2, "n_ctx")
-    | {
-        "add_cross_attention": False,
-        "dtype": "float32",
-        "reorder_and_upcast_attn": False,
-        "scale_attn_by_inverse_layer_idx": False,
-        "scale_attn_weights": True,
-        "tie_word_embeddings": True,
-    },
+    | {"dtype": "float32", "scale_attn_weights": True, "tie_word_embeddings": True}
+    | dict.fromkeys(
+        ("add_cross_attention", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx"), False
+    ),
 }
