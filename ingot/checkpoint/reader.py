@@ -10,6 +10,7 @@ renames nor reshapes. Host memory stays near one shard, whatever the size of the
 from __future__ import annotations
 
 import difflib
+import math
 from pathlib import Path
 from typing import Any, Self
 
@@ -62,7 +63,8 @@ class Checkpoint:
         so reading in the order of ``tensors`` opens each once. A packed weight is dequantized.
 
         Raises:
-            CheckpointError: there is no such tensor, the file is damaged, or the checkpoint is closed.
+            CheckpointError: there is no such tensor, it holds NaN or infinity, the file is damaged, or the
+                checkpoint is closed.
         """
         if self.packed is not None and name in self.packed:
             return self.packed.weight(name).dequantized(self.tensors[name].dtype)
@@ -84,7 +86,9 @@ class Checkpoint:
             raise CheckpointError(
                 f"no such tensor in {self.folder}", seen=name, allowed=shorten(near or list(self.tensors))
             )
-        return self._open(info.file).read(name)
+        tensor = self._open(info.file).read(name)
+        _check_finite(self.folder / info.file, name, tensor)
+        return tensor
 
     def _open(self, file: str) -> Shard:
         if self._shard is None or self._file != file:
@@ -160,6 +164,22 @@ def open_weights(file: Path, inner: str | None = None) -> Checkpoint:
     """
     file = Path(file)
     return Checkpoint(file.parent, {}, {}, scan_shard(file, inner), inner)
+
+
+def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:
+    """Refuse NaN and infinity. One pass at the speed of memory: both are, or become, the least or most."""
+    if not tensor.is_floating_point() or tensor.numel() == 0:
+        return
+    values = tensor.half() if tensor.itemsize == 1 else tensor  # fp8 has no order of its own in torch
+    least, most = (float(value) for value in torch.aminmax(values))
+    if math.isfinite(least) and math.isfinite(most):
+        return
+    nan, infinite = int(values.isnan().sum()), int(values.isinf().sum())
+    raise CheckpointError(
+        f"{name} has values that are not finite",
+        seen=f"{nan} NaN and {infinite} infinite of {values.numel()}, in {file}",
+        fix="download the file again; if they were trained so, take an earlier checkpoint",
+    )
 
 
 def _scan(folder: Path, layout: Layout) -> dict[str, TensorInfo]:

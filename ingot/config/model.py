@@ -15,6 +15,17 @@ from typing import Literal
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
+# No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
+_MOST = {
+    "num_layers": 1 << 10,
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_heads": 1 << 12,
+    "num_kv_heads": 1 << 12,
+    "head_dim": 1 << 12,
+    "max_positions": 1 << 31,
+}
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "qwen_ntk"]
 
 
@@ -43,6 +54,15 @@ class RopeConfig(JsonConfig):
             raise ConfigError("rotary dimension must be even and positive", seen=self.dim)
         if self.scaling in ("llama3", "yarn", "qwen_ntk") and self.original_max <= 0:
             raise ConfigError(f"rope scaling {self.scaling} needs original_max", seen=self.original_max)
+        if not 1 < self.theta < math.inf:
+            raise ConfigError("the rotary base is out of range", seen=self.theta, allowed="a number above 1")
+        for name in ("factor", "attention_factor", "low_freq_factor", "beta_slow"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} of rope scaling must be positive", seen=getattr(self, name))
+        for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            if not getattr(self, low) < getattr(self, high) < math.inf:
+                seen = (getattr(self, high), getattr(self, low))
+                raise ConfigError(f"{high} of rope scaling must be above {low}", seen=seen)
 
 
 @dataclass(frozen=True)
@@ -77,10 +97,12 @@ class DecoderConfig(JsonConfig):
     sliding_window: int = 0
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_positions")
-        for name in (*sizes, "num_layers", "num_heads", "num_kv_heads", "head_dim"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive", seen=getattr(self, name), fix="config.json")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+                raise ConfigError(f"{name} is out of range", seen=value, allowed=f"1 to {most}")
+        if not 0 < self.norm_eps < math.inf:
+            raise ConfigError("norm_eps must be positive", seen=self.norm_eps)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 "num_heads must be a multiple of num_kv_heads", seen=(self.num_heads, self.num_kv_heads)

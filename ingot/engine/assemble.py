@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from ingot.checkpoint.reader import Checkpoint
+from ingot.checkpoint.reader import GENERATION_CONFIG, Checkpoint
 from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
 from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
@@ -31,6 +31,7 @@ from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
+from ingot.models.hf_values import check_end_tokens
 from ingot.models.registry import find_architecture
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import Int8Products
@@ -79,12 +80,14 @@ class Assembly:
         """Plan the assembly; reads no weights.
 
         Raises:
-            CheckpointError: unknown architecture, or tensors that do not fit it (all listed).
+            CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
+                tensors that do not fit the model (all listed).
             ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, or the
                 checkpoint is quantized in another way than ``quant``.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
+        check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
         config = _cut(whole, build)
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]

@@ -3,23 +3,24 @@
 Owns the description of an architecture as data: its Hugging Face names, how its config reads, and its weight
 map. Knows no architecture in particular; each file beside this one declares one.
 
-    LLAMA = Architecture(name="llama", hf_names=("LlamaForCausalLM",), config_from_hf=..., weight_map=...)
+    LLAMA = Architecture("llama", ("LlamaForCausalLM",), "llama", KEYS, config_from_hf, weight_map)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ingot.checkpoint.weight_map import WeightMap
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
+from ingot.models.config_keys import check_keys
+from ingot.models.hf_values import HfConfig, check_dtype, check_end_tokens
 
-HfConfig = Mapping[str, Any]
 LayerRange = tuple[int, int] | None
+_AGAIN = "correct config.json, or download it again"
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,17 @@ class Architecture:
     Attributes:
         name: Ingot's name, stored in the manifest.
         hf_names: entries of ``architectures`` in config.json that mean this one.
+        model_type: what ``model_type`` says beside them; a config without it is taken by ``architectures``.
+        keys: of config.json, those that ``config_from_hf`` reads, and those of this family known to change
+            nothing that the model computes (config_keys.py has those of all families). Any other is refused.
         config_from_hf: config.json → DecoderConfig; raises CheckpointError for what is not supported.
         weight_map: (config of the whole checkpoint, layers to keep) → weight map.
     """
 
     name: str
     hf_names: tuple[str, ...]
+    model_type: str
+    keys: frozenset[str]
     config_from_hf: Callable[[HfConfig], DecoderConfig]
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
 
@@ -42,31 +48,34 @@ class Architecture:
         """``config_from_hf`` on a file that may hold anything.
 
         Raises:
-            CheckpointError: it lacks a key, or a value is unsupported, of the wrong type or out of range.
+            CheckpointError: it is of another model, has settings that nobody reads, lacks a key, or a value
+                is unsupported, of the wrong type or out of range.
         """
         try:
-            return self.config_from_hf(hf)
+            self._check_model_type(hf)
+            check_keys(hf, self.keys, self.name)
+            check_dtype(hf)
+            config = self.config_from_hf(hf)
+            check_end_tokens(hf, config.vocab_size, "config.json")
         except ConfigError as error:
+            raise CheckpointError(error.what, seen=error.seen, allowed=error.allowed, fix=_AGAIN) from None
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(
-                error.what, seen=error.seen, allowed=error.allowed, fix="config.json"
+                f"config.json does not describe a {self.name} model", seen=error, fix=_AGAIN
             ) from None
-        except (ValueError, TypeError, AttributeError, ZeroDivisionError) as error:
+        return config
+
+    def _check_model_type(self, hf: HfConfig) -> None:
+        """A model is not another one for being called so."""
+        found = hf.get("model_type")
+        if found is not None and found != self.model_type:
             raise CheckpointError(
-                f"config.json does not describe a {self.name} model", seen=error, fix="config.json"
-            ) from None
+                "architectures and model_type of config.json name different models",
+                seen=f"architectures {hf.get('architectures')}, model_type {found!r}",
+                allowed=f"model_type {self.model_type!r} with {' or '.join(self.hf_names)}",
+                fix="download the original config.json; renaming a model does not make it a supported one",
+            )
 
     def build(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> Decoder:
         """The modules, uninitialised, on the current default device."""
         return Decoder(config, ctx, max_seq_len)
-
-
-def require(hf: HfConfig, *keys: str) -> Any:
-    """The value under the first of these keys that the config has.
-
-    Raises:
-        CheckpointError: it has none of them.
-    """
-    for key in keys:
-        if hf.get(key) is not None:
-            return hf[key]
-    raise CheckpointError(f"config.json lacks {' or '.join(keys)}", seen=sorted(hf), fix="config.json")

@@ -10,40 +10,53 @@ from __future__ import annotations
 from ingot.checkpoint.weight_map import Ignore, Rename, Rule, Tie, Transpose, WeightMap
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture, HfConfig, LayerRange, require
+from ingot.models.base import Architecture, LayerRange
+from ingot.models.hf_values import HfConfig, flag, head_size, integer, number
 
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+_KEYS = frozenset(
+    {"vocab_size", "n_embd", "hidden_size", "n_head", "num_attention_heads", "n_layer", "num_hidden_layers"}
+    | {"n_positions", "n_ctx", "n_inner", "activation_function", "layer_norm_epsilon", "tie_word_embeddings"}
+    | {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}
+    | {"predict_special_tokens"}  # of the medium and larger ones, where it says nothing
+)
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a GPT-2 model → DecoderConfig."""
     activation = hf.get("activation_function", "gelu_new")
     if activation not in _ACTIVATIONS:
-        raise CheckpointError("unsupported activation", seen=activation, allowed=sorted(_ACTIVATIONS))
-    odd = [k for k in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn") if hf.get(k)]
-    if odd or hf.get("scale_attn_weights") is False:
-        raise CheckpointError("unsupported attention scaling", seen=odd or "scale_attn_weights false")
-    hidden, heads = (
-        int(require(hf, "n_embd", "hidden_size")),
-        int(require(hf, "n_head", "num_attention_heads")),
-    )
+        raise CheckpointError(
+            "unsupported activation_function in config.json",
+            seen=activation,
+            allowed=sorted(_ACTIVATIONS),
+            fix="a model with one of these",
+        )
+    odd = [k for k in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn") if flag(hf, k, False)]
+    if odd or not flag(hf, "scale_attn_weights", True):
+        raise CheckpointError(
+            "unsupported attention scaling in config.json",
+            seen=odd or "scale_attn_weights false",
+            fix="a model with Hugging Face's defaults",
+        )
+    hidden, heads = integer(hf, "n_embd", "hidden_size"), integer(hf, "n_head", "num_attention_heads")
     return DecoderConfig(
         architecture="gpt2",
-        vocab_size=int(require(hf, "vocab_size")),
+        vocab_size=integer(hf, "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=int(hf.get("n_inner") or 4 * hidden),
-        num_layers=int(require(hf, "n_layer", "num_hidden_layers")),
+        intermediate_size=integer(hf, "n_inner", default=4 * hidden),
+        num_layers=integer(hf, "n_layer", "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden // heads,
-        max_positions=int(require(hf, "n_positions", "n_ctx")),
+        head_dim=head_size(hidden, heads),
+        max_positions=integer(hf, "n_positions", "n_ctx"),
         norm="layer_norm",
-        norm_eps=float(hf.get("layer_norm_epsilon", 1e-5)),
+        norm_eps=number(hf, "layer_norm_epsilon", default=1e-5),
         mlp=_ACTIVATIONS[activation],  # type: ignore[arg-type]
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        tie_word_embeddings=bool(hf.get("tie_word_embeddings", True)),
+        tie_word_embeddings=flag(hf, "tie_word_embeddings", True),
     )
 
 
@@ -77,4 +90,4 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     return WeightMap(tuple(rules), config.num_layers, layers, prefixes=("transformer.", ""))
 
 
-GPT2 = Architecture("gpt2", ("GPT2LMHeadModel",), config_from_hf, weight_map)
+GPT2 = Architecture("gpt2", ("GPT2LMHeadModel",), "gpt2", _KEYS, config_from_hf, weight_map)

@@ -1,27 +1,26 @@
-"""LLaMA 1, 2, 3, Vicuna, and Mistral-shaped models.
+"""LLaMA 1, 2, 3 and Vicuna.
 
 Owns what their config says beyond the shared keys. Knows no other architecture.
-Source: the Hugging Face classes ``LlamaForCausalLM`` and ``MistralForCausalLM``.
+Source: the Hugging Face class ``LlamaForCausalLM``, ``LLaMAForCausalLM`` in the first conversions.
 """
 
 from __future__ import annotations
 
 from ingot.config.model import DecoderConfig
-from ingot.models.base import Architecture, HfConfig
-from ingot.models.llama_layout import llama_config, llama_weight_map, sliding_window
+from ingot.models.base import Architecture
+from ingot.models.hf_values import HfConfig, flag
+from ingot.models.llama_layout import LLAMA_KEYS, WINDOW_KEYS, llama_config, llama_weight_map, no_window
+
+_KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias", "mlp_bias"}
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a LLaMA or Mistral model → DecoderConfig."""
-    bias = bool(hf.get("attention_bias", False))
-    return llama_config(
-        hf,
-        "llama",
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bool(hf.get("mlp_bias", False)),
-        sliding_window=sliding_window(hf, default_on=True),
-    )
+    """config.json of a LLaMA model → DecoderConfig."""
+    no_window(hf, "LlamaForCausalLM")
+    bias = flag(hf, "attention_bias", False)
+    return llama_config(hf, "llama", qkv_bias=bias, output_bias=bias, mlp_bias=flag(hf, "mlp_bias", False))
 
 
-LLAMA = Architecture("llama", ("LlamaForCausalLM", "MistralForCausalLM"), config_from_hf, llama_weight_map)
+LLAMA = Architecture(
+    "llama", ("LlamaForCausalLM", "LLaMAForCausalLM"), "llama", _KEYS, config_from_hf, llama_weight_map
+)

@@ -13,8 +13,23 @@ from typing import Any
 from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import HfConfig, LayerRange, require
-from ingot.models.rope import rope_from_hf
+from ingot.models.base import LayerRange
+from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
+from ingot.models.rope import ROPE_KEYS, rope_from_hf
+
+# "pretraining_tp" splits products into sums of parts; the others say what the rest of the config says.
+_IDLE = {"pretraining_tp", "max_seq_len", "max_seq_length", "model_max_length", "is_llama_config"}
+LLAMA_KEYS = (
+    frozenset({"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"})
+    | {"num_key_value_heads", "head_dim", "max_position_embeddings", "max_sequence_length", "hidden_act"}
+    | {"rms_norm_eps", "tie_word_embeddings"}
+    | ROPE_KEYS
+    | _IDLE
+)
+WINDOW_KEYS = frozenset(
+    {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
+    | {"sliding_window_pattern", "_sliding_window_pattern"}
+)
 
 
 def llama_config(
@@ -27,20 +42,21 @@ def llama_config(
         own: fields of DecoderConfig that this architecture sets itself.
     """
     check_silu(hf)
-    hidden, heads = int(require(hf, "hidden_size")), int(require(hf, "num_attention_heads"))
-    head_dim = int(hf.get("head_dim") or head_dim or hidden // heads)
+    hidden, heads = integer(hf, "hidden_size"), integer(hf, "num_attention_heads")
+    head_dim = optional_integer(hf, "head_dim") or head_dim or head_size(hidden, heads)
+    max_positions = integer(hf, "max_position_embeddings", "max_sequence_length", default=2048)
     shared: dict[str, Any] = {
-        "vocab_size": int(require(hf, "vocab_size")),
+        "vocab_size": integer(hf, "vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": int(require(hf, "intermediate_size")),
-        "num_layers": int(require(hf, "num_hidden_layers")),
+        "intermediate_size": integer(hf, "intermediate_size"),
+        "num_layers": integer(hf, "num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": int(hf.get("num_key_value_heads") or heads),
+        "num_kv_heads": integer(hf, "num_key_value_heads", default=heads),
         "head_dim": head_dim,
-        "max_positions": int(hf.get("max_position_embeddings") or 2048),
-        "norm_eps": float(hf.get("rms_norm_eps", 1e-6)),
-        "rope": rope_from_hf(hf, head_dim),
-        "tie_word_embeddings": bool(hf.get("tie_word_embeddings", False)),
+        "max_positions": max_positions,
+        "norm_eps": number(hf, "rms_norm_eps", default=1e-6),
+        "rope": rope_from_hf(hf, head_dim, max_positions),
+        "tie_word_embeddings": flag(hf, "tie_word_embeddings", False),
     }
     return DecoderConfig(architecture=architecture, **(shared | own))
 
@@ -88,7 +104,7 @@ def check_silu(hf: HfConfig) -> None:
     activation = hf.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise CheckpointError(
-            "unsupported activation", seen=activation, allowed="silu", fix="hidden_act in config.json"
+            "unsupported hidden_act in config.json", seen=activation, allowed="silu", fix="a model with SiLU"
         )
 
 
@@ -99,19 +115,48 @@ def sliding_window(hf: HfConfig, default_on: bool = False) -> int:
         default_on: what a config without ``use_sliding_window`` means (Mistral: on, Qwen: off).
 
     Raises:
-        CheckpointError: some layers have a window and others do not.
+        CheckpointError: some layers have a window and others do not, or the settings contradict each other.
     """
-    kinds = set(hf.get("layer_types") or ())
-    window = hf.get("sliding_window") or 0
-    if kinds == {"full_attention"} or not window or not hf.get("use_sliding_window", default_on):
+    kinds = _layer_kinds(hf)
+    window = integer(hf, "sliding_window") if hf.get("sliding_window") else 0
+    on = window if flag(hf, "use_sliding_window", default_on) else 0
+    if "sliding_attention" in kinds and not on:
+        raise _mixed("layer_types has sliding_attention, and no sliding_window is in use", sorted(kinds))
+    if kinds == {"full_attention"} or not on:
         return 0
     full = (hf.get("max_window_layers") or 0) if hf.get("use_sliding_window") and not kinds else 0
-    if full and full >= int(require(hf, "num_hidden_layers")):
+    if full and full >= integer(hf, "num_hidden_layers"):
         return 0
-    mixed = len(kinds) > 1 or full > 0
-    if mixed:
+    pattern = hf.get("sliding_window_pattern") or hf.get("_sliding_window_pattern") or 1
+    if len(kinds) > 1 or full > 0 or pattern != 1:
+        what = "layers with and without a sliding window in one model are not supported"
+        raise _mixed(what, sorted(kinds) or full or pattern)
+    return on
+
+
+def no_window(hf: HfConfig, model: str) -> None:
+    """Refuse a window that would be in use in a model that has none.
+
+    Raises:
+        CheckpointError: programs differ on it: some pass over the window, and some do not.
+    """
+    window = sliding_window(hf, default_on=True)
+    if 0 < window < integer(hf, "max_position_embeddings", "max_sequence_length", default=2048):
+        raise _mixed(f"{model} has no sliding window, and config.json sets one", window)
+
+
+def _layer_kinds(hf: HfConfig) -> set[str]:
+    """What ``layer_types`` says of the layers; nothing where it is not there."""
+    kinds = hf.get("layer_types") or []
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
         raise CheckpointError(
-            "layers with and without a sliding window in one model are not supported",
-            seen=sorted(kinds) or full,
+            "unsupported layer_types in config.json", seen=kinds, allowed=known, fix="a model with only these"
         )
-    return int(window)
+    if kinds and len(kinds) != integer(hf, "num_hidden_layers"):
+        raise _mixed("layer_types does not say one type per layer", f"{len(kinds)} types")
+    return set(kinds)
+
+
+def _mixed(what: str, seen: object) -> CheckpointError:
+    return CheckpointError(what, seen=seen, fix="a model with one kind of attention, or correct config.json")

@@ -11,50 +11,70 @@ from __future__ import annotations
 from ingot.checkpoint.weight_map import Concat, Ignore, Rename, Rule, Tie, WeightMap
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.errors import CheckpointError
-from ingot.models.base import Architecture, HfConfig, LayerRange, require
+from ingot.models.base import Architecture, LayerRange
+from ingot.models.hf_values import HfConfig, flag, head_size, integer, number, optional_integer
+
+# What the published class does, whatever else its config could say.
+_FIXED = {
+    "no_bias": True,
+    "scale_attn_weights": True,
+    "activation": "swiglu",
+    "pos_emb": "rotary",
+    "rotary_pct": 1.0,
+}
+# The dtype of training and of a softmax.
+_IDLE = {"bf16", "fp16", "fp32", "params_dtype", "onnx_safe", "softmax_in_fp32"}
+_KEYS = frozenset(
+    {"vocab_size", "padded_vocab_size", "hidden_size", "n_embd", "intermediate_size", "ffn_hidden_size"}
+    | {"num_hidden_layers", "n_layer", "num_attention_heads", "n_head", "kv_channels"}
+    | {"seq_length", "n_positions", "max_position_embeddings", "rotary_emb_base", "layer_norm_epsilon"}
+    | {"use_dynamic_ntk", "use_logn_attn", "tie_word_embeddings"}
+    | _FIXED.keys()
+    | _IDLE
+)
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a Qwen v1 model → DecoderConfig.
 
-    V1.1 gives ``intermediate_size`` for both branches together, V1.0 calls it ``ffn_hidden_size``.
+    V1.1 gives ``intermediate_size`` for both branches together, V1.0 calls it ``ffn_hidden_size``, and
+    stores the padded number of rows apart.
     """
-    if not hf.get("no_bias", True):
-        raise CheckpointError("Qwen v1 with biases is not supported", seen="no_bias false", fix="config.json")
-    hidden, heads = (
-        int(require(hf, "hidden_size", "n_embd")),
-        int(require(hf, "num_attention_heads", "n_head")),
-    )
-    head_dim = int(hf.get("kv_channels") or hidden // heads)
-    seq_length = int(require(hf, "seq_length", "n_positions", "max_position_embeddings"))
-    ntk = bool(hf.get("use_dynamic_ntk", True))
+    odd = {key: hf[key] for key, value in _FIXED.items() if hf.get(key, value) not in (value, None)}
+    if odd:
+        raise CheckpointError(
+            "unsupported settings of Qwen v1 in config.json",
+            seen=odd,
+            allowed={key: _FIXED[key] for key in odd},
+            fix="a model with these values",
+        )
+    hidden, heads = integer(hf, "hidden_size", "n_embd"), integer(hf, "num_attention_heads", "n_head")
+    head_dim = optional_integer(hf, "kv_channels") or head_size(hidden, heads)
+    seq_length = integer(hf, "seq_length", "n_positions", "max_position_embeddings")
+    ntk = flag(hf, "use_dynamic_ntk", True)
     rope = RopeConfig(
-        dim=int(head_dim * float(hf.get("rotary_pct", 1.0))),
-        theta=float(hf.get("rotary_emb_base", 10000.0)),
+        dim=head_dim,
+        theta=number(hf, "rotary_emb_base", default=10000.0),
         scaling="qwen_ntk" if ntk else "none",
         original_max=seq_length if ntk else 0,
     )
+    longest = integer(hf, "max_position_embeddings", "n_positions", default=seq_length)
     return DecoderConfig(
         architecture="qwen",
-        vocab_size=_vocab_size(hf),
+        vocab_size=integer(hf, "padded_vocab_size", "vocab_size"),
         hidden_size=hidden,
-        intermediate_size=int(require(hf, "intermediate_size", "ffn_hidden_size")) // 2,
-        num_layers=int(require(hf, "num_hidden_layers", "n_layer")),
+        intermediate_size=integer(hf, "intermediate_size", "ffn_hidden_size") // 2,
+        num_layers=integer(hf, "num_hidden_layers", "n_layer"),
         num_heads=heads,
         num_kv_heads=heads,
         head_dim=head_dim,
-        max_positions=max(seq_length, int(hf.get("max_position_embeddings") or hf.get("n_positions") or 0)),
-        norm_eps=float(hf.get("layer_norm_epsilon", 1e-6)),
+        max_positions=max(seq_length, longest),
+        norm_eps=number(hf, "layer_norm_epsilon", default=1e-6),
         rope=rope,
         qkv_bias=True,
-        tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-        logn_length=seq_length if hf.get("use_logn_attn", True) else 0,
+        tie_word_embeddings=flag(hf, "tie_word_embeddings", False),
+        logn_length=seq_length if flag(hf, "use_logn_attn", True) else 0,
     )
-
-
-def _vocab_size(hf: HfConfig) -> int:
-    """V1.0 stores the padded number of rows apart."""
-    return int(hf.get("padded_vocab_size") or require(hf, "vocab_size"))
 
 
 def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
@@ -80,4 +100,4 @@ def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
     return WeightMap(rules, config.num_layers, layers)
 
 
-QWEN = Architecture("qwen", ("QWenLMHeadModel",), config_from_hf, weight_map)
+QWEN = Architecture("qwen", ("QWenLMHeadModel",), "qwen", _KEYS, config_from_hf, weight_map)

@@ -7,13 +7,33 @@ Source: the Hugging Face class ``Qwen2ForCausalLM``.
 from __future__ import annotations
 
 from ingot.config.model import DecoderConfig
-from ingot.models.base import Architecture, HfConfig
-from ingot.models.llama_layout import llama_config, llama_weight_map, sliding_window
+from ingot.models.base import Architecture
+from ingot.models.hf_values import HfConfig, integer
+from ingot.models.llama_layout import (
+    LLAMA_KEYS,
+    WINDOW_KEYS,
+    llama_config,
+    llama_weight_map,
+    sliding_window,
+)
+
+_CHUNKS = "dual_chunk_attention_config"
+# CodeQwen1.5 says twice, in the words of Qwen v1, what rope_theta and max_position_embeddings say.
+_KEYS = LLAMA_KEYS | WINDOW_KEYS | {_CHUNKS, "rotary_emb_base", "seq_length"}
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
-    """config.json of a Qwen2-shaped model → DecoderConfig."""
-    return llama_config(hf, "qwen2", qkv_bias=True, sliding_window=sliding_window(hf))
+    """config.json of a Qwen2-shaped model → DecoderConfig.
+
+    Qwen2.5-1M attends in chunks beyond the first one; that is not supported, so the first is the longest
+    request.
+    """
+    config = llama_config(hf, "qwen2", qkv_bias=True, sliding_window=sliding_window(hf))
+    chunks = hf.get(_CHUNKS)
+    if not chunks:
+        return config
+    first = integer(chunks, "chunk_size") - integer(chunks, "local_size")
+    return config.replace(max_positions=min(config.max_positions, first))
 
 
-QWEN2 = Architecture("qwen2", ("Qwen2ForCausalLM",), config_from_hf, llama_weight_map)
+QWEN2 = Architecture("qwen2", ("Qwen2ForCausalLM",), "qwen2", _KEYS, config_from_hf, llama_weight_map)

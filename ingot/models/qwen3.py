@@ -7,15 +7,24 @@ Source: the Hugging Face class ``Qwen3ForCausalLM``.
 from __future__ import annotations
 
 from ingot.config.model import DecoderConfig
-from ingot.models.base import Architecture, HfConfig
-from ingot.models.llama_layout import llama_config, llama_weight_map, sliding_window
+from ingot.models.base import Architecture
+from ingot.models.hf_values import HfConfig, flag
+from ingot.models.llama_layout import (
+    LLAMA_KEYS,
+    WINDOW_KEYS,
+    llama_config,
+    llama_weight_map,
+    sliding_window,
+)
+
+_KEYS = LLAMA_KEYS | WINDOW_KEYS | {"attention_bias"}
 
 
 def config_from_hf(hf: HfConfig) -> DecoderConfig:
     """config.json of a Qwen3-shaped model → DecoderConfig; heads have 128 channels unless it says
     otherwise.
     """
-    bias = bool(hf.get("attention_bias", False))
+    bias = flag(hf, "attention_bias", False)
     return llama_config(
         hf,
         "qwen3",
@@ -27,4 +36,4 @@ def config_from_hf(hf: HfConfig) -> DecoderConfig:
     )
 
 
-QWEN3 = Architecture("qwen3", ("Qwen3ForCausalLM",), config_from_hf, llama_weight_map)
+QWEN3 = Architecture("qwen3", ("Qwen3ForCausalLM",), "qwen3", _KEYS, config_from_hf, llama_weight_map)

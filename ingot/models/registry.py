@@ -13,11 +13,12 @@ from ingot.errors import CheckpointError, EngineError
 from ingot.models.base import Architecture
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
+from ingot.models.mistral import MISTRAL
 from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
 
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2, LLAMA, QWEN, QWEN2, QWEN3)
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3)
 
 
 def find_architecture(hf_names: object) -> Architecture:
@@ -30,11 +31,15 @@ def find_architecture(hf_names: object) -> Architecture:
         if isinstance(hf_names, Sequence) and any(name in architecture.hf_names for name in hf_names):
             return architecture
     supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
+    if not hf_names:
+        raise CheckpointError(
+            "architectures is missing in config.json", allowed=supported, fix="download config.json again"
+        )
     raise CheckpointError(
-        "unknown architecture",
-        seen=hf_names or "no architectures in config.json",
+        "unsupported architecture",
+        seen=hf_names,
         allowed=supported,
-        fix="architectures in config.json",
+        fix="a checkpoint of one of these; under another name the model would compute something else",
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ingot.errors import TokenizerError
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
-from ingot.processors.tokenizer_folder import TokenizerFolder, read_object
+from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, read_object
 from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
 from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN_SPLIT, TiktokenTokenizer
 
@@ -21,17 +21,23 @@ __all__ = ["Tokenizer", "default_tokens", "load_tokenizer"]
 
 VOCABULARY_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 GPT2_CLASS, QWEN2_CLASS, QWEN1_CLASS = "GPT2Tokenizer", "Qwen2Tokenizer", "QWenTokenizer"
+VOCABULARIES = {
+    "LlamaTokenizer": "tokenizer.json or tokenizer.model",
+    GPT2_CLASS: "vocab.json and merges.txt",
+    QWEN1_CLASS: "qwen.tiktoken",
+}
 QWEN2_MODELS = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint or engine folder; None when there are no tokenizer files.
+    """The tokenizer of a checkpoint or engine folder; None when there are no tokenizer files at all.
 
     tokenizer.json wins over the other formats, since it is what Hugging Face reads first. The others are told
     apart by tokenizer_config.json's ``tokenizer_class`` and, without it, config.json's ``model_type``.
 
     Raises:
-        TokenizerError: a file is broken, or nothing says which rules its vocabulary follows.
+        TokenizerError: a file is broken, nothing says which rules its vocabulary follows, or there are
+            files about a vocabulary and none that holds it.
     """
     here = TokenizerFolder(folder)
     if found := here.existing("tokenizer.json"):
@@ -48,7 +54,21 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
             return _load_byte_level(here, found[0], found[1])
         if found and not (names[0] == "vocab.json" and here.existing(*VOCABULARY_PAIRS[1])):
             raise TokenizerError(f"{folder} has half a vocabulary", seen=found[0].name, allowed=names)
+    _check_no_tokenizer(here)
     return None
+
+
+def _check_no_tokenizer(here: TokenizerFolder) -> None:
+    """Files that speak of a tokenizer, without its vocabulary, are a download that is not whole."""
+    speaking = here.existing(CONFIG_FILE, "special_tokens_map.json", "added_tokens.json")
+    if speaking:
+        named = f", which names {here.tokenizer_class}" if here.tokenizer_class else ""
+        raise TokenizerError(
+            f"{here.path} has no vocabulary for its tokenizer",
+            seen=f"{', '.join(path.name for path in speaking)}{named}",
+            allowed=VOCABULARIES.get(here.tokenizer_class or "", " or ".join(VOCABULARIES.values())),
+            fix="download the missing file; to build without a tokenizer, remove these files too",
+        )
 
 
 def default_tokens(here: TokenizerFolder) -> dict[str, str]:

@@ -26,6 +26,7 @@ GOLDEN = {
     "llama_aidreams260K/hf": (38, torch.float32, "model.embed_tokens.weight", (512, 64)),
     "minigpt4/weight/llama": (23, torch.float16, "model.embed_tokens.weight", (513, 128)),
 }
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Hostile:
@@ -199,6 +200,27 @@ def test_tensors_outlive_the_checkpoint(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="is closed"):
         checkpoint.read("a.weight")
     checkpoint.close()
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_numbers_that_are_not_finite(folder: Path, dtype: torch.dtype) -> None:
+    """Largest numbers are fine, NaN is not, wherever it is; integers have none."""
+    most = torch.full((40, 50), torch.finfo(dtype).max, dtype=torch.float64).to(dtype)
+    ids = torch.full((4,), torch.iinfo(torch.int32).max, dtype=torch.int32)
+    save_file({"fine": most, "least": (-most.double()).to(dtype), "ids": ids}, folder / "model.safetensors")
+    with open_checkpoint(folder) as checkpoint:
+        for name in checkpoint.tensors:
+            checkpoint.read(name)
+    for row, column in ((0, 0), (39, 49), (17, 3)):
+        damaged = most.double().clone()
+        damaged[row, column] = float("nan")
+        save_file({"fine": most, "bad": damaged.to(dtype)}, folder / "model.safetensors")
+        with open_checkpoint(folder) as checkpoint:
+            checkpoint.read("fine")
+            with pytest.raises(
+                CheckpointError, match=r"bad has values.*1 NaN and 0 infinite of 2000.*model\."
+            ):
+                checkpoint.read("bad")
 
 
 def test_unknown_tensor_offers_near_names(folder: Path) -> None:
