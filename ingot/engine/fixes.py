@@ -224,7 +224,7 @@ class _Search:
         if total > self.capacity.total and _reached(
             ledger(setting, replace(self.capacity, total=total)), self.goal
         ):
-            note = f"a machine with {size_text(total - self.capacity.others)} of available memory"
+            note = f"at least {size_text(total - self.capacity.others)} of available memory"
             yield Fix("", where_of(""), "hardware", note, needed, needed, setting)
 
     def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:

@@ -62,5 +62,6 @@ def expect_class_room(
 
 
 def dense_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of a model's weights, all in ``dtype``."""
-    return sum(weight_bytes(config, QuantConfig(), dtype).values())
+    """Bytes of a model's weights, all in ``dtype``, which may be one that no engine has."""
+    wide = torch.float32
+    return sum(weight_bytes(config, QuantConfig(), wide).values()) // wide.itemsize * dtype.itemsize
