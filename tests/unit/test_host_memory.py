@@ -65,7 +65,7 @@ def test_without_proc_all_that_there_is(tmp_path: Path) -> None:
     assert found.held == 0
 
 
-@pytest.mark.parametrize(("root", "path"), [("/", "/a/b"), ("/a/b", "/a/b"), ("/", "/")])
+@pytest.mark.parametrize(("root", "path"), [("/", "/a/b"), ("/a/b", "/a/b"), ("/a", "/a/b"), ("/", "/")])
 def test_a_group_of_version_2(proc: Path, root: str, path: str) -> None:
     mounted = proc / "cgroup"
     write(proc / "self/cgroup", f"0::{path}")

@@ -85,6 +85,14 @@ class TestVerdict:
         assert told["fits"] is None
         assert told["loads"] is None
 
+    def test_a_cpu_holds_a_copy_of_the_largest_weight_while_it_loads(self) -> None:
+        """The embedding, when no step runs yet."""
+        found = ledger(seven_b(device="cpu", max_batch_size=1))
+        copy = next(item.bytes for item in found.items if item.name == "a weight while loading")
+        assert copy + found.of("activations") == 151936 * 4096 * 4
+        wide = seven_b(device="cpu", max_batch_size=1, runtime=RuntimeConfig(token_budget=65536))
+        assert all(item.bytes == 0 for item in ledger(wide).items if item.name == "a weight while loading")
+
     def test_blocks_round_up(self) -> None:
         assert seven_b(max_seq_len=65, max_batch_size=3).wanted_blocks == 6
 
