@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +22,7 @@ from ingot.errors import ConfigError, DeviceError
 
 DTYPES: dict[str, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _E4M3_SINCE = (8, 9)  # compute capability
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_PROC = Path("/proc")
 _LONG_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 
@@ -69,14 +72,104 @@ def expect_e4m3(device: torch.device) -> None:
         )
 
 
-def host_memory() -> int:
-    """Bytes of memory that this process may use: the machine's, or its control group's limit."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of memory that this process may use.
+
+    Attributes:
+        name: of what leaves the least: the machine's memory, a control group's limit, or a process limit.
+        total: of that, in all.
+        available: what can still be taken without swapping; file caches count as free.
+        held: what this process holds now, mapped files apart.
+    """
+
+    name: str
+    total: int
+    available: int
+    held: int
+
+
+def host_memory(proc: Path = _PROC) -> HostMemory:
+    """What this process may use: of the machine's memory, its control groups' limits (v1 and v2, with their
+    parents') and its own limits (``ulimit -v``, ``ulimit -d``) the one that leaves the least.
+    """
+    own = _kilobytes(proc / "self" / "status")
+    bounds = [_machine_memory(proc), *_group_limits(proc), *_process_limits(own)]
+    name, total, available = min(bounds, key=lambda bound: bound[2])
+    return HostMemory(name, total, max(available, 0), own.get("RssAnon", 0))
+
+
+_Bound = tuple[str, int, int]  # name, bytes in all, bytes left
+
+
+def _machine_memory(proc: Path) -> _Bound:
+    told = _kilobytes(proc / "meminfo")
+    total = told.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return "this machine's memory", total, told.get("MemAvailable", total)
+
+
+def _group_limits(proc: Path) -> Iterator[_Bound]:
+    """The limits of this process's memory control groups, from its own up to the one that is mounted."""
+    for folder, names in _groups(proc):
+        limit, used = (_number(folder / name) for name in names)
+        if limit is not None and used is not None:
+            stat = _words(folder / "memory.stat")
+            prefix = "total_" if "total_active_file" in stat else ""  # v1: with its children's
+            cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+            yield "the control group's memory limit", limit, limit - used + min(cached, used)
+
+
+def _groups(proc: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
+    """Folders of control groups that may limit memory, and the files of limit and usage there."""
+    paths = dict(line.split(":", 2)[1:] for line in _lines(proc / "self" / "cgroup") if line.count(":") >= 2)
+    for line in _lines(proc / "self" / "mountinfo"):
+        left, right = (part.split() for part in line.partition(" - ")[::2])
+        if right[:1] == ["cgroup2"]:
+            path, names = paths.get(""), ("memory.max", "memory.current")
+        elif right[:1] == ["cgroup"] and "memory" in right[-1].split(","):
+            own = (path for which, path in paths.items() if "memory" in which.split(","))
+            path, names = next(own, None), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        root, mounted = left[3:5]
+        inside = Path((path or "/").removeprefix(root).lstrip("/"))
+        for part in (inside, *inside.parents):
+            yield Path(mounted) / part, names
+
+
+def _process_limits(own: dict[str, int]) -> Iterator[_Bound]:
+    for name, which, used in (
+        ("this process's address space (ulimit -v)", resource.RLIMIT_AS, "VmSize"),
+        ("this process's data (ulimit -d)", resource.RLIMIT_DATA, "VmData"),
+    ):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY:
+            yield name, limit, limit - own.get(used, 0)
+
+
+def _kilobytes(path: Path) -> dict[str, int]:
+    """Bytes by name, of lines such as ``MemTotal:  24683656 kB``."""
+    lines = (line.replace(":", " ").split() for line in _lines(path))
+    return {words[0]: int(words[1]) * 1024 for words in lines if words[2:] == ["kB"]}
+
+
+def _words(path: Path) -> dict[str, str]:
+    pairs = (line.split() for line in _lines(path))
+    return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none, as with ``max``."""
+    text = "".join(_lines(path)).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    """A file's lines; none where there is no such file, as beyond Linux."""
     try:
-        limit = int(_CGROUP_LIMIT.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no control group, or "max"
-        return total
-    return min(total, limit)
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -20,6 +20,7 @@ from ingot.align.precision import Precision, round_weights
 from ingot.align.stages import hf_patterns
 from ingot.align.trace import run_steps, trace
 from ingot.checkpoint.layout import CONFIG, read_json
+from ingot.engine.host_room import expect_class_room
 from ingot.engine.int8_inputs import Int8Input, rounding
 from ingot.errors import CheckpointError, DeviceError
 
@@ -73,6 +74,9 @@ def record_class(
     Raises:
         CheckpointError: the class cannot load the checkpoint.
     """
+    widest = max(torch.float32, noise.compute, key=lambda dtype: dtype.itemsize)
+    fix = "--device cuda, or a trace as --reference"
+    expect_class_room(read_json(folder / CONFIG), widest, device, fix, num_layers)
     model = _load(folder, num_layers).to(device)
     names = hf_patterns(name for name, _ in model.named_modules())
     choices = []

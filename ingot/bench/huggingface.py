@@ -26,6 +26,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.engine.host_room import expect_class_room
 from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, DeviceError
 from ingot.models.registry import find_architecture
@@ -47,6 +48,7 @@ class HuggingFaceSide:
         hf = read_json(folder / CONFIG if folder.is_dir() else folder)
         config = find_architecture(hf.get("architectures") or ()).read_config(hf)
         self.dtype = _dtype(hf, spec.dtype, self.device)
+        expect_class_room(hf, self.dtype, self.device, fix="no --against hf, or --device cuda")
         self._model = _load(
             transformers, folder, hf, self.dtype, self.device, random=spec.random_weights is not None
         )
@@ -64,6 +66,9 @@ class HuggingFaceSide:
         """Padded batches of ``batch`` rows from now on."""
         forget_peak(self.device)
         self.max_batch_size = batch
+
+    def make_room(self, requests: int, tokens: int) -> None:
+        """Nothing: ``generate`` makes a cache for each batch."""
 
     def memory(self) -> Memory:
         """Bytes of weights, of the keys and values of a batch of the longest requests, and the peak since the

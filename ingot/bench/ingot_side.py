@@ -31,6 +31,7 @@ from ingot.llm import LLM
 
 _WARM_UP_TOKENS = 3  # a prefill and two decode steps
 _WARM_UP_SEED = -1  # other prompts than the measurement's
+_MOST_CPU_CACHE = 1 << 30  # bytes, for a batch that the cache of an engine on a CPU does not hold
 
 
 class IngotSide:
@@ -40,6 +41,7 @@ class IngotSide:
         self.name = spec.title
         start = time.perf_counter()
         self._llm = _open(spec)
+        self._runtime = self._llm.runtime
         self.device, self.dtype = self._llm.engine.device, self._llm.engine.dtype
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -57,21 +59,45 @@ class IngotSide:
         Raises:
             OutOfMemoryError: it does not hold all of them at once.
         """
-        engine, runtime = self._llm.engine, self._llm.runtime
-        limits = engine.manifest.build.replace(max_batch_size=batch)
-        engine = dataclasses.replace(engine, manifest=engine.manifest.replace(build=limits))
-        del self._llm
-        forget_peak(self.device)
-        self._llm = LLM.of_engine(engine, runtime)
         self.max_batch_size = batch
-        caches, size = self._llm.executor.runner.caches, runtime.block_size
-        room = caches[0].keys.shape[0] // -(-self.max_seq_len // size)
+        each = self._blocks(self.max_seq_len)
+        self._reopen(batch * each)
+        room = self._llm.executor.blocks.num_blocks // each
         if room < batch:
             raise OutOfMemoryError(
                 "the KV cache does not hold the batch",
                 seen=f"room for {room} of {batch} requests of {self.max_seq_len} tokens",
                 fix="a smaller --batch, fewer tokens, or a larger GPU",
             )
+
+    def make_room(self, requests: int, tokens: int) -> None:
+        """A KV cache for so many requests of ``tokens`` at once, where a CPU took less unasked."""
+        blocks = requests * self._blocks(tokens)
+        unasked = self.device.type == "cpu" and self._runtime.cache_tokens is None
+        if unasked and blocks > self._llm.executor.blocks.num_blocks:
+            self._reopen(blocks)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._runtime.block_size)
+
+    def _block_bytes(self) -> int:
+        executor = self._llm.executor
+        return sum(cache.nbytes for cache in executor.runner.caches) // executor.blocks.num_blocks
+
+    def _reopen(self, blocks: int) -> None:
+        """Another KV cache over the same weights, unless the spec says how large: of so many blocks, on a CPU
+        up to 1 GiB or one longest request.
+        """
+        engine, runtime = self._llm.engine, self._runtime
+        if self.device.type == "cpu":
+            blocks = max(min(blocks, _MOST_CPU_CACHE // self._block_bytes()), self._blocks(self.max_seq_len))
+        limits = engine.manifest.build.replace(max_batch_size=self.max_batch_size)
+        engine = dataclasses.replace(engine, manifest=engine.manifest.replace(build=limits))
+        if runtime.cache_tokens is None:
+            runtime = runtime.replace(cache_tokens=blocks * runtime.block_size)
+        del self._llm
+        forget_peak(self.device)
+        self._llm = LLM.of_engine(engine, runtime)
 
     def memory(self) -> Memory:
         """Bytes of weights and cache, and the peak since the last ``resize``."""

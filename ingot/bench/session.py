@@ -157,6 +157,7 @@ def _measure_side(
     side = open_side(spec)
     most, longest = _most(side, wanted)
     check_fits(side, most, longest)
+    side.make_room(most, longest)
     if ceiling is None:
         say("the machine's ceiling")
         ceiling = measure_ceiling(side.device, side.dtype)

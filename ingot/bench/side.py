@@ -98,6 +98,10 @@ class Side(Protocol):
         """
         ...
 
+    def make_room(self, requests: int, tokens: int) -> None:
+        """Let so many requests of ``tokens`` fit at once, as far as memory allows it."""
+        ...
+
     def memory(self) -> Memory:
         """What it takes of the device's memory."""
         ...

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import stderr
+from ingot.cli.console import size_text, stderr
 
 if TYPE_CHECKING:
     from ingot.cli.limits import Limits
@@ -98,7 +98,19 @@ def open_llm(path: str, device: str | None, threads: int | None, limits: Limits)
 
         if threads is not None:
             torch.set_num_threads(threads)
-        return LLM(path, **given(device=device), **limits.arguments())
+        llm = LLM(path, **given(device=device), **limits.arguments())
+    _note_cache(llm)
+    return llm
+
+
+def _note_cache(llm: LLM) -> None:
+    """Say on stderr how large a KV cache a CPU took, where nobody said and it holds no full batch."""
+    executor, runtime = llm.executor, llm.runtime
+    tokens = executor.blocks.num_blocks * runtime.block_size
+    unasked = llm.engine.device.type == "cpu" and runtime.cache_tokens is None
+    if unasked and tokens < executor.max_batch_size * executor.max_seq_len:
+        size = size_text(sum(cache.nbytes for cache in executor.runner.caches))
+        stderr().print(f"KV cache: {tokens} tokens, {size}; --cache-tokens sets the size", style="dim")
 
 
 def _nothing() -> Any:

@@ -21,7 +21,7 @@ PANEL = "Memory and limits"
 MemoryFraction = Annotated[
     float | None,
     typer.Option(
-        help="Share of the GPU's memory to use.",
+        help="Share of the GPU's memory, or of a CPU's available memory, to use.",
         min=0.01,
         max=1.0,
         show_default="0.9",
@@ -33,7 +33,7 @@ CacheTokens = Annotated[
     typer.Option(
         help="Tokens of KV cache.",
         min=1,
-        show_default="a full batch of longest requests, or what fits",
+        show_default="a full batch of longest requests, or what fits; on a CPU 256 MiB of it",
         rich_help_panel=PANEL,
     ),
 ]

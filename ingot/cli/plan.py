@@ -69,14 +69,23 @@ def plan(
     ] = None,
     cache_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of KV cache.", min=1, show_default="a full batch of longest requests"),
+        typer.Option(
+            help="Tokens of KV cache.",
+            min=1,
+            show_default="a full batch of longest requests; on a CPU 256 MiB of it",
+        ),
     ] = None,
     token_budget: Annotated[
         int | None, typer.Option(help="Most tokens that one step computes.", min=1, show_default="2048")
     ] = None,
     memory_fraction: Annotated[
         float | None,
-        typer.Option(help="Share of the GPU's memory to use.", min=0.01, max=1.0, show_default="0.9"),
+        typer.Option(
+            help="Share of the GPU's memory, or of a CPU's available memory, to use.",
+            min=0.01,
+            max=1.0,
+            show_default="0.9",
+        ),
     ] = None,
     kv_dtype: Annotated[
         str | None,

@@ -23,12 +23,13 @@ class RuntimeConfig(JsonConfig):
     """Sizes of the paged KV cache and of a step.
 
     Attributes:
-        memory_fraction: share of a GPU's memory that weights, activations and cache may take together.
+        memory_fraction: share of a GPU's memory that weights, activations and cache may take together; on a
+            CPU, of the memory that is available when the engine is loaded.
         block_size: tokens in a cache block.
         token_budget: tokens that one step computes at most; longer prompts are prefilled in chunks. Where a
             sixteenth more ends the last prompt, the step takes it.
-        cache_tokens: size of the KV cache in tokens; None fills ``memory_fraction`` on a GPU, and on a
-            CPU holds a full batch up to 1 GiB.
+        cache_tokens: size of the KV cache in tokens; None holds a full batch of longest requests, on a GPU
+            as far as ``memory_fraction`` goes, on a CPU up to 256 MiB or one longest request.
         prefix_reuse: share the blocks of equal prompt beginnings.
         cuda_graphs: replay decode steps, and steps of short prompts, as CUDA graphs.
         fused_decode: on a GPU, in fp16 and bf16, let small decode steps use kernels with norm, rotary,

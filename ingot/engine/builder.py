@@ -28,6 +28,7 @@ from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, Chosen
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.golden import make_proof
+from ingot.engine.host_room import dense_bytes, expect_room
 from ingot.engine.input_statistics import SeenInputs
 from ingot.engine.manifest import (
     MANIFEST_FILE,
@@ -38,6 +39,7 @@ from ingot.engine.manifest import (
     Manifest,
     TensorEntry,
 )
+from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import write_when
 from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
@@ -120,6 +122,7 @@ def build(
         BuildError: the target cannot be written.
         ConfigError: an argument is out of range.
         DeviceError: there is no such device, or it cannot measure (``tune``).
+        OutOfMemoryError: the host lacks the memory.
     """
     target = Path(engine)
     place = resolve_device(device)
@@ -131,6 +134,7 @@ def build(
         text = read_text_parts(source, chat_template)
         width = assembly.model.config.hidden_size
         data = _calibration(chosen, calib, calib_samples, text, config, width)
+        _expect_room(assembly, data, place)
         given_plan = read_plan(Path(plan)) if plan is not None else None
         try:
             with (
@@ -294,6 +298,19 @@ def _calibration(
             width,
         )
     return data
+
+
+def _expect_room(assembly: Assembly, data: CalibrationData | None, device: torch.device) -> None:
+    """What a build takes of the host at least: the largest weight as it was read and packed, and on a CPU one
+    layer in fp32 with what goes into and out of it for every sample.
+    """
+    config = assembly.model_config
+    size = 2 * largest_weight_bytes(config, parse_dtype(assembly.build.dtype))
+    if data is not None and device.type == "cpu":
+        layer = dense_bytes(config.replace(num_layers=1), torch.float32)
+        size = max(size, layer + 2 * data.num_tokens * config.hidden_size * torch.float32.itemsize)
+    fix = "free some of it" if data is None else "fewer --calib-samples"
+    expect_room("the build does not fit this machine's memory", size, fix)
 
 
 def _prove(

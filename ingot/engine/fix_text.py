@@ -19,7 +19,7 @@ _LAST = "end what else uses the device's memory"
 def where_of(flags: str) -> str:
     """What takes a fix's flags in Python: arguments of ``LLM`` or ``RuntimeConfig``, or another build."""
     pairs = _pairs(flags)
-    if any(flag == "--gpu" for flag, _ in pairs):
+    if not pairs or any(flag == "--gpu" for flag, _ in pairs):
         return "the machine"
     named = [(flag, f"{flag[2:].replace('-', '_')}={_value(value)}") for flag, value in pairs]
     limits = [text for flag, text in named if flag in _LIMITS]

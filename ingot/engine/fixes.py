@@ -8,13 +8,15 @@ device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.config.units import size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
 
@@ -165,8 +167,10 @@ class _Search:
 
     def formats(self, setting: Setting) -> Iterator[Fix]:
         """A cache in 8 bits, and the first other number format of the weights, where it is enough: that costs
-        the least quality.
+        the least quality. None on a CPU: it widens fewer bits at every step, which makes each step slower.
         """
+        if setting.device == "cpu":
+            return
         if setting.runtime.kv_dtype not in NARROW_KV_DTYPES:
             narrow = setting.replace(runtime=setting.runtime.replace(kv_dtype="int8"))
             if _reached(self.bill(narrow), self.goal):
@@ -177,7 +181,7 @@ class _Search:
                 return
 
     def combined(self, setting: Setting) -> Iterator[Fix]:
-        """Several knobs at once: all of the GPU and one limit; a smaller number format and one more; where
+        """Several knobs at once: all of the memory and one limit; a smaller number format and one more; where
         none is enough, batch 1 in small chunks and the longest request that fits then.
         """
         whole = _whole(setting)
@@ -201,8 +205,9 @@ class _Search:
                 return
 
     def cards(self, setting: Setting) -> Iterator[Fix]:
-        """The smallest usual card on which the goal is reached as asked."""
-        if setting.device != "cuda":
+        """The smallest usual card on which the goal is reached as asked; for a CPU, how much memory."""
+        if setting.device == "cpu":
+            yield from self._more_memory(setting)
             return
         for name, total in CARDS.items():
             search = _Search(Capacity(name, total), self.goal)
@@ -211,15 +216,24 @@ class _Search:
                 yield search.fix(setting, f"--gpu {total / 2**30:g}GiB", "hardware", note)
                 return
 
+    def _more_memory(self, setting: Setting) -> Iterator[Fix]:
+        """What must be available for the goal to be reached as asked, if memory is what it lacks."""
+        bill = self.bill(setting)
+        needed = bill.needed if self.goal == "fits" else bill.least
+        total = self.capacity.others + math.ceil(needed / setting.runtime.memory_fraction) + 1
+        if total > self.capacity.total and _reached(
+            ledger(setting, replace(self.capacity, total=total)), self.goal
+        ):
+            note = f"at least {size_text(total - self.capacity.others)} of available memory"
+            yield Fix("", where_of(""), "hardware", note, needed, needed, setting)
+
     def _raised_fraction(self, setting: Setting) -> Iterator[Fix]:
         """The smallest ``memory_fraction`` above the setting's that is enough."""
-        if setting.device != "cuda":
-            return
         percent = int(setting.runtime.memory_fraction * 100)
         for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
             changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
             if _reached(self.bill(changed), self.goal):
-                note = "less is left for others on the GPU"
+                note = "less is left for others"
                 yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
                 return
 
@@ -300,21 +314,19 @@ def _formats(setting: Setting) -> Iterator[Setting]:
 
 
 def _whole(setting: Setting) -> Setting | None:
-    """The setting with as much of a GPU as is offered; None where it has that already."""
+    """The setting with as much of the memory as is offered; None where it has that already."""
     runtime = setting.runtime
-    if setting.device != "cuda" or runtime.memory_fraction >= MOST_FRACTION:
+    if runtime.memory_fraction >= MOST_FRACTION:
         return None
     return setting.replace(runtime=runtime.replace(memory_fraction=MOST_FRACTION))
 
 
 def _smaller_formats(setting: Setting) -> Iterable[Setting]:
-    """Number formats of the weights in fewer bits than the setting's; a CPU widens 16 bits again. One that
-    takes no fewer bytes than another and loses more is not among them.
+    """Number formats of the weights in fewer bits than the setting's, on a GPU. One that takes no fewer bytes
+    than another and loses more is not among them.
     """
-    if not setting.quant.dense:
+    if setting.device == "cpu" or not setting.quant.dense:
         return ()
-    if setting.device == "cpu":
-        return [setting.replace(quant=QuantConfig(name)) for name in _SMALLER]
     forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *_SMALLER)]
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 

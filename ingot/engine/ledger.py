@@ -24,7 +24,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.config.units import size_text
 from ingot.device import parse_dtype
 from ingot.engine.memory_sizes import (
-    PROCESS_BYTES,
+    CPU_PROCESS_BYTES,
     HostBytes,
     activation_bytes,
     all_step_buffers_bytes,
@@ -32,6 +32,7 @@ from ingot.engine.memory_sizes import (
     graph_bytes,
     host_bytes,
     kv_bytes_per_token,
+    largest_weight_bytes,
     rotary_bytes,
     sampling_bytes,
     weight_bytes,
@@ -41,7 +42,7 @@ from ingot.engine.memory_sizes import (
 CONTEXT_BYTES = 685 << 20
 WORKSPACE_BYTES = 3 * 32 << 20  # of the matrix library on an H200: eager, decode and prompt graphs' streams
 RESERVE_BYTES = 1 << 30  # held back for graphs, their logits, step buffers and the sampler's temporaries
-CPU_CACHE_BYTES = 1 << 30  # of KV cache that a CPU takes unasked
+CPU_CACHE_BYTES = 256 << 20  # of KV cache that a CPU takes unasked
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Setting(JsonConfig):
 
     @property
     def wanted_blocks(self) -> int:
-        """Cache blocks of a full batch of longest requests, or of ``cache_tokens``; a CPU takes 1 GiB
-        unasked, or one longest request.
+        """Cache blocks of a full batch of longest requests, or of ``cache_tokens``; a CPU takes 256 MiB of
+        that unasked, or one longest request where that is more.
         """
         if self.runtime.cache_tokens is not None:
             return -(-self.runtime.cache_tokens // self.runtime.block_size)
@@ -93,7 +94,7 @@ class Setting(JsonConfig):
 
 @dataclass(frozen=True)
 class Capacity(JsonConfig):
-    """What there is: bytes in all, and those that other processes hold."""
+    """What there is: bytes in all, and those that others hold: on a CPU, all that are not available."""
 
     name: str
     total: int
@@ -142,11 +143,16 @@ class Ledger:
 
     @property
     def usable(self) -> int | None:
-        """Bytes that there are for it: of a GPU ``memory_fraction``, less what others hold."""
+        """Bytes that there are for it: of a GPU ``memory_fraction``, less what others hold; of a CPU that
+        share of what is available, so that others keep some.
+        """
         if self.capacity is None:
             return None
-        fraction = self.setting.runtime.memory_fraction if self.setting.device == "cuda" else 1.0
-        return int(self.capacity.total * fraction) - self.capacity.others
+        total, others = self.capacity.total, self.capacity.others
+        fraction = self.setting.runtime.memory_fraction
+        if self.setting.device == "cpu":
+            return int((total - others) * fraction)
+        return int(total * fraction) - others
 
     @property
     def blocks(self) -> int:
@@ -160,6 +166,14 @@ class Ledger:
     def loads(self) -> bool:
         """Whether it will start: the cache that fits holds one longest request."""
         return self.blocks >= self.setting.blocks_per_request
+
+    @property
+    def least(self) -> int:
+        """Bytes without which it does not start: the cache of one longest request, or the smaller one that
+        was asked for.
+        """
+        blocks = min(self.setting.wanted_blocks, self.setting.blocks_per_request)
+        return self.fixed + blocks * self.setting.block_bytes
 
     @property
     def fits(self) -> bool:
@@ -207,10 +221,13 @@ class Ledger:
             yield self._supply(self.capacity, self.usable)
 
     def _supply(self, capacity: Capacity, usable: int) -> str:
-        fraction = self.setting.runtime.memory_fraction
-        share = f", memory_fraction {fraction:g} of it" if self.setting.device == "cuda" else ""
-        others = f", others hold {size_text(capacity.others)}" if capacity.others else ""
-        head = f"there are {size_text(capacity.total)} ({capacity.name}){share}{others}"
+        share = f", memory_fraction {self.setting.runtime.memory_fraction:g} of it"
+        head = f"there are {size_text(capacity.total)} ({capacity.name})"
+        if self.setting.device == "cpu":
+            head += f", {size_text(max(capacity.total - capacity.others, 0))} of them available{share}"
+        else:
+            others = f", others hold {size_text(capacity.others)}" if capacity.others else ""
+            head += f"{share}{others}"
         return f"{head}: {size_text(max(usable, 0))} to use"
 
 
@@ -256,7 +273,7 @@ def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
     yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
     yield Item("encoders", "none", 0)
-    yield from _gpu_items(setting) if on_gpu else _cpu_items(setting)
+    yield from _gpu_items(setting) if on_gpu else _cpu_items(setting, activations)
 
 
 def _stored_as(setting: Setting, kind: str) -> str:
@@ -284,9 +301,11 @@ def _gpu_items(setting: Setting) -> Iterator[Item]:
     yield Item("process", "CUDA context", CONTEXT_BYTES)
 
 
-def _cpu_items(setting: Setting) -> Iterator[Item]:
+def _cpu_items(setting: Setting, activations: int) -> Iterator[Item]:
     model, runtime, batch = setting.model, setting.runtime, setting.max_batch_size
+    spare = largest_weight_bytes(model, parse_dtype(setting.dtype)) - activations  # not there at once
+    yield Item("reserve", "a weight while loading", max(spare, 0))
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=False)
     yield Item("reserve", "step buffers", buffers)
     yield Item("reserve", "sampling", sampling_bytes(model, batch, kernels=False))
-    yield Item("process", "Python and PyTorch", PROCESS_BYTES)
+    yield Item("process", "Python and PyTorch", CPU_PROCESS_BYTES)

@@ -14,10 +14,12 @@ from dataclasses import replace
 
 import torch
 
+from ingot.config.units import size_text
 from ingot.device import host_memory
 from ingot.engine.fix_text import told_fixes
 from ingot.engine.fixes import Goal, eased, fixes
 from ingot.engine.ledger import CONTEXT_BYTES, Capacity, Setting, ledger
+from ingot.engine.memory_sizes import CPU_PROCESS_BYTES
 from ingot.errors import OutOfMemoryError
 
 
@@ -28,7 +30,9 @@ def capacity_of(device: torch.device, own: int | None = None) -> Capacity:
         own: bytes of this process's tensors that are the engine's; None: all of them.
     """
     if device.type != "cuda":
-        return Capacity("this machine's memory", host_memory())
+        host = host_memory()
+        ours = host.held if own is None else min(host.held, own + CPU_PROCESS_BYTES)
+        return Capacity(host.name, host.total, max(host.total - host.available - ours, 0))
     free, total = torch.cuda.mem_get_info(device)
     ours = torch.cuda.memory_reserved(device) + CONTEXT_BYTES
     if own is not None:
@@ -82,7 +86,8 @@ def explained(
     what: str, setting: Setting, device: torch.device, *, own: int | None = None
 ) -> Iterator[Capacity]:
     """A block in which running out of memory, of a GPU or of the host, becomes an OutOfMemoryError; gives the
-    capacity that there is at its start.
+    capacity that there is at its start. A CPU's is compared with the ledger before the block begins: a
+    system without memory ends the process, and nobody could tell why.
 
     Args:
         own: as of ``capacity_of``.
@@ -91,12 +96,27 @@ def explained(
         OutOfMemoryError: as ``out_of_memory``.
     """
     capacity = capacity_of(device, own)
+    if setting.device == "cpu":
+        _expect_room(setting, capacity)
     try:
         yield capacity
     except Exception as error:
         if not ran_out(error):
             raise
         raise out_of_memory(what, setting, capacity, seen=first_sentence(error)) from None
+
+
+def _expect_room(setting: Setting, capacity: Capacity) -> None:
+    found = ledger(setting, capacity)
+    room = found.usable or 0
+    if found.least > room:
+        raise out_of_memory(
+            "the engine does not fit this machine's memory",
+            setting,
+            capacity,
+            seen=f"it takes {size_text(found.least)} with a cache for one request",
+            allowed=f"at most {size_text(max(room, 0))}",
+        )
 
 
 def ran_out(error: BaseException) -> bool:

@@ -41,7 +41,8 @@ from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_products import PIECE, Int8Products
 from ingot.quant.schemes import LinearScheme, is_dense, rounds_inputs
 
-PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch, its libraries included
+PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch and its CUDA libraries
+CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a tiny model has answered
 _SHARD_BYTES = 5_000_000_000  # of a checkpoint, at most
 _SMALL_FILES_BYTES = 16 << 20  # tokenizer, manifest, plan
 WEIGHT_KINDS = ("embedding", "attention", "mlp", "norms", "head")
@@ -342,10 +343,11 @@ def host_bytes(
     disk = sum(weight_bytes(config, quant, stored).values()) + _SMALL_FILES_BYTES
     largest = largest_weight_bytes(config, stored)
     stay = 0 if on_gpu else sum(weight_bytes(config, quant, loaded).values())
+    process = PROCESS_BYTES if on_gpu else CPU_PROCESS_BYTES
     return HostBytes(
-        build_memory=PROCESS_BYTES + 2 * largest,
+        build_memory=process + 2 * largest,
         build_mapped=min(disk, _SHARD_BYTES),
         build_disk=disk,
-        load_memory=PROCESS_BYTES + stay + largest_weight_bytes(config, loaded),
+        load_memory=process + stay + largest_weight_bytes(config, loaded),
         load_mapped=disk,
     )

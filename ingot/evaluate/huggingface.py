@@ -22,6 +22,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.device import dtype_name, parse_dtype, resolve_device
+from ingot.engine.host_room import expect_class_room
 from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, DeviceError, OutOfMemoryError
 from ingot.evaluate.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
@@ -43,6 +44,7 @@ class HuggingFaceSide:
         folder = resolve_checkpoint(spec.path)
         hf = read_json(folder / CONFIG)
         self._dtype = _dtype(hf, spec.dtype, self._device)
+        expect_class_room(hf, self._dtype, self._device, fix="no --against hf, or --device cuda")
         self._model = _load(transformers, folder, hf, self._dtype).to(self._device).eval()
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)
         self._batch = spec.batch

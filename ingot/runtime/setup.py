@@ -100,6 +100,8 @@ def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity
         room, activations = _gpu_room(model, device, setting)
         wanted = min(wanted, blocks_in(room, setting))
         capacity = measured(capacity, setting, room, activations)
+    else:
+        wanted = ledger(setting, capacity).blocks
     if wanted < setting.blocks_per_request:
         raise out_of_memory(
             "the KV cache cannot hold one request of the engine's maximum length",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.units import parse_size, size_text
+from ingot.device import HostMemory
 from ingot.engine import memory_error
 from ingot.engine.fix_text import told_fixes, where_of
 from ingot.engine.fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
@@ -83,6 +85,14 @@ class TestVerdict:
         assert told["fits"] is None
         assert told["loads"] is None
 
+    def test_a_cpu_holds_a_copy_of_the_largest_weight_while_it_loads(self) -> None:
+        """The embedding, when no step runs yet."""
+        found = ledger(seven_b(device="cpu", max_batch_size=1))
+        copy = next(item.bytes for item in found.items if item.name == "a weight while loading")
+        assert copy + found.of("activations") == 151936 * 4096 * 4
+        wide = seven_b(device="cpu", max_batch_size=1, runtime=RuntimeConfig(token_budget=65536))
+        assert all(item.bytes == 0 for item in ledger(wide).items if item.name == "a weight while loading")
+
     def test_blocks_round_up(self) -> None:
         assert seven_b(max_seq_len=65, max_batch_size=3).wanted_blocks == 6
 
@@ -141,14 +151,30 @@ class TestFixes:
         assert fixes(ledger(seven_b(max_batch_size=1), Capacity("card", 2 * GIB)))[0].cost == "hardware"
         assert fixes(ledger(seven_b(max_batch_size=64, max_seq_len=8192), Capacity("card", 2 * GIB))) == []
 
-    def test_a_cpu_has_no_fraction_and_no_card(self) -> None:
-        found = ledger(seven_b(device="cpu", max_batch_size=1), Capacity("host", 33 * GIB))
-        assert {fix.flags.split()[0] for fix in fixes(found)} <= {
-            "--max-seq-len",
-            "--token-budget",
-            "--quant",
-            "--kv-dtype",
-        }
+    @pytest.mark.parametrize("goal", ["fits", "loads"])
+    @pytest.mark.parametrize(("others", "share"), [(0, 0.9), (7 * GIB, 0.9), (7 * GIB, 0.6)])
+    @pytest.mark.parametrize("short", [GIB // 4, 2 * GIB, 20 * GIB])
+    def test_a_cpu_is_not_made_slower(self, short: int, others: int, share: float, goal: Any) -> None:
+        """Fewer bits are widened there at every step. What is offered works, the last on another machine."""
+        setting = seven_b(device="cpu", max_batch_size=1, runtime=RuntimeConfig(memory_fraction=share))
+        host = Capacity("host", others + int((ledger(setting).needed - short) / share), others)
+        options = fixes(ledger(setting, host), goal)
+        *flags, machine = options
+        assert bool(flags) == (short < 20 * GIB)
+        for fix in flags:
+            assert not {"--quant", "--dtype", "--kv-dtype", "--gpu"} & set(fix.flags.split())
+            then = ledger(after(setting, fix), host)
+            assert then.fits if goal == "fits" else then.loads, fix.flags
+        assert (machine.cost, machine.flags, machine.where) == ("hardware", "", "the machine")
+        room = float(re.search("[0-9.]+", machine.note)[0]) * 1e9  # type: ignore[index]
+        larger = ledger(setting, Capacity("larger", int(room) + 10**8))
+        assert larger.fits if goal == "fits" else larger.loads
+        assert not ledger(setting, Capacity("smaller", int(room) - 10**8)).loads
+
+    def test_a_cpu_that_was_asked_for_too_small_a_cache_needs_no_other_machine(self) -> None:
+        setting = seven_b(device="cpu", runtime=RuntimeConfig(cache_tokens=100))
+        options = fixes(ledger(setting, Capacity("host", 100 * GIB)))
+        assert [fix.flags for fix in options] == ["--cache-tokens 4096", "--max-seq-len 128"]
 
     def test_all_of_the_gpu_and_one_limit(self) -> None:
         """Neither the whole GPU nor a limit is enough alone, where others hold most of it."""
@@ -336,9 +362,23 @@ class TestErrors:
     def test_a_host_without_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cpu = torch.device("cpu")
         setting = seven_b(device="cpu", max_batch_size=1)
-        monkeypatch.setattr(memory_error, "host_memory", lambda: 8 * GIB)
-        with pytest.raises(OutOfMemoryError, match="this machine's memory"), explained("no", setting, cpu):
+        host = HostMemory("this machine's memory", 64 * GIB, 60 * GIB, GIB)
+        monkeypatch.setattr(memory_error, "host_memory", lambda: host)
+        with (
+            pytest.raises(OutOfMemoryError, match=r"no; seen: .*can't allocate"),
+            explained("no", setting, cpu),
+        ):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+
+    def test_a_host_that_is_too_small_is_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        host = HostMemory("this machine's memory", 64 * GIB, 20 * GIB, GIB)
+        monkeypatch.setattr(memory_error, "host_memory", lambda: host)
+        setting = seven_b(device="cpu", max_batch_size=1)
+        with (
+            pytest.raises(OutOfMemoryError, match=r"does not fit this machine's memory.*at most 19\.7 GB"),
+            explained("no", setting, torch.device("cpu"), own=0),
+        ):
+            pytest.fail("the block began")
 
     def test_other_errors_pass(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_error, "capacity_of", lambda device, own=None: H200)

@@ -26,6 +26,7 @@ from ingot.engine.assemble import Assembly
 from ingot.engine.builder import build_config
 from ingot.engine.calibrate import dense_model
 from ingot.engine.golden import steady_threads
+from ingot.engine.host_room import dense_bytes, expect_room
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.evaluate.data import DataFile
@@ -39,6 +40,7 @@ from ingot.evaluate.record import Progress, machine, no_progress
 from ingot.evaluate.side import SideSpec
 
 BYTES, TIME = "bytes", "time"
+_ROWS_KEPT = 4  # of hidden_size for each token: two layers' outputs, what is expected, a copy
 MAX_TOKENS = 2048  # of each text, unless more are asked for
 
 
@@ -181,6 +183,8 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         layers = rungs_of(assembly, wanted.quant, ladder)
         dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
         num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
+        if device.type == "cpu":
+            _expect_room(assembly, texts)
         try:
             with torch.inference_mode(), steady_threads(num_bytes, device):
                 probe = Probe(dense_model(assembly), load, texts, device, dtype)
@@ -200,6 +204,17 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         "machine": machine(device),
     }
     return replace(found, facts=facts)
+
+
+def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
+    """A CPU keeps all weights in fp32, and of every token a few rows."""
+    config, tokens = assembly.model_config, sum(len(text.ids) for text in texts)
+    expect_room(
+        "the checkpoint and its texts do not fit this machine's memory",
+        dense_bytes(config, torch.float32)
+        + _ROWS_KEPT * tokens * config.hidden_size * torch.float32.itemsize,
+        fix="fewer tokens: --limit, --max-tokens; or --device cuda",
+    )
 
 
 class _Session:
