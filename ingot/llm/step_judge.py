@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 
 ALLOWED = 4.0  # units
-ALLOWED_OF_ATTENTION = 16.0  # an error of a score is one of its weight, times the score
+# An error of a score is one of its weight, times the score; one of a gate, times the channel beside it.
+ALLOWED_OF = {"attended": 16.0, "inner": 16.0}
 _SIGMAS = 6.0  # of what chance makes of a factor
 _FEW = 0.005  # of all numbers
 _TINY = 1e-30
@@ -85,7 +86,7 @@ class Judge:
 
     def _units(self, kind: str) -> float:
         """What noise may do, relative."""
-        return self.unit * (ALLOWED_OF_ATTENTION if kind == "attended" else ALLOWED)
+        return self.unit * ALLOWED_OF.get(kind, ALLOWED)
 
     def _judge(
         self,
