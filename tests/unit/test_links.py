@@ -109,3 +109,8 @@ class TestCache:
         blobs.symlink_to(tmp_path / "elsewhere")
         with pytest.raises(CheckpointError, match="lead outside it"):
             open_checkpoint(snapshot)
+
+    def test_another_folder_beside_blobs_is_not_the_cache(self, snapshot: Path) -> None:
+        copies = snapshot.parent.rename(snapshot.parents[1] / "copies")
+        with pytest.raises(CheckpointError, match="lead outside it"):
+            open_checkpoint(copies / snapshot.name)
