@@ -9,7 +9,6 @@ difference came to be, and prints nothing.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ingot.config.base import JsonConfig
+from ingot.config.json_text import load_json
 from ingot.engine.integrity import check_engine
 from ingot.engine.manifest import (
     MANIFEST_FILE,
@@ -189,7 +189,7 @@ def _plan(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
+        plan = load_json(path)
     except (OSError, ValueError) as error:
         raise EngineError("plan.json is damaged", seen=f"{path}: {error}", fix="build it again") from None
     return plan if isinstance(plan, dict) else {"plan": plan}

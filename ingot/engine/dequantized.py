@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ingot.checkpoint.layout import CONFIG
+from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
@@ -66,7 +66,7 @@ def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
             shutil.copyfile(path, folder / CONFIG)
         elif path.name != PACKED_CONFIG and not path.name.endswith(_WEIGHTS):
             (folder / path.name).symlink_to(path.resolve())
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_json(folder / CONFIG)
     changed = {key: value for key, value in config.items() if key not in PACKED_KEYS}
     changed |= {"tie_word_embeddings": False} if untied else {}
     if changed != config:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import triton
 
+from ingot.config.json_text import load_json
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError
@@ -61,7 +62,7 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
 
 
 def _read(path: Path) -> KernelPlan:
-    return KernelPlan.from_json(json.loads(path.read_text(encoding="utf-8")))
+    return KernelPlan.from_json(load_json(path))
 
 
 def _reason(error: Exception) -> str:

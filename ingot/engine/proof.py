@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.json_text import load_json
 from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
 from ingot.engine.sketch import Checksum
 from ingot.errors import EngineError, IngotError
@@ -211,7 +212,7 @@ def read_proof(folder: Path) -> Proof | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json(path)
         version, told, own = data.get("version"), data.get("sha256"), digest(data["claims"])
         if version != PROOF_VERSION:
             raise ValueError(f"version {version}, not {PROOF_VERSION}")
@@ -271,7 +272,7 @@ def _write(path: Path, text: str) -> None:
 def read_note(folder: Path) -> Note | None:
     """The note of the last ``verify``; None where there is none that can be read."""
     try:
-        return Note.from_json(json.loads((folder / NOTE_FILE).read_text(encoding="utf-8")))
+        return Note.from_json(load_json(folder / NOTE_FILE))
     except _UNREADABLE:
         return None
 

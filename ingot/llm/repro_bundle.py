@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
+from ingot.config.json_text import parse_json
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
@@ -167,7 +168,7 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
         raise EngineError("the file is no bundle", seen=path, fix="--run, a file that `ingot repro` wrote")
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         version = data["version"]
         if version == BUNDLE_VERSION:
             return BundleFacts.from_json(data)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ingot.config.json_text import read_text
 from ingot.errors import TokenizerError
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
@@ -40,7 +41,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     if found := here.existing("tokenizer.model"):
         _check_class(here, LLAMA_CLASSES)
         return SentencePieceTokenizer.from_model(here, found[0])
-    if tiktokens := sorted(folder.glob("*.tiktoken")):
+    if tiktokens := here.existing(*sorted(path.name for path in folder.glob("*.tiktoken"))):
         return _load_tiktoken(here, tiktokens)
     for names in VOCABULARY_PAIRS:
         found = here.existing(*names)
@@ -68,7 +69,7 @@ def _class_defaults(name: str | None) -> dict[str, str]:
     return {}
 
 
-def _load_tiktoken(here: TokenizerFolder, paths: list[Path]) -> Tokenizer:
+def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
     if len(paths) > 1:
         names = [path.name for path in paths]
         raise TokenizerError(f"{here.path} has several .tiktoken files", seen=names, allowed="one")
@@ -113,8 +114,8 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).split("\n")
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} is not readable text", seen=error) from error
     pairs = []
     for number, line in enumerate(lines, start=1):
