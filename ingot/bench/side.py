@@ -24,7 +24,7 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.engine.manifest import TOKENIZER_FOLDER, is_engine
 from ingot.errors import ConfigError
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.processors.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
     tokenizer = None
     if spec.path is not None:
         folder = resolve_checkpoint(spec.path)
-        tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER if is_engine(folder) else folder)
+        own = is_engine(folder)
+        tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER) if own else load_foreign_tokenizer(folder)
     if tokenizer is None:
         raise ConfigError(
             "the lengths of texts need a tokenizer",
