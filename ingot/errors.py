@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# What steers a terminal, line ends and tabs apart: control characters, and marks that turn the reading direction.
+# What steers a terminal, line ends and tabs apart: control characters, and marks of reading direction.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _MOST_SHOWN = 4000  # characters of one value
 

@@ -33,7 +33,9 @@ class _PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases are not read", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, "aliases are not read", self.peek_event().start_mark
+            )
         if self.levels == _MOST_LEVELS:
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, f"more than {_MOST_LEVELS} levels", mark)

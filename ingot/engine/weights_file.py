@@ -104,7 +104,9 @@ class WeightsReader:
             try:
                 self._header = parse_json(file.read(min(size, MAX_BYTES)))
             except JsonError as error:
-                raise EngineError("the weights cannot be read", seen=f"{path}: {error}", fix="build the engine again") from None
+                raise EngineError(
+                    "the weights cannot be read", seen=f"{path}: {error}", fix="build the engine again"
+                ) from None
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._start = 8 + size
 

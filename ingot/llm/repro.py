@@ -73,6 +73,11 @@ class Replay:
         return self.against_expected <= self.floor and self.worst <= self.token_floor
 
     @property
+    def proves(self) -> bool:
+        """Whether the floor tells right from wrong: an output of zeros is 1 away from what was expected."""
+        return self.floor < 1
+
+    @property
     def repeats(self) -> bool:
         """Whether the layer gives here what the engine gave."""
         return self.against_output <= self.floor and self.worst_repeat <= self.token_floor

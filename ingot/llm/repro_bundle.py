@@ -94,7 +94,7 @@ class BundleFacts(JsonConfig):
         odd = self.odd_fields()
         odd += [n for n in ("floor", "token_floor") if n not in odd and not 0 <= getattr(self, n) < math.inf]
         if not odd:
-            RuntimeConfig(block_size=self.block_size, kv_dtype=self.kv_dtype)
+            RuntimeConfig.from_json({"block_size": self.block_size, "kv_dtype": self.kv_dtype})
             parse_dtype(self.dtype)
             odd = [name for name in ("layer", "step") if getattr(self, name) < 0]
             if min(self.counts, default=0) < 1 or sum(self.counts) > self.build.max_seq_len:

@@ -5,8 +5,8 @@ Owns its start, the questions, and what its end means. Knows nothing of what is 
     with LimitedProcess("ingot.processors.template_sandbox", ProcessLimits()) as process:
         process.ask({"source": "{{ 1 + 1 }}", "variables": {}})      # {"text": "2"}
 
-The process imports no more than the module that answers; it starts with the first question and serves many. When it dies the
-next question starts another. It ends with its owner.
+The process imports the module that answers and no more. It starts with the first question and serves many;
+when it dies, the next question starts another. It ends with its owner.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Running:
         """Start the process in a session of its own, so that Ctrl-C is its owner's alone."""
         path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
         told = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
-        said = tempfile.TemporaryFile()
+        said = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(told)],
             stdin=subprocess.PIPE,
@@ -120,7 +120,8 @@ class _Running:
 
     def exchange(self, data: bytes) -> str | None:
         """Send a message and wait for the answer; None where the process ends instead."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
             self.process.stdin.write(data)
             self.process.stdin.flush()

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 HEADER = 8  # bytes of a message's length
 OUT_OF_MEMORY = 77  # exit code
@@ -55,7 +55,7 @@ def message(value: Any) -> bytes:
     return len(data).to_bytes(HEADER, "little") + data
 
 
-def read_message(stream: BinaryIO) -> str | None:
+def read_message(stream: IO[bytes]) -> str | None:
     """The text of the next message; None where the other side is gone."""
     header = stream.read(HEADER)
     data = stream.read(int.from_bytes(header, "little")) if len(header) == HEADER else b""

@@ -58,7 +58,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 def load_foreign_tokenizer(folder: Path, limits: ProcessLimits = PROBE_LIMITS) -> Tokenizer | None:
     """``load_tokenizer`` for files that no build has tried.
 
-    tokenizer.json and tokenizer.model can say what a library is to do, and one that runs out of memory ends its
+    tokenizer.json and tokenizer.model say what a library is to do, and one that runs out of memory ends its
     process. So a process of its own loads them first, and encodes texts; it takes as long as the loading.
 
     Raises:

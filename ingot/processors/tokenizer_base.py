@@ -169,9 +169,11 @@ class OrdinaryAddedTokens:
 
 
 @contextmanager
-def library_errors(what: str, kind: type[IngotError] = RequestError, fix: str | None = None) -> Iterator[None]:
-    """Whatever a tokenizer library raises as an error of ours; a panic of Rust, too, which is no ``Exception``
-    and whose class has no name to import.
+def library_errors(
+    what: str, kind: type[IngotError] = RequestError, fix: str | None = None
+) -> Iterator[None]:
+    """Whatever a tokenizer library raises as an error of ours: also a panic of Rust, which is no
+    ``Exception``, and whose class cannot be imported.
     """
     try:
         yield

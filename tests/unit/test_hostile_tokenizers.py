@@ -13,6 +13,7 @@ from ingot.errors import IngotError, RequestError, TokenizerError
 from ingot.processors.limited_process import ProcessLimits
 from ingot.processors.tokenizer import load_foreign_tokenizer, load_tokenizer
 from tests.tiny_models import save_model, tiny_config
+from tests.unit.vocabularies import load
 
 LIMITS = ProcessLimits(seconds=5, memory=512 << 20)
 PLAIN: dict[str, Any] = {
@@ -40,7 +41,9 @@ DEADLY = {
     "a bomb of a common letter": steps(*[replace({"String": "a"}, "a" * 100)] * 8),
     "a bomb of a rare word": steps(*[replace({"String": "zqzq"}, "zqzq" * 100)] * 8),
     "a bomb of every place": steps(*[replace({"Regex": ""}, "a" * 100)] * 8),
-    "text before text": steps({"type": "Prepend", "prepend": "a" * 1_000_000}, replace({"String": "a"}, "a" * 1000)),
+    "text before text": steps(
+        {"type": "Prepend", "prepend": "a" * 1_000_000}, replace({"String": "a"}, "a" * 1000)
+    ),
     "a table of nothing": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
 }
 # These raise a panic of Rust, which is no Exception.
@@ -80,9 +83,7 @@ def test_panics_are_errors(name: str, tmp_path: Path) -> None:
     """At loading where it shows there, else with the text that meets it; a plain one then still works."""
     write(tmp_path, PANICS[name])
     with pytest.raises(IngotError, match=r"tokenizer\.json|cannot encode this text"):
-        tokenizer = load_tokenizer(tmp_path)
-        assert tokenizer is not None
-        tokenizer.encode("a" * 40 + "\u3000")
+        load(tmp_path).encode("a" * 40 + "\u3000")
 
 
 def test_a_regex_that_panics_leaves_other_texts_alone(tmp_path: Path) -> None:
@@ -109,7 +110,9 @@ def test_build_and_llm_refuse(tmp_path: Path) -> None:
     save_model(tiny_config("llama"), folder, seed=1)
     write(folder, DEADLY["a table of nothing"])
     for call in (lambda: LLM(folder, "cpu"), lambda: build(folder, tmp_path / "engine", device="cpu")):
-        with pytest.raises(TokenizerError, match=r"the tokenizer in .* (crashes \(SIG|needs more than 2048 MiB)"):
+        with pytest.raises(
+            TokenizerError, match=r"the tokenizer in .* (crashes \(SIG|needs more than 2048 MiB)"
+        ):
             call()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 

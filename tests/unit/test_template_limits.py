@@ -91,7 +91,7 @@ def test_messages_nested_too_deeply() -> None:
     deep: Any = []
     for _ in range(3000):
         deep = [deep]
-    with pytest.raises(RequestError, match="JSON types.*recursion"):
+    with pytest.raises(RequestError, match=r"JSON types.*recursion"):
         jinja("{{ x }}").prompt_text(user("a"), variables={"x": deep})
 
 
