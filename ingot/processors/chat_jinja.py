@@ -23,7 +23,7 @@ from ingot.processors.tokenizer_folder import TURN_ENDS
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.processors.template_sandbox"
-_OTHER = "--chat-template, another one"
+_OTHER = "use another chat template (--chat-template)"
 
 
 class JinjaFormat(ChatFormat):

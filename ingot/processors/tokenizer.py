@@ -113,7 +113,7 @@ def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> T
     ids = _read_vocabulary(vocabulary)
     pairs = _read_merges(merges)
     here.set_defaults(_class_defaults(QWEN2_CLASS if is_qwen2 else GPT2_CLASS))
-    with library_errors(f"{merges} does not fit {vocabulary.name}", TokenizerError):
+    with library_errors(f"{merges} does not fit {vocabulary.name}", TokenizerError, "copy both files again"):
         backend = byte_level_bpe(ids, pairs, split=QWEN_SPLIT if is_qwen2 else None, normalise=is_qwen2)
         return FastTokenizer(backend, here, here.files(vocabulary, merges, needs_model_config=by_model))
 

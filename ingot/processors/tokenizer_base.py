@@ -20,6 +20,7 @@ from ingot.processors.token_text import Utf8Stream
 from ingot.processors.tokenizer_folder import AddedToken
 
 CANNOT_ENCODE = "the tokenizer cannot encode this text"
+_OTHER = "change the text, or use another tokenizer"
 
 
 class Tokenizer(ABC):
@@ -169,9 +170,7 @@ class OrdinaryAddedTokens:
 
 
 @contextmanager
-def library_errors(
-    what: str, kind: type[IngotError] = RequestError, fix: str | None = None
-) -> Iterator[None]:
+def library_errors(what: str, kind: type[IngotError] = RequestError, fix: str = _OTHER) -> Iterator[None]:
     """Whatever a tokenizer library raises as an error of ours: also a panic of Rust, which is no
     ``Exception``, and whose class cannot be imported.
     """
