@@ -23,7 +23,7 @@ from ingot.processors.tokenizer_folder import TURN_ENDS
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.processors.template_sandbox"
-_OTHER = "use another chat template (--chat-template)"
+_OTHER = "use another template: `ingot build … --chat-template chatml`, or chat_template= in Python"
 
 
 class JinjaFormat(ChatFormat):
