@@ -8,8 +8,13 @@ what to change. Knows nothing of the code that raises them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+# What steers a terminal, line ends and tabs apart: control characters, and marks of reading direction.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_MOST_SHOWN = 4000  # characters of one value
 
 
 class IngotError(Exception):
@@ -32,17 +37,30 @@ class IngotError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        parts = [self.what]
+        parts = [shown(self.what)]
         if self.seen is not None:
-            parts.append(f"seen: {self.seen}")
+            parts.append(f"seen: {shown(self.seen)}")
         if self.allowed is not None:
-            parts.append(f"allowed: {self.allowed}")
+            parts.append(f"allowed: {shown(self.allowed)}")
         if self.fix is not None:
-            parts.append(f"to fix: {self.fix}")
+            parts.append(f"to fix: {shown(self.fix)}")
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix)
+
+
+def printable(text: str) -> str:
+    """The text with what would steer a terminal as escapes: names and values are from files of others."""
+    return _STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: printable, and not longer than a screen."""
+    text = str(value)
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[:_MOST_SHOWN]}… ({len(text)} characters)"
+    return printable(text)
 
 
 def _rebuild(kind: type[IngotError], what: str, seen: object, allowed: object, fix: str | None) -> IngotError:

@@ -8,12 +8,12 @@ Shares nothing with the engine's own derivation, which this is compared with.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import GENERATION_CONFIG
+from ingot.config.json_text import parse_json
 from ingot.errors import CheckpointError
 
 _TIKTOKEN = "qwen.tiktoken"
@@ -48,7 +48,7 @@ def stop_ids_of_trace(metadata: dict[str, str], path: Path) -> tuple[int, ...] |
     if noted is None:
         return None
     try:
-        return _ids(json.loads(noted), path)
+        return _ids(parse_json(noted), path)
     except ValueError:
         raise _no_ids(noted, path) from None
 

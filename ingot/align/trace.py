@@ -27,6 +27,7 @@ import torch
 
 FORMAT = "ingot-trace-1"
 STREAM_READERS = ("*norm*", "*ln_*")  # what they read is the residual stream, which no module returns
+_MOST_HEADER = 100_000_000  # bytes; the safetensors library takes no more
 _CHUNK = 1 << 24  # bytes; ctypes counts in 32 bits
 _NAMES = {
     torch.float64: "F64",
@@ -318,17 +319,24 @@ def run_steps(
 def read_header(path: str) -> dict[str, Any]:
     """The header of a safetensors file: keys, shapes, dtypes and ``__metadata__``."""
     with open(path, "rb") as file:
-        header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MOST_HEADER:
+            raise ValueError("no header of a safetensors file")
+        header: dict[str, Any] = json.loads(file.read(size))
     return header
 
 
 def _print_list(path: str) -> None:
-    header = read_header(path)
-    metadata = header.pop("__metadata__", {})
-    for name in ("model", "dtype", "steps", "versions"):
-        print(f"{name}: {metadata.get(name)}")
-    for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        print(f"{key}  {entry['dtype']} {'x'.join(map(str, entry['shape']))}")
+    try:
+        header = read_header(path)
+        metadata = header.pop("__metadata__", {})
+        lines = [f"{name}: {metadata.get(name)}" for name in ("model", "dtype", "steps", "versions")]
+        for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            lines.append(f"{key}  {entry['dtype']} {'x'.join(map(str, entry['shape']))}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SystemExit(f"{path} cannot be read as a trace: {error}") from None
+    for line in lines:  # a file's words must not steer the terminal
+        print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
 
 def _make(text: str) -> Any:

@@ -8,13 +8,13 @@ The first human turn is a prompt; the answer after it says how many tokens are g
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ingot.bench.load import Ask, Load
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 
 # The same filters as vLLM's serving benchmark, so that figures compare.
@@ -72,8 +72,8 @@ def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:
 
 def _read(path: Path) -> list[Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = parse_json(path.read_bytes())
+    except (OSError, JsonError) as error:
         raise ConfigError("the requests cannot be read", seen=f"{path}: {error}", fix="--requests") from None
     if not isinstance(data, list):
         raise ConfigError(

@@ -25,7 +25,7 @@ from ingot.config.base import JsonConfig
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.text import read_engine_text
 from ingot.errors import ConfigError
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.processors.tokenizer import Tokenizer, load_foreign_tokenizer
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         if is_engine(folder):
             tokenizer = read_engine_text(folder, Manifest.read(folder)).tokenizer
         else:
-            tokenizer = load_tokenizer(folder)
+            tokenizer = load_foreign_tokenizer(folder)
     if tokenizer is None:
         raise ConfigError(
             "the lengths of texts need a tokenizer",

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 
 POINTS = "points.jsonl"
@@ -78,8 +79,8 @@ def check_same(found: Record, wanted: Record, folder: Path) -> None:
 
 def _record(line: str, number: int, path: Path) -> Record:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
+        record = parse_json(line)
+    except JsonError as error:
         raise _damaged(path, number, str(error)) from None
     if not isinstance(record, dict) or not {"line", "settings"} <= record.keys():
         raise _damaged(path, number, line[:_SHOWN])

@@ -8,7 +8,6 @@ Does not know what is inside a weight file, nor where the folder came from.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.checkpoint.links import leads_outside
+from ingot.config.json_text import JsonError, load_json
 from ingot.errors import CheckpointError
 
 CONFIG = "config.json"
@@ -108,8 +108,8 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read, is no JSON, or holds something else than an object.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        data = load_json(path)
+    except (OSError, JsonError) as error:
         raise CheckpointError(f"{path} is not readable JSON", seen=error, fix="download it again") from error
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} must hold a JSON object", seen=type(data).__name__, allowed="object")

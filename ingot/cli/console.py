@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import math
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ingot.config.units import size_text as size_text
-from ingot.errors import IngotError, OutOfMemoryError
+from ingot.errors import IngotError, OutOfMemoryError, printable, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_LATE_CONTROL = re.compile(r"[\x7f-\x9f]")  # JSON need not escape them
 
 
 def stdout() -> Console:
@@ -34,6 +37,14 @@ def stderr() -> Console:
     return _console(stderr=True)
 
 
+class PrintableLog(logging.Formatter):
+    """Log lines without what would steer a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See ``logging.Formatter``."""
+        return printable(super().format(record))
+
+
 def write(text: str) -> None:
     """Text of a model to stdout, at once; on a terminal without control characters that could steer it."""
     sys.stdout.write(_CONTROL.sub("\ufffd", text) if sys.stdout.isatty() else text)
@@ -43,7 +54,8 @@ def write(text: str) -> None:
 def print_json(value: Any) -> None:
     """One line of JSON on stdout; numbers that JSON cannot hold (infinity, NaN) become null."""
     escaped = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
-    sys.stdout.write(json.dumps(finite(value), ensure_ascii=escaped) + "\n")
+    text = json.dumps(finite(value), ensure_ascii=escaped)
+    sys.stdout.write(_LATE_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
 
 
 def print_error(error: IngotError, takes: Collection[str] | None = None) -> None:
@@ -58,10 +70,10 @@ def print_error(error: IngotError, takes: Collection[str] | None = None) -> None
 
         fix = told_fixes(error.ledger["fixes"], takes)
     console.print("error:", style="bold red", end=" ")
-    console.print(error.what, markup=False)
+    console.print(shown(error.what), markup=False)
     for name, value in (("seen", error.seen), ("allowed", error.allowed), ("fix", fix)):
         if value is not None:
-            console.print(f"  {name}: {_listed(value)}", markup=False)
+            console.print(f"  {name}: {shown(_listed(value))}", markup=False)
     for line in error.lines if isinstance(error, OutOfMemoryError) else ():
         console.print(f"  {line}", markup=False)
 
@@ -78,6 +90,10 @@ def _console(stderr: bool) -> Console:
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
             raise
+
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for part in super().render(renderable, options):
+                yield part if part.control else part._replace(text=printable(part.text))
 
     return PlainConsole(stderr=stderr, soft_wrap=True, highlight=False, emoji=False)
 

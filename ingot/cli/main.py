@@ -9,6 +9,7 @@ nothing of what verbs do.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -21,7 +22,7 @@ from ingot.cli.align import align
 from ingot.cli.bench import bench
 from ingot.cli.build import build
 from ingot.cli.chat import chat
-from ingot.cli.console import print_error, stderr
+from ingot.cli.console import PrintableLog, print_error, stderr
 from ingot.cli.diff import diff
 from ingot.cli.doctor import doctor
 from ingot.cli.eval import evaluate
@@ -48,6 +49,8 @@ class Verbs(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was asked for."""
         _never_fail_to_encode()
+        if logging.lastResort is not None:
+            logging.lastResort.setFormatter(PrintableLog())
         _let_waiting_threads_sleep()
         try:
             try:

@@ -8,6 +8,7 @@ may be, the library says.
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import RequestError
 
 if TYPE_CHECKING:
@@ -61,10 +63,10 @@ def _conversation(file: str) -> Messages:
     """The messages in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        value = json.loads(data.decode("utf-8-sig"))
+        value = parse_json(data.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise RequestError("the messages cannot be read", seen=error, fix="--messages") from None
-    except (ValueError, RecursionError) as error:
+    except JsonError as error:
         raise RequestError(f"{file} is no JSON", seen=error, fix="--messages") from None
     if isinstance(value, dict):
         value = value.get("messages")

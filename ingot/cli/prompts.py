@@ -7,7 +7,6 @@ Owns the reading of prompts for ``ingot run``. Knows no tokenizer; what a prompt
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import typer
 
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import RequestError
 
 _KEYS = ("prompt", "messages", "prompt_token_ids")
@@ -109,8 +109,8 @@ def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
 def _of_object(line: str, where: str, chat: bool, ids: bool) -> PromptGiven:
     """A line of a .jsonl file."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except JsonError:
         value = None
     keys = [key for key in _KEYS if isinstance(value, dict) and key in value]
     kind = str if keys == ["prompt"] else list

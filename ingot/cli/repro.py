@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ingot.llm.repro import Replay
     from ingot.llm.repro_bundle import Bundle
 
+_NO_VERDICT = 2  # exit code
+
 
 @limit_flags
 def repro(
@@ -62,7 +64,8 @@ def repro(
 
     The file holds the layer's weights, what it was given and gave while the engine ran, what was expected,
     and the versions and machine. It holds the prompt's hidden states: send it as you would the prompt.
-    --run exits with 1 where the layer does not give what was expected, within the file's own floor.
+    --run exits with 1 where the layer does not give what was expected, within the file's own floor, and with
+    2 where that floor would let any output pass.
     """
     if run is not None:
         named = {"ENGINE": engine, "--layer": layer, "--prompt": prompt, "--ids": ids, "--messages": messages}
@@ -147,13 +150,13 @@ def _replay(path: Path, device: str | None, threads: int | None, as_json: bool) 
         print_json(_json(found) | {"file": str(path), "bundle": bundle.facts.to_json()})
     else:
         _show_replay(path, bundle, found)
-    raise typer.Exit(0 if found.agrees else 1)
+    raise typer.Exit(1 if not found.agrees else 0 if found.proves else _NO_VERDICT)
 
 
 def _json(found: Replay) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(found) | {"agrees": found.agrees, "repeats": found.repeats}
+    return asdict(found) | {"agrees": found.agrees, "repeats": found.repeats, "proves": found.proves}
 
 
 def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
@@ -175,6 +178,8 @@ def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
 
 
 def _verdict(found: Replay, recorded_right: bool) -> str:
+    if found.agrees and not found.proves:
+        return f"none: the file's floor of {found.floor:.3g} lets any output pass"
     if found.agrees:
         return "as expected" if recorded_right else "as expected: what was recorded does not happen here"
     return "not as expected, as was recorded" if found.repeats else "not as expected, and not as was recorded"

@@ -24,19 +24,25 @@ def steps_shown() -> Iterator[Progress | None]:
     if not console.is_terminal:
         yield None
         return
+    from rich.control import Control
     from rich.markup import escape
+    from rich.segment import ControlType
 
+    back = Control(ControlType.CARRIAGE_RETURN)  # "\r" in a text is not printed
     width = 0
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal width
         line = f"{what} ({done + 1}/{total})"
-        console.print(f"\r{escape(line):<{width}}", end="", style="dim")
+        console.control(back)
+        console.print(f"{escape(line):<{width}}", end="", style="dim")
         width = len(line)
 
     yield show
     if width:
-        console.print("\r" + " " * width + "\r", end="")
+        console.control(back)
+        console.print(" " * width, end="")
+        console.control(back)
 
 
 @contextmanager

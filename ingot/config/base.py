@@ -47,6 +47,18 @@ class JsonConfig:
             raise ConfigError(f"{cls.__name__} lacks fields", seen=sorted(data), fix=f"add {missing}")
         return cls(**{name: _typed(hints[name], value) for name, value in data.items()})
 
+    def odd_fields(self) -> list[str]:
+        """Fields, nested ones as ``model.rope.theta``, whose values are not of the declared types."""
+        hints = typing.get_type_hints(type(self))
+        found: list[str] = []
+        for name in _fields(type(self)):
+            value = getattr(self, name)
+            if not _fits(hints[name], value):
+                found.append(name)
+            elif isinstance(value, JsonConfig):
+                found += [f"{name}.{inner}" for inner in value.odd_fields()]
+        return found
+
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; checked like a new one."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
@@ -64,6 +76,24 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return value
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of a declared type; of a nested config only whether it is one."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(part, value) for part in parts)
+    if origin is typing.Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(parts[0], item) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(parts[1], item) for item in value.values())
+    if hint in (int, float):
+        return not isinstance(value, bool) and isinstance(value, (int, hint))
+    return isinstance(value, hint)
 
 
 def _typed(hint: Any, value: Any) -> Any:

@@ -17,11 +17,33 @@ from typing import Any
 
 import yaml
 
+from ingot.config.json_text import read_text
 from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.config.quant_error import QuantFieldError
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
+_MOST_LEVELS = 8
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML of few levels and without aliases, by which a short text can mean a huge value."""
+
+    levels = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(
+                None, None, "aliases are not read", self.peek_event().start_mark
+            )
+        if self.levels == _MOST_LEVELS:
+            mark = self.peek_event().start_mark
+            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_LEVELS} levels", mark)
+        self.levels += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.levels -= 1
 
 
 def read_quant(
@@ -89,10 +111,10 @@ def _of_file(path: Path, changes: dict[str, Any]) -> QuantConfig:
 
 def _fields(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(read_text(path), _PlainLoader)
     except OSError as error:
         raise ConfigError("the file of --quant cannot be read", seen=error, fix="--quant") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError("the file of --quant is no YAML", seen=f"{path}: {error}", fix="--quant") from None
     if not isinstance(found, dict):
         raise ConfigError(

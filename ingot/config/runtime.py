@@ -15,6 +15,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.build import BUILT_KV_DTYPES
 from ingot.errors import ConfigError
 
+_MOST_BLOCK = 4096
 KV_DTYPES = ("auto", *BUILT_KV_DTYPES)
 
 
@@ -60,8 +61,9 @@ class RuntimeConfig(JsonConfig):
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:
             raise ConfigError("memory_fraction is out of range", seen=self.memory_fraction, allowed="(0, 1]")
-        if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            raise ConfigError("block_size must be a power of two", seen=self.block_size)
+        if not 1 <= self.block_size <= _MOST_BLOCK or self.block_size & (self.block_size - 1):
+            allowed = f"1 to {_MOST_BLOCK}"
+            raise ConfigError("block_size must be a power of two", seen=self.block_size, allowed=allowed)
         if self.token_budget < 1:
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
         if self.cache_tokens is not None and self.cache_tokens < 1:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from ingot.checkpoint.hub import small_files
-from ingot.checkpoint.layout import CONFIG, list_files
+from ingot.checkpoint.layout import CONFIG, list_files, read_json
 from ingot.checkpoint.packed_config import PACKED_CONFIG, PACKED_KEYS
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.checkpoint.rules import Concat, Split, Transpose
@@ -64,7 +64,7 @@ def _copy_files(checkpoint: Path, folder: Path, *, untied: bool) -> None:
     for name in small_files(list_files(checkpoint)):
         if name != PACKED_CONFIG and not name.endswith(".index.json"):
             shutil.copyfile(checkpoint / name, folder / name)
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_json(folder / CONFIG)
     changed = {key: value for key, value in config.items() if key not in PACKED_KEYS}
     changed |= {"tie_word_embeddings": False} if untied else {}
     if changed != config:

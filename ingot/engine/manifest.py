@@ -16,6 +16,7 @@ from typing import Any
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
+from ingot.config.json_text import load_json
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.errors import ConfigError, EngineError, NoSuchPathError
@@ -110,7 +111,7 @@ class Manifest(JsonConfig):
                 "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"
             )
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = load_json(path)
             version = data.get("format_version")
             if version != FORMAT_VERSION:
                 raise EngineError(

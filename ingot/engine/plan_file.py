@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import triton
 
+from ingot.config.json_text import load_json, parse_json, read_text
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError
@@ -38,7 +39,7 @@ def read_plan(path: Path) -> KernelPlan:
         ConfigError: there is no such file, it is no plan, or its hash is not its own.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json(path)
         if _HASH in data and data.pop(_HASH) != _digest(data):
             raise ValueError(
                 f"it was changed after its {_HASH} was written; without that line it is taken as it is"
@@ -79,11 +80,11 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
 def plan_data(path: Path) -> dict[str, Any] | None:
     """What an engine's plan.json says, without its hash; None where a byte is not as it was written."""
     try:
-        text = path.read_bytes().decode()
-        data: dict[str, Any] = json.loads(text)
+        text = read_text(path)
+        data: dict[str, Any] = parse_json(text)
         data.pop(_HASH)
         return data if text == _sealed(data) else None
-    except (*_UNREADABLE, KeyError, RecursionError):
+    except (*_UNREADABLE, KeyError):
         return None
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.json_text import load_json, parse_json, read_text
 from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
 from ingot.engine.sketch import Checksum
 from ingot.errors import EngineError, IngotError
@@ -224,8 +225,8 @@ def read_proof(folder: Path) -> Proof | None:
     if not path.is_file():
         return None
     try:
-        text = path.read_bytes().decode()
-        data = json.loads(text)
+        text = read_text(path)
+        data = parse_json(text)
         version, told, own = data.get("version"), data.get("sha256"), digest(data)
         if version != PROOF_VERSION:
             raise ValueError(f"version {version}, not {PROOF_VERSION}")
@@ -302,8 +303,7 @@ def _note_down(folder: Path, name: str, part: JsonConfig) -> bool:
 
 
 def _notes(folder: Path) -> dict[str, Any]:
-    notes: dict[str, Any] = json.loads((folder / NOTE_FILE).read_text(encoding="utf-8"))
-    return dict(notes)
+    return dict(load_json(folder / NOTE_FILE))
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from ingot.checkpoint.reader import Checkpoint
 from ingot.engine.integrity import check_files
 from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest
 from ingot.processors.chat import FORMATS, ChatFormat, load_chat_format, stop_ids_for
-from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.processors.tokenizer import Tokenizer, load_foreign_tokenizer, load_tokenizer
 
 TEMPLATE_FILE = "chat_template.jinja"
 
@@ -47,7 +47,7 @@ def read_text_parts(source: Checkpoint, chat_template: str | None = None) -> Tex
     Raises:
         TokenizerError: tokenizer files or the template are broken.
     """
-    tokenizer = load_tokenizer(source.folder)
+    tokenizer = load_foreign_tokenizer(source.folder)
     chat = load_chat_format(source.folder, source.generation_config, chat_template)
     stops = tuple(sorted(stop_ids_for(source.generation_config, source.config, tokenizer, chat)))
     files = () if tokenizer is None else tuple(tokenizer.files)

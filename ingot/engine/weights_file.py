@@ -22,7 +22,9 @@ from typing import BinaryIO
 
 import torch
 
+from ingot.config.json_text import MAX_BYTES, JsonError, parse_json
 from ingot.engine.manifest import TensorEntry
+from ingot.errors import EngineError
 
 _NAMES = {
     torch.float64: "F64",
@@ -103,7 +105,12 @@ class WeightsReader:
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            self._header = json.loads(file.read(size))
+            try:
+                self._header = parse_json(file.read(min(size, MAX_BYTES)))
+            except JsonError as error:
+                raise EngineError(
+                    "the weights cannot be read", seen=f"{path}: {error}", fix="build the engine again"
+                ) from None
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._start = 8 + size
 

@@ -9,12 +9,12 @@ metric.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
 
@@ -135,17 +135,17 @@ def _lines(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
 
 def _parsed(line: bytes) -> Any:
     try:
-        return json.loads(line.decode("utf-8"))
+        return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise BadRecord("not UTF-8") from None
-    except (ValueError, RecursionError):
-        raise BadRecord(f"no JSON: {line[:60].decode('utf-8', 'replace')!r}") from None
+    except JsonError as error:
+        raise BadRecord(f"no JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})") from None
 
 
 def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
     try:
-        found = json.loads(_decoded(path))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(_decoded(path))
+    except JsonError as error:
         raise ConfigError("the data is no JSON", seen=f"{path}: {error}", fix="--data") from None
     if not isinstance(found, list):
         raise ConfigError(

@@ -19,6 +19,7 @@ from torch import nn
 
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.sampling import SamplingParams
+from ingot.config.units import size_text
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import cast_weight
 from ingot.engine.plan_file import machine_of, usable_plan
@@ -37,6 +38,7 @@ from ingot.runtime.one_layer import LayerInputs, record_calls, run_layer
 from ingot.version import VERSION
 
 _NOISE_TIMES, _LEAST_ROUNDINGS = 4.0, 2.0  # the floor: so many times the noise, and roundings at least
+_MOST_TABLE = 1 << 30  # bytes; a million positions take half
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
@@ -69,6 +71,11 @@ class Replay:
     def agrees(self) -> bool:
         """Whether the layer gives here what was expected."""
         return self.against_expected <= self.floor and self.worst <= self.token_floor
+
+    @property
+    def proves(self) -> bool:
+        """Whether the floor tells right from wrong: an output of zeros is 1 away from what was expected."""
+        return self.floor < 1
 
     @property
     def repeats(self) -> bool:
@@ -257,9 +264,12 @@ def _layer(
     """The layer and the rotary table on a device."""
     facts = bundle.facts
     plan, _ = usable_plan(facts.plan, device, dtype)
-    with torch.device("meta"):
-        ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
-        layer = DecoderLayer(facts.model, ctx)
+    try:
+        with torch.device("meta"):
+            ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
+            layer = DecoderLayer(facts.model, ctx)
+    except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise EngineError("the bundle's model has no such layer", seen=error, fix="--run") from error
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
     odd = sorted({name for name, _ in wanted.items() ^ found.items()})
@@ -274,6 +284,9 @@ def _layer(
         make_batch_invariant(layer)
     if facts.model.rope is None:
         return layer.eval(), None
+    size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
+    if size > _MOST_TABLE:
+        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), fix="--run")
     table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
     rows = bundle.inputs.rope_rows
     if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:

@@ -11,6 +11,7 @@ layer), ``input.positions``, ``input.rope_rows``, ``output``, ``expected``; meta
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +24,12 @@ from safetensors.torch import save_file
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import BuildConfig
+from ingot.config.json_text import parse_json
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.device import parse_dtype
 from ingot.errors import BuildError, ConfigError, EngineError, NoSuchPathError
 from ingot.runtime.one_layer import LayerInputs
 
@@ -85,6 +89,19 @@ class BundleFacts(JsonConfig):
     command: str
     private: str = PRIVATE
     kv_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        odd = self.odd_fields()
+        odd += [n for n in ("floor", "token_floor") if n not in odd and not 0 <= getattr(self, n) < math.inf]
+        if not odd:
+            RuntimeConfig.from_json({"block_size": self.block_size, "kv_dtype": self.kv_dtype})
+            parse_dtype(self.dtype)
+            odd = [name for name in ("layer", "step") if getattr(self, name) < 0]
+            if min(self.counts, default=0) < 1 or sum(self.counts) > self.build.max_seq_len:
+                odd.append("counts")
+        if odd:
+            seen = {name: getattr(self, name, "another type") for name in odd}
+            raise ConfigError("fields that no bundle has like this", seen=seen)
 
     @property
     def as_expected(self) -> bool:
@@ -167,7 +184,7 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
         raise EngineError("the file is no bundle", seen=path, fix="--run, a file that `ingot repro` wrote")
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         version = data["version"]
         if version == BUNDLE_VERSION:
             return BundleFacts.from_json(data)

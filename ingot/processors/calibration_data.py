@@ -14,12 +14,12 @@ sees them when it runs.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError, IngotError
 from ingot.processors.chat_format import ChatFormat
 from ingot.processors.tokenizer_base import Tokenizer
@@ -207,15 +207,15 @@ def _lines(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(raw.split(b"\n"), start=1):
         if line.strip():
             try:
-                yield number, json.loads(line.decode("utf-8"))
-            except (ValueError, RecursionError):
-                yield number, _Bad(f"no JSON: {line[:40].decode('utf-8', 'replace')!r}")
+                yield number, parse_json(line)
+            except JsonError as error:
+                yield number, _Bad(f"no JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
 
 
 def _elements(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
     try:
-        found = json.loads(_decoded(path, raw))
-    except (ValueError, RecursionError) as error:
+        found = parse_json(_decoded(path, raw))
+    except JsonError as error:
         raise ConfigError("the data is no JSON", seen=f"{path}: {error}", fix="--calib") from None
     if not isinstance(found, list):
         seen = f"{path}: {type(found).__name__}"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ingot.config.json_text import read_text
 from ingot.errors import ConfigError, TokenizerError
 from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
 from ingot.processors.chat_jinja import JinjaFormat
@@ -110,8 +111,8 @@ def _default(source: Any, path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(path)
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} is not readable text", seen=error) from error
 
 

@@ -8,29 +8,22 @@ but the template's name for messages to people.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jinja2
-
+from ingot.config.json_text import parse_json
 from ingot.errors import RequestError, TokenizerError
 from ingot.processors.chat_format import ChatFormat
-from ingot.processors.chat_messages import TEMPLATE_ROLES, check_messages
-from ingot.processors.template_sandbox import TemplateRefusal, TemplateSandbox
+from ingot.processors.chat_messages import TEMPLATE_ROLES, Message, check_messages
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_folder import TURN_ENDS
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
-_RENDER_ERRORS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_SANDBOX = "ingot.processors.template_sandbox"
+_OTHER = "use another template: `ingot build … --chat-template chatml`, or chat_template= in Python"
 
 
 class JinjaFormat(ChatFormat):
@@ -40,23 +33,30 @@ class JinjaFormat(ChatFormat):
         source: the Jinja text.
         origin: where it is from, for errors.
         named_tokens: ``bos_token`` and the like, which templates print.
+        limits: of time and memory for the process in which the template runs.
 
     Raises:
-        TokenizerError: the template does not parse.
+        TokenizerError: the template does not parse within its limits.
     """
 
-    def __init__(self, source: str, origin: str, named_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        origin: str,
+        named_tokens: Mapping[str, str],
+        limits: ProcessLimits = ProcessLimits(),  # noqa: B008
+    ) -> None:
         self.name = f"the chat template in {origin}"
         self._source = source
         self._named_tokens = dict(named_tokens)
-        self._sandbox = TemplateSandbox()
+        self._sandbox = LimitedProcess(_SANDBOX, limits)
         try:
-            self._template = self._sandbox.compile_template(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            raise TokenizerError(
-                f"{self.name} has an error" + (f" in line {line}" if line else ""), seen=error
-            ) from error
+            found = self._sandbox.ask({"source": source, "variables": None})
+        except ProcessEndedError as error:
+            raise TokenizerError(f"{self.name} {error}", fix=_OTHER) from None
+        if "fault" in found:
+            where = f" in line {found['line']}" if found["line"] else ""
+            raise TokenizerError(f"{self.name} has an error{where}", seen=found["fault"], fix=_OTHER)
 
     def prompt_text(
         self,
@@ -67,7 +67,7 @@ class JinjaFormat(ChatFormat):
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """See ``ChatFormat.prompt_text``."""
-        return self._render(check_messages(messages, TEMPLATE_ROLES), variables or {}, add_generation_prompt)
+        return self._render(*self._checked(messages, variables), add_generation_prompt)
 
     def prompt_ids(
         self,
@@ -84,10 +84,9 @@ class JinjaFormat(ChatFormat):
         left, and the character is put back. Lengths, white space and splitting inside templates stay as they
         are.
         """
-        checked = check_messages(messages, TEMPLATE_ROLES)
-        values = variables or {}
-        disguise = _Disguise(tokenizer.special_tokens, [self._source, *_strings([checked, dict(values)])])
-        text = self._render(disguise.hide(checked), disguise.hide(dict(values)), add_generation_prompt)
+        checked, values = self._checked(messages, variables)
+        disguise = _Disguise(tokenizer.special_tokens, [self._source, *_strings([checked, values])])
+        text = self._render(disguise.hide(checked), disguise.hide(values), add_generation_prompt)
         parts = tokenizer.split_special(text)
         return tokenizer.encode_parts([disguise.show(p) if isinstance(p, str) else p for p in parts])
 
@@ -96,15 +95,30 @@ class JinjaFormat(ChatFormat):
         ends = [tokenizer.special_tokens.get(text) for text in TURN_ENDS if text in self._source]
         return tuple(dict.fromkeys(i for i in (tokenizer.eos_id, *ends) if i is not None))
 
+    def _checked(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None
+    ) -> tuple[list[Message], dict[str, Any]]:
+        """Both as JSON values, which is what a template can be given."""
+        given = check_messages(messages, TEMPLATE_ROLES), dict(variables or {})
+        try:
+            checked, values = parse_json(json.dumps(given, default=_as_object))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(
+                f"{self.name} takes messages and variables of JSON types", seen=error, fix="messages"
+            ) from None
+        return checked, values
+
     def _render(self, messages: Any, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
         values = {"tools": None, "documents": None, **self._named_tokens, **variables}
         values |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._sandbox.render(self._template, **values)
-        except TemplateRefusal as error:
-            raise RequestError(f"{self.name} refuses these messages", seen=error, fix="messages") from error
-        except _RENDER_ERRORS as error:
-            raise RequestError(f"{self.name} fails on these messages", seen=error, fix="messages") from error
+            found = self._sandbox.ask({"source": self._source, "variables": values})
+        except ProcessEndedError as error:
+            raise RequestError(f"{self.name} {error}", fix=_OTHER) from None
+        if "fault" in found:
+            verb = "refuses" if found["kind"] == "refusal" else "fails on"
+            raise RequestError(f"{self.name} {verb} these messages", seen=found["fault"], fix="messages")
+        return str(found["text"])
 
 
 class _Disguise:
@@ -137,6 +151,12 @@ class _Disguise:
     def show(self, text: str) -> str:
         """``text`` with the characters put back."""
         return text.translate(self._faces)
+
+
+def _as_object(value: object) -> dict[Any, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
 def _strings(value: Any) -> Iterator[str]:

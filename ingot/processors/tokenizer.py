@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ingot.config.json_text import read_text
 from ingot.errors import TokenizerError
-from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.processors.tokenizer_base import Tokenizer, library_errors
 from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
 from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, read_object
 from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
 from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN_SPLIT, TiktokenTokenizer
 
-__all__ = ["Tokenizer", "default_tokens", "load_tokenizer"]
+__all__ = ["Tokenizer", "default_tokens", "load_foreign_tokenizer", "load_tokenizer"]
+
+PROBE_LIMITS = ProcessLimits(seconds=30, memory=2 << 30)
 
 VOCABULARY_PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 GPT2_CLASS, QWEN2_CLASS, QWEN1_CLASS = "GPT2Tokenizer", "Qwen2Tokenizer", "QWenTokenizer"
@@ -46,7 +50,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     if found := here.existing("tokenizer.model"):
         _check_class(here, LLAMA_CLASSES)
         return SentencePieceTokenizer.from_model(here, found[0])
-    if tiktokens := sorted(folder.glob("*.tiktoken")):
+    if tiktokens := here.existing(*sorted(path.name for path in folder.glob("*.tiktoken"))):
         return _load_tiktoken(here, tiktokens)
     for names in VOCABULARY_PAIRS:
         found = here.existing(*names)
@@ -71,6 +75,24 @@ def _check_no_tokenizer(here: TokenizerFolder) -> None:
         )
 
 
+def load_foreign_tokenizer(folder: Path, limits: ProcessLimits = PROBE_LIMITS) -> Tokenizer | None:
+    """``load_tokenizer`` for files that no build has tried.
+
+    tokenizer.json and tokenizer.model say what a library is to do, and one that runs out of memory ends its
+    process. So a process of its own loads them first, and encodes texts; it takes as long as the loading.
+
+    Raises:
+        TokenizerError: as ``load_tokenizer``, or that process met a limit or crashed.
+    """
+    if TokenizerFolder(folder).existing("tokenizer.json", "tokenizer.model"):
+        with LimitedProcess("ingot.processors.tokenizer_probe", limits) as process:
+            try:
+                process.ask({"folder": str(folder)})
+            except ProcessEndedError as error:
+                raise TokenizerError(f"the tokenizer in {folder} {error}", fix="use another one") from None
+    return load_tokenizer(folder)
+
+
 def default_tokens(here: TokenizerFolder) -> dict[str, str]:
     """Named tokens for chat templates: those of the files, else those of the tokenizer class they name."""
     here.set_defaults(_class_defaults(here.tokenizer_class))
@@ -88,7 +110,7 @@ def _class_defaults(name: str | None) -> dict[str, str]:
     return {}
 
 
-def _load_tiktoken(here: TokenizerFolder, paths: list[Path]) -> Tokenizer:
+def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
     if len(paths) > 1:
         names = [path.name for path in paths]
         raise TokenizerError(f"{here.path} has several .tiktoken files", seen=names, allowed="one")
@@ -110,12 +132,10 @@ def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> T
     is_qwen2 = by_model or here.tokenizer_class == QWEN2_CLASS
     ids = _read_vocabulary(vocabulary)
     pairs = _read_merges(merges)
-    try:
-        backend = byte_level_bpe(ids, pairs, split=QWEN_SPLIT if is_qwen2 else None, normalise=is_qwen2)
-    except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{merges} does not fit {vocabulary.name}", seen=error) from error
     here.set_defaults(_class_defaults(QWEN2_CLASS if is_qwen2 else GPT2_CLASS))
-    return FastTokenizer(backend, here, here.files(vocabulary, merges, needs_model_config=by_model))
+    with library_errors(f"{merges} does not fit {vocabulary.name}", TokenizerError, "copy both files again"):
+        backend = byte_level_bpe(ids, pairs, split=QWEN_SPLIT if is_qwen2 else None, normalise=is_qwen2)
+        return FastTokenizer(backend, here, here.files(vocabulary, merges, needs_model_config=by_model))
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
@@ -133,8 +153,8 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).split("\n")
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} is not readable text", seen=error) from error
     pairs = []
     for number, line in enumerate(lines, start=1):

@@ -11,12 +11,16 @@ from __future__ import annotations
 import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from ingot.errors import RequestError
+from ingot.errors import IngotError, RequestError
 from ingot.processors.token_text import Utf8Stream
 from ingot.processors.tokenizer_folder import AddedToken
+
+CANNOT_ENCODE = "the tokenizer cannot encode this text"
+_OTHER = "change the text, or use another tokenizer"
 
 
 class Tokenizer(ABC):
@@ -163,6 +167,22 @@ class OrdinaryAddedTokens:
             parts += [text[end : match.start()], self._ids[match[0]]]
             end = match.end()
         return [part for part in (*parts, text[end:]) if part != ""]
+
+
+@contextmanager
+def library_errors(what: str, kind: type[IngotError] = RequestError, fix: str = _OTHER) -> Iterator[None]:
+    """Whatever a tokenizer library raises as an error of ours: also a panic of Rust, which is no
+    ``Exception``, and whose class cannot be imported.
+    """
+    try:
+        yield
+    except (IngotError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        seen = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise kind(what, seen=seen, fix=fix) from error
 
 
 def check_text(text: object) -> None:

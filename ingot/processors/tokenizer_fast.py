@@ -9,7 +9,7 @@ memory. Does not know which of them a folder should use.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import tokenizers
 
 from ingot.errors import TokenizerError
 from ingot.processors.token_text import SPACE_MARK, Utf8Stream, byte_alphabet, byte_level_bytes, piece_bytes
-from ingot.processors.tokenizer_base import Tokenizer, check_text
+from ingot.processors.tokenizer_base import CANNOT_ENCODE, Tokenizer, check_text, library_errors
 from ingot.processors.tokenizer_folder import TURN_TOKENS, AddedToken, TokenizerFolder
 
 _NUM_PROBES = 64
@@ -69,22 +69,18 @@ class FastTokenizer(Tokenizer):
         Raises:
             TokenizerError: the library refuses the file.
         """
-        try:
+        what = f"{path} is no tokenizer.json that the tokenizers library reads"
+        with library_errors(what, TokenizerError, "copy the file again, or update the tokenizers package"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise TokenizerError(
-                f"{path} is no tokenizer.json that the tokenizers library reads",
-                seen=error,
-                fix="copy the file again, or update the tokenizers package",
-            ) from error
-        return cls(_with_special_turns(backend), folder, folder.files(path))
+            return cls(_with_special_turns(backend), folder, folder.files(path))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """See ``Tokenizer.encode``; the library itself parses special tokens."""
         if not parse_special:
             return super().encode(text, add_special_tokens=add_special_tokens, parse_special=False)
         check_text(text)
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        with library_errors(CANNOT_ENCODE):
+            ids = self._backend.encode(text, add_special_tokens=False).ids
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
@@ -92,7 +88,8 @@ class FastTokenizer(Tokenizer):
         if self._decoding is not None:
             return super().decode(ids, skip_special_tokens=skip_special_tokens)
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
-        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        with library_errors("the tokenizer cannot decode these ids"):
+            return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def text_stream(self) -> Utf8Stream:
         """See ``Tokenizer.text_stream``."""
@@ -101,7 +98,13 @@ class FastTokenizer(Tokenizer):
         return Utf8Stream()
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
-        return self._literal(first=first).encode(text, add_special_tokens=False).ids
+        with library_errors(CANNOT_ENCODE):
+            return self._literal(first=first).encode(text, add_special_tokens=False).ids
+
+    def patterns(self) -> list[str]:
+        """Every string that its normalizer, pre-tokenizer and decoder hold."""
+        parts = (self._backend.normalizer, self._backend.pre_tokenizer, self._backend.decoder)
+        return [text for part in parts for text in _strings(_state(part))]
 
     def _vocabulary_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
@@ -211,6 +214,14 @@ def _id_of(backend: tokenizers.Tokenizer, text: str | None) -> int | None:
 def _state(component: Any) -> dict[str, Any]:
     """A decoder or pre-tokenizer as the JSON that it is saved as."""
     return {} if component is None else json.loads(component.__getstate__())
+
+
+def _strings(state: Any) -> Iterator[str]:
+    if isinstance(state, str):
+        yield state
+    elif isinstance(state, (dict, list)):
+        for inner in state.values() if isinstance(state, dict) else state:
+            yield from _strings(inner)
 
 
 def _decoding(decoder: dict[str, Any]) -> str | None:

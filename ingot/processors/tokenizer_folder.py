@@ -8,12 +8,12 @@ name the tokenizer. Knows no vocabulary format.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ingot.config.json_text import JsonError, load_json
 from ingot.errors import TokenizerError
 
 CONFIG_FILE = "tokenizer_config.json"
@@ -28,6 +28,7 @@ SIDE_FILES = (
 TURN_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>")
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>")
 TURN_TOKENS = frozenset(TURN_STARTS + TURN_ENDS)
+_MAX_BYTES = 256 << 20
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -55,8 +56,8 @@ def read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        value = load_json(path)
+    except (OSError, JsonError) as error:
         raise TokenizerError(f"{path} is not readable JSON", seen=error, fix="copy the file again") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object", seen=type(value).__name__)
@@ -78,8 +79,19 @@ class TokenizerFolder:
         self._model = read_object(path / "config.json")
 
     def existing(self, *names: str) -> tuple[Path, ...]:
-        """Those of ``names`` that are files here, in the order given."""
-        return tuple(self.path / name for name in names if (self.path / name).is_file())
+        """Those of ``names`` that are files here, in the order given.
+
+        Raises:
+            TokenizerError: one is larger than any vocabulary.
+        """
+        found = tuple(self.path / name for name in names if (self.path / name).is_file())
+        for path in found:
+            if path.stat().st_size > _MAX_BYTES:
+                size = f"{path.stat().st_size >> 20} MiB"
+                raise TokenizerError(
+                    f"{path} is too large for a tokenizer", seen=size, allowed=f"<= {_MAX_BYTES >> 20} MiB"
+                )
+        return found
 
     def files(self, *vocabulary: Path, needs_model_config: bool = False) -> tuple[Path, ...]:
         """Everything to copy so that the same tokenizer and chat template load elsewhere."""
@@ -151,7 +163,7 @@ class TokenizerFolder:
             raise TokenizerError(f"added_tokens_decoder in {where} must be an object", seen=entries)
         for key, entry in entries.items():
             text = _token_text(entry)
-            if not key.isdigit() or not text:
+            if not _is_id(key) or not text:
                 raise TokenizerError(f"added_tokens_decoder in {where} has a bad entry", seen={key: entry})
             flags = entry if isinstance(entry, dict) else {}
             yield AddedToken(
@@ -161,6 +173,10 @@ class TokenizerFolder:
                 lstrip=bool(flags.get("lstrip")),
                 rstrip=bool(flags.get("rstrip")),
             )
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 19
 
 
 def _token_text(value: Any) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import tiktoken
 
 from ingot.errors import TokenizerError
-from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_base import CANNOT_ENCODE, Tokenizer, library_errors
 from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
 
 QWEN_SPLIT = (
@@ -68,7 +68,8 @@ class TiktokenTokenizer(Tokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
-        return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text))
+        with library_errors(CANNOT_ENCODE):
+            return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text))
 
     def _vocabulary_bytes(self, token_id: int) -> bytes:
         return self._tokens[token_id]

@@ -1,0 +1,70 @@
+"""The other side of ``LimitedProcess``: answers questions within limits that the kernel enforces.
+
+Owns the limits, which the process sets for itself, and the loop. Knows nothing of what is asked.
+
+    python -I -S -c BOOT '{"worker": "ingot.processors.template_sandbox", "seconds": 5, "bytes": 536870912}'
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from typing import IO, Any
+
+HEADER = 8  # bytes of a message's length
+OUT_OF_MEMORY = 77  # exit code
+_MOST_WRITTEN = 1 << 20  # bytes of a file, which is what the process says on stderr
+
+
+def serve(worker: str, seconds: float, memory: int) -> None:
+    """Answer what comes on stdin by the module's ``answer`` until stdin ends.
+
+    Args:
+        seconds: of CPU time for one answer; the kernel ends a process that takes longer (SIGPROF).
+        memory: bytes of address space.
+    """
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    try:
+        answer = importlib.import_module(worker).answer
+        for limit, most in (
+            (resource.RLIMIT_AS, memory),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_FSIZE, _MOST_WRITTEN),
+        ):
+            _limit(limit, most)
+        while (question := read_message(sys.stdin.buffer)) is not None:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            data = message(answer(json.loads(question)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            out.write(data)
+            out.flush()
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+
+
+def message(value: Any) -> bytes:
+    """A JSON value with its length before it."""
+    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(HEADER, "little") + data
+
+
+def read_message(stream: IO[bytes]) -> str | None:
+    """The text of the next message; None where the other side is gone."""
+    header = stream.read(HEADER)
+    data = stream.read(int.from_bytes(header, "little")) if len(header) == HEADER else b""
+    whole = len(header) == HEADER and len(data) == int.from_bytes(header, "little")
+    return data.decode("utf-8", "surrogatepass") if whole else None
+
+
+def _limit(limit: int, most: int) -> None:
+    """Lower a limit for good; one that is lower already stays."""
+    hard = resource.getrlimit(limit)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(limit, (most, most))

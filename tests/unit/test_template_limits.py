@@ -1,0 +1,191 @@
+"""Templates that ask for the machine: each ends as one error, and the next prompt is rendered."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.errors import RequestError, TokenizerError
+from ingot.processors.chat_jinja import JinjaFormat
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from tests.unit.chat_cases import CHATML, jinja, user
+
+SANDBOX = "ingot.processors.template_sandbox"
+LIMITS = ProcessLimits(seconds=0.3, memory=96 << 20)
+GROW = "{%% set ns = namespace(v=%s) %%}{%% for i in range(64) %%}{%% set ns.v = %s %%}{%% endfor %%}%s"
+SIZES = [
+    "{{ 'x' * 10000000000 }}",
+    "{{ 10000000000 * [0] }}",
+    "{{ messages[0].content | replace('', 'x' * 9999) | replace('', 'x' * 9999) }}",
+    "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "{{ messages | tojson(indent=10000000000) }}",
+    "{{ ('x\n' * 99999) | indent(99999) }}",
+    "{{ ('a' * 99999).translate({97: 'b' * 99999}) }}",
+    "{{ 'x' | center(10000000000) }}",
+    "{{ 'x'.ljust(10000000000) }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%10000000000d' | format(1) }}",
+    "{{ '{:10000000000}'.format(1) }}",
+    "{{ range(99999) | map('string') | map('center', 99999) | list | length }}",
+    "{{ (['a' * 99999] * 99999) | join }}",
+    "{{ 'a' | wordwrap(1, wrapstring='b' * 100000000000) }}",
+    GROW % ("'xx'", "ns.v ~ ns.v", ""),
+    GROW % ("'xx'", "ns.v + ns.v", ""),
+    GROW % ("[0]", "ns.v + ns.v", ""),
+    GROW % ("[0]", "[ns.v, ns.v]", "{{ ns.v }}"),
+    GROW % ("[0]", "[ns.v, ns.v]", "{{ ns.v | tojson }}"),
+    "{% for i in range(10000) %}{{ messages[0].content * 1000 }}{% endfor %}",
+]
+TIMES = [
+    "{{ 9 ** 999999999 }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{{ '' if range(99999) | list | length else '' }}{% endfor %}",
+    "{% for i in range(99999) %}{% set x = ('a' * 99999).replace('a', 'b') %}{% endfor %}",
+    "{{ range(99999) | map('string') | map('center', 999) | sort | unique | list | length }}"
+    "{% for i in range(99999) %}{{ '' if range(99999) | sum < 0 }}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("body", [*SIZES, *TIMES])
+def test_a_limit_holds(body: str) -> None:
+    """Whatever the way: a message of a line, in the time and memory that were set."""
+    with pytest.raises((RequestError, TokenizerError), match=r"here\.jinja") as error:
+        JinjaFormat(body, "here.jinja", {}, LIMITS).prompt_text(user("abc"))
+    told = str(error.value)
+    assert len(told) < 400
+    known = ("needs more than 96 MiB", "needs more than 0.3 seconds", "writes more than", "MAX_RANGE")
+    assert any(text in told for text in known) or "too big" in told or "too large" in told, told
+
+
+def test_the_next_prompt_is_rendered() -> None:
+    bomb = "{{ messages[0].content * 10000000000 }}"
+    body = f"{{% if messages[0].content == 'bomb' %}}{bomb}{{% endif %}}{{{{ messages[0].content }}}}"
+    chat = JinjaFormat(body, "here.jinja", {}, LIMITS)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="96 MiB"):
+            chat.prompt_text(user("bomb"))
+        assert chat.prompt_text(user("hello")) == "hello"
+
+
+def test_large_texts_are_no_attack() -> None:
+    """A megabyte of conversation at the usual limits."""
+    content = "é" * 1_000_000
+    assert jinja(CHATML).prompt_text(user(content)).count("é") == len(content)
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", "\ud800", float], ids=repr)
+def test_variables_that_are_no_json(value: Any) -> None:
+    with pytest.raises(RequestError, match="JSON types"):
+        jinja("{{ x }}").prompt_text(user("a"), variables={"x": value})
+
+
+def test_messages_nested_too_deeply() -> None:
+    deep: Any = []
+    for _ in range(3000):
+        deep = [deep]
+    with pytest.raises(RequestError, match=r"JSON types.*recursion"):
+        jinja("{{ x }}").prompt_text(user("a"), variables={"x": deep})
+
+
+def test_threads_share_one_process() -> None:
+    """Every thread gets its own answer, also while others meet the limit."""
+    bomb = "{{ (messages | length + 8) ** 999999999 }}"
+    body = f"{{% if '7' in messages[0].content %}}{bomb}{{% endif %}}{{{{ messages[0].content }}}}"
+    chat = JinjaFormat(body, "here.jinja", {}, ProcessLimits(seconds=0.1))
+    wrong: list[str] = []
+
+    def work(first: int) -> None:
+        for number in range(first, first + 10):
+            text = f"<{number}>"
+            try:
+                if chat.prompt_text(user(text)) != text or "7" in text:
+                    wrong.append(text)
+            except RequestError:
+                if "7" not in text:
+                    wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(100 * i,)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_process_that_dies_is_told_and_replaced() -> None:
+    with LimitedProcess(SANDBOX, LIMITS) as process:
+        assert process.ask({"source": "{{ 1 + 1 }}", "variables": {}}) == {"text": "2"}
+        assert process._running is not None
+        process._running.process.kill()
+        with pytest.raises(ProcessEndedError, match="SIGKILL"):
+            process.ask({"source": "", "variables": {}})
+        assert process.ask({"source": "a", "variables": {}}) == {"text": "a"}
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with (
+        LimitedProcess("ingot.no_such_module", LIMITS) as process,
+        pytest.raises(ProcessEndedError, match=r"exit code 1.*no_such_module"),
+    ):
+        process.ask({})
+
+
+def test_the_process_ends_with_its_format() -> None:
+    chat = jinja("a")
+    assert chat._sandbox._running is not None
+    pid = chat._sandbox._running.process.pid
+    os.kill(pid, 0)
+    del chat
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_process_ends_with_its_owner() -> None:
+    """Also where the owner is killed, so that nothing of Python runs."""
+    code = (
+        "import os, signal; from tests.unit.chat_cases import jinja; chat = jinja('a'); "
+        "print(chat._sandbox._running.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    root = Path(__file__).parents[2]
+    shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    status = Path(f"/proc/{int(shown.stdout)}/status")
+    for _ in range(200):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return
+        time.sleep(0.05)
+    pytest.fail("the process outlives its owner")
+
+
+def test_a_fork_has_a_process_of_its_own() -> None:
+    chat = jinja("{{ messages[0].content }}")
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if chat.prompt_text(user("child")) == "child" else 1
+            chat._sandbox.close()
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert chat.prompt_text(user("parent")) == "parent"
+
+
+def test_what_the_owner_did_to_signals_does_not_matter() -> None:
+    """A thread that blocks SIGPROF hands the mask down; the limit holds all the same."""
+    import signal
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPROF})
+    try:
+        with pytest.raises((RequestError, TokenizerError), match=r"0\.2 seconds"):
+            JinjaFormat(TIMES[1], "here.jinja", {}, ProcessLimits(seconds=0.2)).prompt_text(user("a"))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
