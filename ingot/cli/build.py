@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from ingot.cli.flags import Device, given
 from ingot.cli.metric_text import metric_line
 from ingot.cli.prove_flags import ProveFlags, prove_flags
 from ingot.cli.signals import ends_once
-from ingot.cli.steps import bar_shown, steps_shown
+from ingot.cli.steps import bar_shown, parts_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quant_file import read_quant
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
 
 QUANT_PANEL = "Quantization"
-Progress = Callable[[str, int, int], None]
 Finish = Callable[[Path], None]
 
 
@@ -183,13 +182,13 @@ def build(
 
         plan_of_metrics = proving.plan(checkpoint, revision, chat_template)
         with ExitStack() as shown:
-            progress = shown.enter_context(_progress())
-            steps = shown.enter_context(steps_shown())
+            part = shown.enter_context(parts_shown())
+            steps = part(lambda done, total: f"{done}/{total}")
             path = builder.build(
                 checkpoint,
                 output,
                 force=force,
-                progress=progress,
+                progress=part(lambda done, total: f"{size_text(done)} of {size_text(total)}"),
                 tune=tune,
                 tune_progress=steps,
                 proof=proof,
@@ -210,8 +209,19 @@ def build(
                     revision=revision,
                 ),
             )
+    _tell_of_ranges(path, calib)
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+
+
+def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
+    """Name the file that a calibrated build leaves beside its engine."""
+    from ingot.engine.calibration_cache import cache_path
+
+    file = cache_path(engine)
+    if calib is not None and file.is_file():
+        what = "caches what calibration saw; the next build with these samples is faster. Delete it any time."
+        stderr().print(f"note: {file} ({size_text(file.stat().st_size)}) {what}", markup=False)
 
 
 def _number(text: str) -> float | str:
@@ -240,17 +250,3 @@ def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) ->
         keep(folder, metrics)
 
     return finish
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress bar on stderr; None where that is no terminal."""
-    if not stderr().is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        task = bar.add_task("reading the checkpoint", total=None)
-        yield lambda name, done, total: bar.update(task, completed=done, total=total, description=name)

@@ -78,9 +78,9 @@ def _flags(verb: Any) -> set[str]:
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
     """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
-    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds".
+    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds", ``plan`` for "does not fit".
     """
-    if verb in ("diff", "align", "eval", "doctor") or isinstance(error, NoSuchPathError):
+    if verb in ("diff", "align", "eval", "doctor", "plan") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED

@@ -31,10 +31,10 @@ def find_architecture(hf_names: object) -> Architecture:
             return architecture
     supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
     raise CheckpointError(
-        "unknown architecture",
-        seen=hf_names or "no architectures in config.json",
+        "unsupported architecture",
+        seen=hf_names or "config.json has no `architectures`",
         allowed=supported,
-        fix="architectures in config.json",
+        fix="choose another model; another name in config.json would not make this one compute right",
     )
 
 

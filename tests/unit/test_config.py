@@ -16,6 +16,14 @@ from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.errors import ConfigError, RequestError
 
 
+def test_configs_of_a_call_are_at_hand() -> None:
+    from ingot import RuntimeConfig as Shown
+    from ingot import __all__
+
+    assert Shown is RuntimeConfig
+    assert "RuntimeConfig" in __all__
+
+
 @dataclass(frozen=True)
 class Inner(JsonConfig):
     size: int
