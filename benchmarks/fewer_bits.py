@@ -79,7 +79,7 @@ def compile_kernels(asked: list[list[str]], together: int, seconds: float) -> No
     engines = [small(command) for command in asked if "bench" in command]
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(together) as pool:
-        full = [[*line, "--json", f"{folder}/{place}.json"] for place, line in enumerate(engines)]
+        full = [[*line, "--json-file", f"{folder}/{place}.json"] for place, line in enumerate(engines)]
         ends = list(pool.map(lambda line: run(line, seconds, 1), full))
     done = sum(end.startswith("done") for end in ends)
     print(f"== compiled: {done} of {len(ends)} in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -109,7 +109,8 @@ def main() -> None:
         if left < 1:
             print(f"== {name}: no time left", flush=True)
             continue
-        command = [*known[name], "--json", str(given.json / f"{name}.json")]
+        flag = "--json-file" if "bench" in known[name] else "--json"  # of scripts
+        command = [*known[name], flag, str(given.json / f"{name}.json")]
         print(f"== {name}: {run(command, min(left, given.limit), given.lines)}", flush=True)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import finite, print_json, stderr, stdout
-from ingot.cli.flags import Device, Threads, given
+from ingot.cli.flags import AsJson, Device, JsonFile, Threads, given
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
@@ -85,10 +85,8 @@ def doctor(
         Path,
         typer.Option(help="The file to write, for `ingot build --quant`."),
     ] = Path("doctor.yaml"),
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", help="Write every figure as JSON; '-': to stdout.", metavar="FILE"),
-    ] = None,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
     limit: Annotated[int, typer.Option(help="Take the first so many items of --data.", min=1)] = LIMIT,
     where: Annotated[
@@ -125,8 +123,6 @@ def doctor(
         raise ConfigError(
             "the file exists", seen=out, fix="--force replaces it, or choose another place with --out"
         )
-    if json_file not in (None, "-"):
-        _check_target(Path(str(json_file)), "--json")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)
     if threads is not None:
         import torch
@@ -145,25 +141,25 @@ def doctor(
     items = read_data(data, limit=limit, skip_bad=skip_bad, where=_fields(where))
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
-    _finish(found, out, json_file, every)
+    _finish(found, out, as_json, json_file, every)
 
 
-def _finish(found: Diagnosis, out: Path, json_file: str | None, every: bool) -> None:
+def _finish(found: Diagnosis, out: Path, as_json: bool, json_file: str | None, every: bool) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
     from ingot.cli.eval import print_table
     from ingot.evaluate.doctor.report import comments, record, tables, verdict
 
     command = shlex.join(["ingot", *sys.argv[1:]])
     told = record(found, command)
-    if json_file == "-":
+    if as_json:
         print_json(told)
     else:
         for table in tables(found, every=every):
             print_table(table)
             stdout().print()
         stdout().print(verdict(found), markup=False)
-    if json_file not in (None, "-"):
-        _write(Path(str(json_file)), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
+    if json_file is not None:
+        _write(Path(json_file), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
     if found.quant is None:
         raise typer.Exit(_NONE_HOLDS)
     _write(out, quant_text(found.quant, comments(found, command)))

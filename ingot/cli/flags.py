@@ -13,6 +13,7 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,6 +44,30 @@ Threads = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def writable_file(value: str | None) -> str | None:
+    """A file that a flag names, made sure of before anything is computed."""
+    if value is None:
+        return None
+    if value == "-":
+        raise typer.BadParameter("it takes a file; --json prints to stdout")
+    path = Path(value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}") from None
+    return value
+
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json-file", help="Write every figure to a file as JSON.", metavar="FILE", callback=writable_file
+    ),
+]
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -41,9 +41,7 @@ def steps_shown() -> Iterator[Progress | None]:
 
 @contextmanager
 def bar_shown() -> Iterator[Progress]:
-    """A bar on stderr; nothing where that is no terminal. Another total begins it anew: a bar at its end never
-    stands there while other work is done.
-    """
+    """A bar on stderr; nothing where that is no terminal. Another total begins it anew."""
     with parts_shown() as shown:
         yield shown(lambda done, total: f"{done}/{total}")
 

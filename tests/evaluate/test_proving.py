@@ -72,7 +72,7 @@ class TestWhatIsMeasured:
         first = found["perplexity"]
         assert (first.data, first.items, first.against, first.dtype) == ("ids.jsonl", 2, "hf", "fp32")
         assert first.against_value == pytest.approx(first.value, rel=1e-5)
-        evaluated = ingot("eval", "perplexity", tmp_path / "engine", "--data", ids, "--json", "-")
+        evaluated = ingot("eval", "perplexity", tmp_path / "engine", "--data", ids, "--json")
         told = json.loads(evaluated.stdout)
         assert first.value == pytest.approx(told["sides"][0]["metrics"]["perplexity"], rel=1e-8)
         assert first.data_sha256 == told["data"]["sha256"]
