@@ -53,10 +53,13 @@ def writable_file(value: str | None) -> str | None:
     if value == "-":
         raise typer.BadParameter("it takes a file; --json prints to stdout")
     path = Path(value)
+    is_new = not path.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            path.unlink()  # nothing is left where the work fails
     except OSError as error:
         raise typer.BadParameter(f"cannot be written: {error}") from None
     return value

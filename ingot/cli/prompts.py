@@ -135,7 +135,7 @@ def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, N
 
 def _check_others(where: str, others: list[str], unread: dict[str, None]) -> None:
     """Refuse a sampling value: whoever wrote it expects it to count."""
-    values = [key for key in others if key in SamplingParams.__dataclass_fields__ or key == "max_tokens"]
+    values = [key for key in others if key in SamplingParams.__dataclass_fields__]
     if values:
         flags = ", ".join(flag_name("max_new_tokens" if key == "max_tokens" else key) for key in values)
         raise RequestError(

@@ -26,8 +26,7 @@ MOST_FRACTION = 0.95
 _LEAST_TOKEN_BUDGET = 64
 _MOST_BATCH = 1 << 16
 _SMALLER = ("w8a16", "w4a16")  # schemes by bytes
-# What PyTorch reports of cards, by what they are sold as (GiB there, less what the driver keeps); others of the
-# same name differ by 2 % or so.
+# What PyTorch reports of cards, by what they are sold as; others of the same name differ by 2 % or so.
 CARDS: dict[str, int] = {
     "8 GB": int(7.8 * 2**30),
     "12 GB": int(11.8 * 2**30),
