@@ -221,7 +221,10 @@ def test_max_tokens_is_max_new_tokens() -> None:
     assert params.replace(max_tokens=3).max_new_tokens == 3
     assert params.replace(max_new_tokens=9).max_tokens == 9
     assert "max_tokens" not in params.to_json()
-    for wrong in (lambda: SamplingParams(max_tokens=5, max_new_tokens=6), lambda: SamplingParams(max_tokens=0)):
+    for wrong in (
+        lambda: SamplingParams(max_tokens=5, max_new_tokens=6),
+        lambda: SamplingParams(max_tokens=0),
+    ):
         with pytest.raises(RequestError, match="max_new_tokens"):
             wrong()
 
