@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import size_text, stderr, stdout
-from ingot.cli.flags import Device, given
+from ingot.cli.flags import RARELY, Device, given
 from ingot.cli.metric_text import metric_line
 from ingot.cli.prove_flags import ProveFlags, prove_flags
 from ingot.cli.signals import ends_once
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
 
 QUANT_PANEL = "Quantization"
+RARE_QUANT = "Quantization, rarely needed"
 Finish = Callable[[Path], None]
 
 
@@ -53,12 +54,17 @@ def build(
             "(docs/quantization.md), or model, the engine's dtype.",
             metavar="model|int8|fp8",
             show_default="model",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="Keep only these decoder layers.", metavar="START:END", show_default="all"),
+        typer.Option(
+            help="Keep only these decoder layers.",
+            metavar="START:END",
+            show_default="all",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     quant: Annotated[
         str | None,
@@ -83,7 +89,7 @@ def build(
             "--symmetric/--asymmetric",
             help="Whether w4a16 goes without zeros.",
             show_default="asymmetric",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     quant_head: Annotated[
@@ -103,7 +109,7 @@ def build(
         typer.Option(
             help="Of w8a8: dynamic, a scale with each token, or static, from --calib.",
             show_default="dynamic",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     alpha: Annotated[
@@ -111,7 +117,7 @@ def build(
         typer.Option(
             help="Of smoothquant: 0 to 1, the more the quieter activations become, or search.",
             show_default="0.5",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     weight_scales: Annotated[
@@ -119,7 +125,7 @@ def build(
         typer.Option(
             help="Of w8a8: a scale for each channel, or for the tensor.",
             show_default="channel",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     rotate: Annotated[
@@ -128,7 +134,7 @@ def build(
             "--rotate/--no-rotate",
             help="Whether w4a8 turns the stream, so that no channel is loud.",
             show_default="rotate, with w4a8",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     calib: Annotated[
@@ -143,7 +149,7 @@ def build(
         typer.Option(
             help="Most samples to take of --calib, up to 512 tokens each.",
             show_default="128",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     chat_template: Annotated[
@@ -151,15 +157,24 @@ def build(
         typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Take this plan.json as it is; nothing is measured.")
+        Path | None,
+        typer.Option(help="Take this plan.json as it is; nothing is measured.", rich_help_panel=RARELY),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.")
+        bool,
+        typer.Option(
+            "--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.", rich_help_panel=RARELY
+        ),
     ] = True,
     proof: Annotated[
-        bool, typer.Option("--proof/--no-proof", help="Store golden cases for `ingot verify`.")
+        bool,
+        typer.Option(
+            "--proof/--no-proof", help="Store golden cases for `ingot verify`.", rich_help_panel=RARELY
+        ),
     ] = True,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
 ) -> None:
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""

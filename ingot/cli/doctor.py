@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import finite, print_json, stderr, stdout
-from ingot.cli.flags import AsJson, Device, JsonFile, Threads, given
+from ingot.cli.flags import RARELY, AsJson, Device, JsonFile, Threads, given
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
@@ -72,13 +72,18 @@ def doctor(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.", show_default="128"
+            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.",
+            show_default="128",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     symmetric: Annotated[
         bool | None,
         typer.Option(
-            "--symmetric/--asymmetric", help="Whether w4a16 goes without zeros.", show_default="asymmetric"
+            "--symmetric/--asymmetric",
+            help="Whether w4a16 goes without zeros.",
+            show_default="asymmetric",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     out: Annotated[
@@ -95,18 +100,34 @@ def doctor(
             help="Only records whose field has this value; may be repeated.",
             metavar="FIELD=VALUE",
             show_default=False,
+            rich_help_panel=RARELY,
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Pass over bad lines of the data instead of refusing it.",
+            rich_help_panel=RARELY,
+        ),
     ] = False,
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens computed together.", show_default="the context, at most 1024", min=2),
+        typer.Option(
+            help="Tokens computed together.",
+            show_default="the context, at most 1024",
+            min=2,
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Take the first so many tokens of each text.", min=2, show_default="2048"),
+        typer.Option(
+            help="Take the first so many tokens of each text.",
+            min=2,
+            show_default="2048",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     device: Device = None,
     threads: Threads = None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.flags import (
+    RARELY,
     AsJson,
     Device,
     JsonFile,
@@ -85,7 +86,12 @@ class EvalFlags:
         typer.Option(help="Write a line of JSON for each item.", metavar="FILE", callback=writable_file),
     ] = None
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Pass over bad lines of the data instead of refusing it.",
+            rich_help_panel=RARELY,
+        ),
     ] = False
     where: Annotated[
         list[str] | None,
@@ -93,6 +99,7 @@ class EvalFlags:
             help="Only records whose field has this value; may be repeated.",
             metavar="FIELD=VALUE",
             show_default=False,
+            rich_help_panel=RARELY,
         ),
     ] = None
     dtype: Annotated[
@@ -104,10 +111,13 @@ class EvalFlags:
     quant: Quant = None
     against_dtype: Annotated[
         str | None,
-        typer.Option(help="Dtype of the reference's arithmetic.", show_default="as --dtype"),
+        typer.Option(
+            help="Dtype of the reference's arithmetic.", show_default="as --dtype", rich_help_panel=RARELY
+        ),
     ] = None
     against_batch: Annotated[
-        int, typer.Option(help="Prompts of one padded batch, for --against hf.", min=1)
+        int,
+        typer.Option(help="Prompts of one padded batch, for --against hf.", min=1, rich_help_panel=RARELY),
     ] = 8
     max_seq_len: Annotated[
         int | None,
@@ -177,7 +187,8 @@ class ReadFlags(EvalFlags):
         typer.Option(help="Tokens from one window to the next: the last so many of each count.", min=1),
     ] = None
     max_tokens: Annotated[
-        int | None, typer.Option(help="Take the first so many tokens of each text.", min=2)
+        int | None,
+        typer.Option(help="Take the first so many tokens of each text.", min=2, rich_help_panel=RARELY),
     ] = None
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ingot.cli.limits import Limits
     from ingot.llm import LLM
 
+RARELY = "Rarely needed"
+
 EnginePath = Annotated[
     str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
 ]
@@ -41,6 +43,7 @@ Threads = Annotated[
         help="CPU threads; give each its share when several processes compute on the same cores.",
         min=1,
         show_default="PyTorch's choice",
+        rich_help_panel=RARELY,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -96,9 +99,16 @@ def flags_for(
         verb(**values, **{name: packed})
 
     parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
+    parameters = sorted((p.replace(kind=p.KEYWORD_ONLY) for p in parameters), key=_is_rare)
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
+
+
+def _is_rare(flag: inspect.Parameter) -> bool:
+    """Whether a flag belongs at the end of the help."""
+    options = getattr(flag.annotation, "__metadata__", ())
+    return any(RARELY.lower() in (getattr(o, "rich_help_panel", None) or "").lower() for o in options)
 
 
 def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parameter]:

@@ -153,10 +153,18 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, plan, explain, inspect, diff, verify, align, repro, sweep, doctor):
-    app.command()(verb)
-app.add_typer(bench)
-app.add_typer(evaluate)
+_VERBS: dict[str, tuple[Any, ...]] = {
+    "Build": (plan, build, tune, doctor),
+    "Run": (run, chat, explain),
+    "Prove": (inspect, verify, align, diff, repro),
+    "Measure": (evaluate, bench, sweep),
+}
+for _panel, _verbs in _VERBS.items():
+    for _verb in _verbs:
+        if isinstance(_verb, typer.Typer):
+            app.add_typer(_verb, rich_help_panel=_panel)
+        else:
+            app.command(rich_help_panel=_panel)(_verb)
 
 
 def _never_fail_to_encode() -> None:

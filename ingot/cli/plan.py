@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.console import print_json, size_text, stdout
-from ingot.cli.flags import AsJson, given
+from ingot.cli.flags import RARELY, AsJson, given
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
@@ -73,14 +73,28 @@ def plan(
     ] = None,
     cache_tokens: Annotated[
         int | None,
-        typer.Option(help="Tokens of KV cache.", min=1, show_default="a full batch of longest requests"),
+        typer.Option(
+            help="Tokens of KV cache.",
+            min=1,
+            show_default="a full batch of longest requests",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     token_budget: Annotated[
-        int | None, typer.Option(help="Most tokens that one step computes.", min=1, show_default="2048")
+        int | None,
+        typer.Option(
+            help="Most tokens that one step computes.", min=1, show_default="2048", rich_help_panel=RARELY
+        ),
     ] = None,
     memory_fraction: Annotated[
         float | None,
-        typer.Option(help="Share of the GPU's memory to use.", min=0.01, max=1.0, show_default="0.9"),
+        typer.Option(
+            help="Share of the GPU's memory to use.",
+            min=0.01,
+            max=1.0,
+            show_default="0.9",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     kv_dtype: Annotated[
         str | None,
@@ -90,7 +104,9 @@ def plan(
             show_default="auto: the engine's, or model",
         ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count every byte that a model will take, before any is allocated; exit code 0: it fits, 1: it does not.

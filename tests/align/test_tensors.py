@@ -1,4 +1,4 @@
-"""``align`` compares the tensors themselves: what differs is named, and how, though no activation shows it."""
+"""``align`` compares tensors, too: what differs is named, and how, though no activation shows it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -130,3 +131,21 @@ def test_json_that_is_given_a_file_says_which_flag_takes_one(
     result = ingot(*verb, *given)
     assert result.exit_code == 2
     assert "  fix: --json prints JSON on stdout; --json-file FILE writes it to a file\n" in result.stderr
+
+
+def panels(*verb: str) -> list[str]:
+    """Titles of the groups of a verb's help, in order."""
+    return re.findall(r"╭─ (.*?) ─", ingot(*verb, "--help").stdout)
+
+
+@pytest.mark.parametrize("verb", [("build",), ("run",), ("chat",), ("eval", "answers"), ("bench", "latency")])
+def test_help_groups_flags_and_ends_with_those_rarely_needed(verb: tuple[str, ...]) -> None:
+    found = panels(*verb)
+    assert found[:2] == ["Arguments", "Options"]
+    rare = ["rarely" in title.lower() for title in found]
+    assert any(rare)
+    assert rare == sorted(rare)
+
+
+def test_help_groups_verbs() -> None:
+    assert panels() == ["Options", "Build", "Run", "Prove", "Measure"]
