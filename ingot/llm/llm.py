@@ -183,9 +183,7 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What is used when a call names no parameters: the checkpoint's generation_config over Ingot's
-        defaults.
-        """
+        """What a call without parameters takes: the checkpoint's generation_config over Ingot's defaults."""
         return default_params(self.engine.manifest.generation)
 
     def generate(
@@ -226,11 +224,9 @@ class LLM:
             RequestError: the messages are malformed, or the engine has no chat format.
         """
         if isinstance(messages, str) or not isinstance(messages, Sequence):
+            seen, form = repr(messages)[:80], '[{"role": "user", "content": "..."}]'
             raise RequestError(
-                "a conversation is a list of messages",
-                seen=repr(messages)[:80],
-                allowed='[{"role": "user", "content": "..."}]',
-                fix="messages",
+                "a conversation is a list of messages", seen=seen, allowed=form, fix="messages"
             )
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
