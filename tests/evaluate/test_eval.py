@@ -19,7 +19,7 @@ from ingot import LLM, build
 from ingot.cli.main import app
 from ingot.evaluate.data import read_data
 from ingot.evaluate.limits import limits_for
-from ingot.evaluate.perplexity import DEFAULT_WINDOW, Reading, perplexity, prepare
+from ingot.evaluate.perplexity import Reading, perplexity
 from ingot.evaluate.side import SideSpec, longest, open_side
 from ingot.runtime.likelihood import target_logprobs
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -90,22 +90,6 @@ def test_perplexity_is_the_brute_force_one(llama: Path, ids: Path, size: int, st
     assert metrics["nats_per_token"] == pytest.approx(loss / count, rel=1e-5)
     assert metrics["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-4)
     assert metrics["bits_per_byte"] is None
-
-
-def test_a_window_that_nobody_chose_is_the_same_alone_and_beside_huggingface(tmp_path: Path) -> None:
-    pocket = Path(__file__).parents[2] / "models" / "pocket-chat"  # trained on 1024, reads 8192
-    engine = build(pocket, tmp_path / "engine", device="cpu", proof=False)
-    text = tmp_path / "a.txt"
-    text.write_text("A fire broke out in a bakery. " * 9)
-    alone, other = SideSpec(str(engine), device="cpu"), SideSpec(str(pocket), kind="hf", device="cpu")
-    for specs in ([alone], [alone, other], [alone.replace(path=str(pocket))]):
-        found = prepare(specs, read_data(text), Reading(), DEFAULT_WINDOW)[0]
-        assert (found.window, found.stride) == (1024, 512)
-
-
-def test_perplexity_is_told_with_its_window(llama: Path, ids: Path) -> None:
-    shown = run("perplexity", llama, "--data", ids, "--window", "48", "--stride", "16").stdout
-    assert "perplexity, window 48, stride 16\n" in shown
 
 
 def test_likelihood_is_that_of_the_logits(llama: Path) -> None:
