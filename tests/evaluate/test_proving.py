@@ -214,7 +214,9 @@ class TestNothingIsLeft:
         before = contents(engine)
 
         def interrupted(*_: Any, **__: Any) -> None:
-            assert len(list(tmp_path.iterdir())) == 2, "the new engine is there, beside the old one"
+            assert len(list(tmp_path.iterdir())) == 3, (
+                "the new engine and its lock are there, beside the old one"
+            )
             raise KeyboardInterrupt
 
         monkeypatch.setattr(measuring, "perplexity", interrupted)
