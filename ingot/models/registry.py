@@ -32,9 +32,9 @@ def find_architecture(hf_names: object) -> Architecture:
     supported = sorted(name for a in ARCHITECTURES for name in a.hf_names)
     raise CheckpointError(
         "unsupported architecture",
-        seen=hf_names or "config.json has no `architectures`",
+        seen=hf_names,
         allowed=supported,
-        fix="choose another model; another name in config.json would not make this one compute right",
+        fix="a checkpoint of one of these; under another name the model would compute something else",
     )
 
 
