@@ -10,6 +10,7 @@ What needs PyTorch is imported when it is first used, so that ``ingot --help`` d
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.errors import IngotError
 from ingot.version import VERSION
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.processors.prompt import Prompt
 
 __version__ = VERSION
-__all__ = ["LLM", "IngotError", "Prompt", "SamplingParams", "build", "tune", "verify"]
+__all__ = ["LLM", "IngotError", "Prompt", "RuntimeConfig", "SamplingParams", "build", "tune", "verify"]
 
 _HOMES = {
     "LLM": "ingot.llm",

@@ -88,7 +88,7 @@ class EngineError(IngotError):
 
 
 class NoSuchPathError(CheckpointError, EngineError):
-    """A path or an id that the user gave leads nowhere."""
+    """A path or an id that the user gave leads nowhere, or to something else than what it should."""
 
 
 class RequestError(IngotError, ValueError):

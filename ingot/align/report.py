@@ -35,6 +35,8 @@ pre { background: #f5f5f5; padding: .7rem; white-space: pre-wrap }
 {% for name, value in facts %}<tr><td>{{ name }}</td><td class="text">{{ value }}</td></tr>{% endfor %}
 </table>
 <p class="stops {{ 'no' if r.stops.is_bad }}">{{ stops }}</p>
+{% if r.tensors %}<p class="{{ 'no' if r.tensors.differences }}">{{ r.tensors.text }}</p>
+{% for one in r.tensors.differences %}<p>{{ one.name }}: {{ one.text }}</p>{% endfor %}{% endif %}
 {% if first %}<h2>First bad stage: {{ r.first.row.stage }}, step {{ r.first.row.step }}</h2>
 <p>{{ why }}</p>
 <table><tr><th></th>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr>
@@ -77,6 +79,7 @@ def report_json(report: Report) -> dict[str, Any]:
             {"title": c.title, "ids": c.ids, "checks": [_check(k) for k in c.checks]} for c in report.cases
         ],
         "stop_ids": _stops(report.stops),
+        "tensors": None if report.tensors is None else asdict(report.tensors),
         "first": None if report.first is None else _first(report.first),
         "findings": [asdict(f) for f in report.findings],
         "rows": [_row(row) for row in report.rows],

@@ -26,6 +26,7 @@ from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
 from ingot.align.target import Target, check_fit, check_same_model, find_target, make_cases
+from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
     SERVED,
@@ -65,6 +66,7 @@ class Report:
         first: the first bad stage of tensors; None where all are within their limits.
         findings: what explains it, best first; empty where nothing does.
         quant: of an engine in fewer bits: which, and whose weights the reference has; else None.
+        tensors: those of the engine beside the checkpoint's; None where the reference is a trace.
     """
 
     engine: str
@@ -80,6 +82,7 @@ class Report:
     first: FirstBad | None
     findings: list[Finding] = field(default_factory=list)
     quant: str | None = None
+    tensors: TensorCheck | None = None
 
     @property
     def bad_texts(self) -> list[TextCheck]:
@@ -94,7 +97,12 @@ class Report:
     @property
     def aligned(self) -> bool:
         """Whether nothing is beyond noise."""
-        return not (self.first or self.bad_texts or self.stops.is_bad or self.bad_greedy)
+        return not (self.first or self.bad_texts or self.stops.is_bad or self.bad_greedy or self.bad_tensors)
+
+    @property
+    def bad_tensors(self) -> list[str]:
+        """Names of tensors that are not the reference's."""
+        return [] if self.tensors is None else [one.name for one in self.tensors.differences]
 
     @property
     def first_stage(self) -> str | None:
@@ -105,7 +113,9 @@ class Report:
             return STAGE
         if self.first is not None:
             return self.first.row.stage
-        return "greedy ids" if self.bad_greedy else None
+        if self.bad_greedy:
+            return "greedy ids"
+        return f"tensor {self.bad_tensors[0]}" if self.bad_tensors else None
 
 
 def align(
@@ -145,6 +155,10 @@ def align(
     cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
     for case in cases:
         check_fit(target, case, steps)
+    tensors = None
+    if not isinstance(source, Trace):
+        progress("comparing tensors")
+        tensors = compare_tensors(target, source.checkpoint)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
         folder = Path(name)
         if not (target.quant.dense or isinstance(source, Trace)):
@@ -167,7 +181,7 @@ def align(
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
         findings = _explain(llm, _other_choices(greedy))
-    return Report(*described, cases, rows, greedy, stops, first, findings, quant)
+    return Report(*described, cases, rows, greedy, stops, first, findings, quant, tensors)
 
 
 def _quant_text(target: Target, source: Reference) -> str | None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _WIDTH = 180
+_SHOWN = 8  # tensors that differ
 
 
 def align(
@@ -122,6 +123,7 @@ def _show(report: Report, *, every: bool) -> None:
     for i, case in enumerate(report.cases, start=1):
         console.print(f"prompt {i}:    {case.title} ({len(case.ids)} tokens)", markup=False)
     _show_texts(report)
+    _show_tensor_check(report, every)
     console.width = max(console.width, _WIDTH)  # columns are never cut
     console.print(_table(report, every=every))
     _show_first(report)
@@ -145,6 +147,19 @@ def _show_texts(report: Report) -> None:
                 console.print(f"  from {check.first} on: expected {check.expected[at]!r}", markup=False)
                 console.print(f"  {'':>{len(str(check.first)) + 8}} got      {check.got[at]!r}", markup=False)
     console.print(stops_text(report.stops), style="red" if report.stops.is_bad else None, markup=False)
+
+
+def _show_tensor_check(report: Report, every: bool) -> None:
+    """Which tensors are not the reference's, and how."""
+    found = report.tensors
+    if found is None:
+        return
+    stdout().print(found.text, style="red" if found.differences else None, markup=False)
+    shown = found.differences if every else found.differences[:_SHOWN]
+    for one in shown:
+        stdout().print(f"  {one.name}: {one.text}", markup=False)
+    if len(shown) < len(found.differences):
+        stdout().print(f"  … {len(found.differences) - len(shown)} more (--all)", style="dim", markup=False)
 
 
 def _table(report: Report, *, every: bool) -> Any:

@@ -55,7 +55,7 @@ def latency(
     set_threads(flags.threads)
     with progress() as say:
         record = bench_latency(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
-    _show(record, flags.json_file)
+    _show(record, flags)
 
 
 @bench.command()
@@ -101,7 +101,7 @@ def throughput(
     other = _other(spec, flags.against, hf_batch)
     with progress() as say:
         record = bench_throughput(spec, Throughput(load, repeats), other, command=command_line(), say=say)
-    _show(record, flags.json_file)
+    _show(record, flags)
 
 
 @bench.command()
@@ -123,7 +123,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
     with progress() as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
-    _show(record, flags.json_file)
+    _show(record, flags)
 
 
 def _side(flags: SideFlags, most: int) -> SideSpec:
@@ -209,9 +209,11 @@ def progress() -> Iterator[Callable[[str], None] | None]:
         yield status.update
 
 
-def _show(record: Record, json_file: str | None) -> None:
-    """The tables, and the JSON where it was asked for; with ``-`` stdout has the JSON alone."""
-    if json_file == "-":
+def _show(record: Record, flags: ModelFlags) -> None:
+    """The tables or the JSON on stdout, and the JSON in a file where one was named."""
+    if flags.json_file is not None:
+        Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    if flags.as_json:
         print_json(record)
         return
     from ingot.bench.report import headline, tables
@@ -224,10 +226,6 @@ def _show(record: Record, json_file: str | None) -> None:
     for side in record["sides"]:
         for doubt in side.get("doubts", ()):
             stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
-    if json_file is not None:
-        path = Path(json_file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def print_table(table: Table) -> None:

@@ -11,32 +11,17 @@ from __future__ import annotations
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for
+from ingot.cli.flags import AsJson, Device, JsonFile, Quant, Threads, field_flags, flags_for
 from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, KvDtype, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
 
 Batch = Annotated[str, typer.Option(help="Batch sizes, with commas between.")]
-
-
-def _json_target(value: str | None) -> str | None:
-    """A place that can be written, made sure of before anything is measured."""
-    if value is None or value == "-":
-        return value
-    path = Path(value)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"cannot be written: {error}", param_hint="--json") from None
-    return value
 
 
 @dataclass(frozen=True)
@@ -57,15 +42,8 @@ class ModelFlags:
     ] = None
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512
     new_tokens: Annotated[int, typer.Option(help="Tokens generated for each.")] = 128
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            help="Write every raw figure to a file as JSON; '-': to stdout.",
-            metavar="FILE",
-            callback=_json_target,
-        ),
-    ] = None
+    as_json: AsJson = False
+    json_file: JsonFile = None
     max_seq_len: Annotated[
         int | None,
         typer.Option(

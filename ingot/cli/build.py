@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ingot.cli.console import size_text, stderr, stdout
-from ingot.cli.flags import Device, given
+from ingot.cli.flags import RARELY, Device, given
 from ingot.cli.metric_text import metric_line
 from ingot.cli.prove_flags import ProveFlags, prove_flags
 from ingot.cli.signals import ends_once
-from ingot.cli.steps import bar_shown, steps_shown
+from ingot.cli.steps import bar_shown, parts_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quant_file import read_quant
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
 
 QUANT_PANEL = "Quantization"
-Progress = Callable[[str, int, int], None]
+RARE_QUANT = "Quantization, rarely needed"
 Finish = Callable[[Path], None]
 
 
@@ -54,12 +54,17 @@ def build(
             "(docs/quantization.md), or model, the engine's dtype.",
             metavar="model|int8|fp8",
             show_default="model",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="Keep only these decoder layers.", metavar="START:END", show_default="all"),
+        typer.Option(
+            help="Keep only these decoder layers.",
+            metavar="START:END",
+            show_default="all",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     quant: Annotated[
         str | None,
@@ -84,7 +89,7 @@ def build(
             "--symmetric/--asymmetric",
             help="Whether w4a16 goes without zeros.",
             show_default="asymmetric",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     quant_head: Annotated[
@@ -104,7 +109,7 @@ def build(
         typer.Option(
             help="Of w8a8: dynamic, a scale with each token, or static, from --calib.",
             show_default="dynamic",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     alpha: Annotated[
@@ -112,7 +117,7 @@ def build(
         typer.Option(
             help="Of smoothquant: 0 to 1, the more the quieter activations become, or search.",
             show_default="0.5",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     weight_scales: Annotated[
@@ -120,7 +125,7 @@ def build(
         typer.Option(
             help="Of w8a8: a scale for each channel, or for the tensor.",
             show_default="channel",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     rotate: Annotated[
@@ -129,7 +134,7 @@ def build(
             "--rotate/--no-rotate",
             help="Whether w4a8 turns the stream, so that no channel is loud.",
             show_default="rotate, with w4a8",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     calib: Annotated[
@@ -144,7 +149,7 @@ def build(
         typer.Option(
             help="Most samples to take of --calib, up to 512 tokens each.",
             show_default="128",
-            rich_help_panel=QUANT_PANEL,
+            rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     chat_template: Annotated[
@@ -152,15 +157,24 @@ def build(
         typer.Option(help="chatml, vicuna, vicuna-v0 or a .jinja file.", show_default="the checkpoint's own"),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Take this plan.json as it is; nothing is measured.")
+        Path | None,
+        typer.Option(help="Take this plan.json as it is; nothing is measured.", rich_help_panel=RARELY),
     ] = None,
     tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.")
+        bool,
+        typer.Option(
+            "--tune/--no-tune", help="On a GPU, measure the kernels' tile sizes.", rich_help_panel=RARELY
+        ),
     ] = True,
     proof: Annotated[
-        bool, typer.Option("--proof/--no-proof", help="Store golden cases for `ingot verify`.")
+        bool,
+        typer.Option(
+            "--proof/--no-proof", help="Store golden cases for `ingot verify`.", rich_help_panel=RARELY
+        ),
     ] = True,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
 ) -> None:
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
@@ -183,13 +197,13 @@ def build(
 
         plan_of_metrics = proving.plan(checkpoint, revision, chat_template)
         with ExitStack() as shown:
-            progress = shown.enter_context(_progress())
-            steps = shown.enter_context(steps_shown())
+            part = shown.enter_context(parts_shown())
+            steps = part(lambda done, total: f"{done}/{total}")
             path = builder.build(
                 checkpoint,
                 output,
                 force=force,
-                progress=progress,
+                progress=part(lambda done, total: f"{size_text(done)} of {size_text(total)}"),
                 tune=tune,
                 tune_progress=steps,
                 proof=proof,
@@ -210,8 +224,19 @@ def build(
                     revision=revision,
                 ),
             )
+    _tell_of_ranges(path, calib)
     size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     typer.echo(f"{path}: {size_text(size)}, built in {time.perf_counter() - start:.1f} s")
+
+
+def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
+    """Name the file that a calibrated build leaves beside its engine."""
+    from ingot.engine.calibration_cache import cache_path
+
+    file = cache_path(engine)
+    if calib is not None and file.is_file():
+        what = "caches what calibration saw; the next build with these samples is faster. Delete it any time."
+        stderr().print(f"note: {file} ({size_text(file.stat().st_size)}) {what}", markup=False)
 
 
 def _number(text: str) -> float | str:
@@ -240,17 +265,3 @@ def _measuring(proving: Proving | None, device: str | None, shown: ExitStack) ->
         keep(folder, metrics)
 
     return finish
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A progress bar on stderr; None where that is no terminal."""
-    if not stderr().is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        task = bar.add_task("reading the checkpoint", total=None)
-        yield lambda name, done, total: bar.update(task, completed=done, total=total, description=name)

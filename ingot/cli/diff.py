@@ -12,13 +12,16 @@ from ingot.cli.console import print_json, stderr, stdout
 from ingot.cli.flags import AsJson
 
 if TYPE_CHECKING:
-    from ingot.engine.compare import Comparison, FieldChange, TensorChange
+    from ingot.engine.compare import Comparison, FieldChange, LayerChange, TensorChange
     from ingot.engine.manifest import TensorEntry
 
 
 def diff(
     left: Annotated[Path, typer.Argument(help="An engine folder.", metavar="A")],
     right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    every: Annotated[
+        bool, typer.Option("--all", help="List every tensor, those of layers in fewer bits too.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain how two engines differ. Exit code 0: equal, 1: different, 2: not to be compared."""
@@ -35,17 +38,20 @@ def diff(
     if as_json:
         print_json({"equal": found.equal, **found.to_json()})
     else:
-        _show(found)
+        _show(found, every)
     raise typer.Exit(0 if found.equal else 1)
 
 
-def _show(found: Comparison) -> None:
+def _show(found: Comparison, every: bool) -> None:
     if found.equal:
         stdout().print("equal")
     for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
         _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
     _section("files", [_file_line(c) for c in found.files])
-    _section("tensors", _tensor_lines(found.tensors), len(found.tensors))
+    _section("layers in fewer bits", _layer_lines(found), len(found.layers))
+    layers = () if every else {layer.name for layer in found.layers}
+    others = [change for change in found.tensors if change.name.rpartition(".")[0] not in layers]
+    _section("tensors" if every or not layers else "other tensors", _tensor_lines(others), len(others))
     _section(
         "metrics, not counted", [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in found.metrics]
     )
@@ -68,6 +74,22 @@ def _file_line(change: FieldChange) -> str:
     if change.left == ABSENT:
         return f"{change.name}: only in B"
     return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: other content"
+
+
+def _layer_lines(found: Comparison) -> list[str]:
+    """A line for all layers of the same two schemes: how many, and how far their weights are apart."""
+    groups: dict[tuple[str, str], list[LayerChange]] = {}
+    for layer in found.layers:
+        groups.setdefault((layer.left, layer.right), []).append(layer)
+    lines = []
+    for (left, right), layers in groups.items():
+        errors = [(layer.relative, layer.name) for layer in layers if layer.relative is not None]
+        told = f"weights not compared: {found.incomparable or 'other shapes'}"
+        if errors:
+            mean, (most, name) = sum(error for error, _ in errors) / len(errors), max(errors)
+            told = f"dequantized error {mean:.2%}, at most {most:.2%} ({name})"
+        lines.append(f"{len(layers)} layers: {left} -> {right}, {told}")
+    return lines
 
 
 def _tensor_lines(changes: Sequence[TensorChange]) -> list[str]:

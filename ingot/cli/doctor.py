@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import finite, print_json, stderr, stdout
-from ingot.cli.flags import Device, Threads, given
+from ingot.cli.flags import RARELY, AsJson, Device, JsonFile, Threads, given
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
@@ -72,23 +72,26 @@ def doctor(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.", show_default="128"
+            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.",
+            show_default="128",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     symmetric: Annotated[
         bool | None,
         typer.Option(
-            "--symmetric/--asymmetric", help="Whether w4a16 goes without zeros.", show_default="asymmetric"
+            "--symmetric/--asymmetric",
+            help="Whether w4a16 goes without zeros.",
+            show_default="asymmetric",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     out: Annotated[
         Path,
         typer.Option(help="The file to write, for `ingot build --quant`."),
     ] = Path("doctor.yaml"),
-    json_file: Annotated[
-        str | None,
-        typer.Option("--json", help="Write every figure as JSON; '-': to stdout.", metavar="FILE"),
-    ] = None,
+    as_json: AsJson = False,
+    json_file: JsonFile = None,
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
     limit: Annotated[int, typer.Option(help="Take the first so many items of --data.", min=1)] = LIMIT,
     where: Annotated[
@@ -97,18 +100,34 @@ def doctor(
             help="Only records whose field has this value; may be repeated.",
             metavar="FIELD=VALUE",
             show_default=False,
+            rich_help_panel=RARELY,
         ),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Pass over bad lines of the data instead of refusing it.",
+            rich_help_panel=RARELY,
+        ),
     ] = False,
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens computed together.", show_default="the context, at most 1024", min=2),
+        typer.Option(
+            help="Tokens computed together.",
+            show_default="the context, at most 1024",
+            min=2,
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Take the first so many tokens of each text.", min=2, show_default="2048"),
+        typer.Option(
+            help="Take the first so many tokens of each text.",
+            min=2,
+            show_default="2048",
+            rich_help_panel=RARELY,
+        ),
     ] = None,
     device: Device = None,
     threads: Threads = None,
@@ -125,8 +144,6 @@ def doctor(
         raise ConfigError(
             "the file exists", seen=out, fix="--force replaces it, or choose another place with --out"
         )
-    if json_file not in (None, "-"):
-        _check_target(Path(str(json_file)), "--json")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)
     if threads is not None:
         import torch
@@ -145,25 +162,25 @@ def doctor(
     items = read_data(data, limit=limit, skip_bad=skip_bad, where=_fields(where))
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
-    _finish(found, out, json_file, every)
+    _finish(found, out, as_json, json_file, every)
 
 
-def _finish(found: Diagnosis, out: Path, json_file: str | None, every: bool) -> None:
+def _finish(found: Diagnosis, out: Path, as_json: bool, json_file: str | None, every: bool) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
     from ingot.cli.eval import print_table
     from ingot.evaluate.doctor.report import comments, record, tables, verdict
 
     command = shlex.join(["ingot", *sys.argv[1:]])
     told = record(found, command)
-    if json_file == "-":
+    if as_json:
         print_json(told)
     else:
         for table in tables(found, every=every):
             print_table(table)
             stdout().print()
         stdout().print(verdict(found), markup=False)
-    if json_file not in (None, "-"):
-        _write(Path(str(json_file)), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
+    if json_file is not None:
+        _write(Path(json_file), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
     if found.quant is None:
         raise typer.Exit(_NONE_HOLDS)
     _write(out, quant_text(found.quant, comments(found, command)))

@@ -152,13 +152,13 @@ def _finish(flags: EvalFlags, found: Evaluation) -> None:
     if flags.items is not None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)
         Path(flags.items).write_text("".join(lines), encoding="utf-8")
-    if flags.json_file == "-":
+    if flags.json_file is not None:
+        text = json.dumps(finite(record), indent=1, ensure_ascii=False)
+        Path(flags.json_file).write_text(text + "\n", encoding="utf-8")
+    if flags.as_json:
         print_json(record)
     else:
         _show(record)
-    if flags.json_file not in (None, "-"):
-        text = json.dumps(finite(record), indent=1, ensure_ascii=False)
-        Path(str(flags.json_file)).write_text(text + "\n", encoding="utf-8")
     if found.beyond:
         raise typer.Exit(_BEYOND)
 

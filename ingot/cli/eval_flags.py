@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.flags import Device, Quant, Threads, field_flags, flags_for, given
+from ingot.cli.flags import (
+    RARELY,
+    AsJson,
+    Device,
+    JsonFile,
+    Quant,
+    Threads,
+    field_flags,
+    flags_for,
+    given,
+    writable_file,
+)
 from ingot.cli.limits import PANEL, KvDtype, MemoryFraction, TokenBudget, runtime_values
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
@@ -24,22 +35,6 @@ if TYPE_CHECKING:
     from ingot.evaluate.side import SideSpec
 
 DTYPES = ("auto", "fp16", "bf16", "fp32")
-
-
-def _target(param: typer.CallbackParam, value: str | None) -> str | None:
-    """A place that can be written, made sure of before anything is computed."""
-    if value is None or (value == "-" and param.name == "json_file"):
-        return value
-    if value == "-":
-        raise typer.BadParameter("it takes a file; the JSON of --json may go to stdout")
-    path = Path(value)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise typer.BadParameter(f"cannot be written: {error}") from None
-    return value
 
 
 def _dtype(value: str) -> str:
@@ -84,18 +79,19 @@ class EvalFlags:
             show_default="by metric",
         ),
     ] = None
-    json_file: Annotated[
-        str | None,
-        typer.Option(
-            "--json", help="Write the record as JSON; '-': to stdout.", metavar="FILE", callback=_target
-        ),
-    ] = None
+    as_json: AsJson = False
+    json_file: JsonFile = None
     items: Annotated[
         str | None,
-        typer.Option(help="Write a line of JSON for each item.", metavar="FILE", callback=_target),
+        typer.Option(help="Write a line of JSON for each item.", metavar="FILE", callback=writable_file),
     ] = None
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Pass over bad lines of the data instead of refusing it.")
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Pass over bad lines of the data instead of refusing it.",
+            rich_help_panel=RARELY,
+        ),
     ] = False
     where: Annotated[
         list[str] | None,
@@ -103,6 +99,7 @@ class EvalFlags:
             help="Only records whose field has this value; may be repeated.",
             metavar="FIELD=VALUE",
             show_default=False,
+            rich_help_panel=RARELY,
         ),
     ] = None
     dtype: Annotated[
@@ -114,10 +111,13 @@ class EvalFlags:
     quant: Quant = None
     against_dtype: Annotated[
         str | None,
-        typer.Option(help="Dtype of the reference's arithmetic.", show_default="as --dtype"),
+        typer.Option(
+            help="Dtype of the reference's arithmetic.", show_default="as --dtype", rich_help_panel=RARELY
+        ),
     ] = None
     against_batch: Annotated[
-        int, typer.Option(help="Prompts of one padded batch, for --against hf.", min=1)
+        int,
+        typer.Option(help="Prompts of one padded batch, for --against hf.", min=1, rich_help_panel=RARELY),
     ] = 8
     max_seq_len: Annotated[
         int | None,
@@ -187,7 +187,8 @@ class ReadFlags(EvalFlags):
         typer.Option(help="Tokens from one window to the next: the last so many of each count.", min=1),
     ] = None
     max_tokens: Annotated[
-        int | None, typer.Option(help="Take the first so many tokens of each text.", min=2)
+        int | None,
+        typer.Option(help="Take the first so many tokens of each text.", min=2, rich_help_panel=RARELY),
     ] = None
 
 

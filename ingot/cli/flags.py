@@ -13,6 +13,7 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,8 @@ from ingot.cli.console import size_text, stderr
 if TYPE_CHECKING:
     from ingot.cli.limits import Limits
     from ingot.llm import LLM
+
+RARELY = "Rarely needed"
 
 EnginePath = Annotated[
     str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
@@ -40,9 +43,37 @@ Threads = Annotated[
         help="CPU threads; give each its share when several processes compute on the same cores.",
         min=1,
         show_default="PyTorch's choice",
+        rich_help_panel=RARELY,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def writable_file(value: str | None) -> str | None:
+    """A file that a flag names, made sure of before anything is computed."""
+    if value is None:
+        return None
+    if value == "-":
+        raise typer.BadParameter("it takes a file; --json prints to stdout")
+    path = Path(value)
+    is_new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+        if is_new:
+            path.unlink()  # nothing is left where the work fails
+    except OSError as error:
+        raise typer.BadParameter(f"cannot be written: {error}") from None
+    return value
+
+
+JsonFile = Annotated[
+    str | None,
+    typer.Option(
+        "--json-file", help="Write every figure to a file as JSON.", metavar="FILE", callback=writable_file
+    ),
+]
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -68,9 +99,16 @@ def flags_for(
         verb(**values, **{name: packed})
 
     parameters = [*(p.replace(annotation=hints[p.name]) for p in own), *flags]
+    parameters = sorted((p.replace(kind=p.KEYWORD_ONLY) for p in parameters), key=_is_rare)
     with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_flags
+
+
+def _is_rare(flag: inspect.Parameter) -> bool:
+    """Whether a flag belongs at the end of the help."""
+    options = getattr(flag.annotation, "__metadata__", ())
+    return any(RARELY.lower() in (getattr(o, "rich_help_panel", None) or "").lower() for o in options)
 
 
 def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parameter]:

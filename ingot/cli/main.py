@@ -9,8 +9,10 @@ nothing of what verbs do.
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
+import re
 import sys
 import traceback
 from typing import Annotated, Any
@@ -38,6 +40,8 @@ from ingot.cli.verify import verify
 from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
 from ingot.version import VERSION
 
+_UsageError: Any = typer.BadParameter.__base__  # click's, of which typer may have a copy of its own
+_WORDS = "ingot.words"
 _FAILED, _MISUSED = 1, 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -45,6 +49,18 @@ _BROKEN_PIPE = 141
 
 class Verbs(TyperGroup):
     """Runs a verb and turns what it raises into a message and an exit code."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context; flags of ``ingot`` itself that are wrong are told as those of verbs are."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except _UsageError as error:
+            raise _told_misuse(error, args) from None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words of the command line for what is told of them."""
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb that was asked for."""
@@ -57,6 +73,8 @@ class Verbs(TyperGroup):
                 return super().invoke(ctx)
             finally:
                 sys.stdout.flush()
+        except _UsageError as error:
+            raise _told_misuse(error, ctx.meta[_WORDS], ctx.invoked_subcommand) from None
         except KeyboardInterrupt:
             stderr().print("interrupted")
             raise typer.Exit(_INTERRUPTED) from None
@@ -73,6 +91,26 @@ class Verbs(TyperGroup):
             raise typer.Exit(_exit_code(error, ctx.invoked_subcommand)) from None
 
 
+def _told_misuse(error: Any, words: list[str], verb: str | None = None) -> typer.Exit:
+    """Print an error of the command line in the words of all others; gives the exit."""
+    what = error.format_message().rstrip(".")
+    if what:  # else it has shown the help
+        what = re.sub(r"^Invalid value(?: for '?([^':]+)'?)?: ", lambda m: f"{m[1]}: " if m[1] else "", what)
+        path = error.ctx.command_path if error.ctx is not None else f"ingot {verb}" if verb else "ingot"
+        fix = _json_fix(what, words) or f"see `{path} --help`"
+        print_error(IngotError(what[:1].lower() + what[1:], fix=fix))
+    return typer.Exit(_MISUSED)
+
+
+def _json_fix(what: str, words: list[str]) -> str | None:
+    """What to write where ``--json`` is given the file that it took in some verbs."""
+    after = dict(itertools.pairwise(words)).get("--json", "")
+    is_file = after == "-" or after.endswith(".json") or f"({after})" in what
+    if not is_file and not any(word.startswith("--json=") for word in words):
+        return None
+    return "--json prints JSON on stdout; --json-file FILE writes it to a file"
+
+
 def _flags(verb: Any) -> set[str]:
     """The flags of a verb; of ``bench`` and ``eval`` those of all their own verbs."""
     parts = [verb, *getattr(verb, "commands", {}).values()] if verb is not None else []
@@ -81,9 +119,9 @@ def _flags(verb: Any) -> set[str]:
 
 def _exit_code(error: IngotError, verb: str | None) -> int:
     """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
-    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds".
+    "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds", ``plan`` for "does not fit".
     """
-    if verb in ("diff", "align", "eval", "doctor") or isinstance(error, NoSuchPathError):
+    if verb in ("diff", "align", "eval", "doctor", "plan") or isinstance(error, NoSuchPathError):
         return _MISUSED
     failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
     return _FAILED if failed else _MISUSED
@@ -118,10 +156,18 @@ def _main(
     """Turn a checkpoint into an engine, and run it."""
 
 
-for verb in (build, tune, run, chat, plan, explain, inspect, diff, verify, align, repro, sweep, doctor):
-    app.command()(verb)
-app.add_typer(bench)
-app.add_typer(evaluate)
+_VERBS: dict[str, tuple[Any, ...]] = {
+    "Build": (plan, build, tune, doctor),
+    "Run": (run, chat, explain),
+    "Prove": (inspect, verify, align, diff, repro),
+    "Measure": (evaluate, bench, sweep),
+}
+for _panel, _verbs in _VERBS.items():
+    for _verb in _verbs:
+        if isinstance(_verb, typer.Typer):
+            app.add_typer(_verb, rich_help_panel=_panel)
+        else:
+            app.command(rich_help_panel=_panel)(_verb)
 
 
 def _never_fail_to_encode() -> None:

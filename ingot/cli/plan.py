@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ingot.cli.console import print_json, size_text, stdout
-from ingot.cli.flags import AsJson, given
+from ingot.cli.flags import RARELY, AsJson, given
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
-from ingot.config.units import parse_size
+from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -52,7 +52,11 @@ def plan(
         ),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="What to plan for: 24GiB, 80GB, auto (this machine's), cuda:N, or cpu.")
+        str,
+        typer.Option(
+            help="What to plan for: a size (23.6GiB; GB are 10^9 bytes, GiB 2^30), auto (this machine's), "
+            "cuda:N, or cpu."
+        ),
     ] = "auto",
     max_batch_size: Annotated[
         int | None,
@@ -73,10 +77,14 @@ def plan(
             help="Tokens of KV cache.",
             min=1,
             show_default="a full batch of longest requests; on a CPU 256 MiB of it",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     token_budget: Annotated[
-        int | None, typer.Option(help="Most tokens that one step computes.", min=1, show_default="2048")
+        int | None,
+        typer.Option(
+            help="Most tokens that one step computes.", min=1, show_default="2048", rich_help_panel=RARELY
+        ),
     ] = None,
     memory_fraction: Annotated[
         float | None,
@@ -85,6 +93,7 @@ def plan(
             min=0.01,
             max=1.0,
             show_default="0.9",
+            rich_help_panel=RARELY,
         ),
     ] = None,
     kv_dtype: Annotated[
@@ -95,7 +104,9 @@ def plan(
             show_default="auto: the engine's, or model",
         ),
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count every byte that a model will take, before any is allocated; exit code 0: it fits, 1: it does not.
@@ -198,11 +209,17 @@ def _bill_rows(bill: Ledger) -> Iterator[tuple[str, ...]]:
 
 
 def _verdict(bill: Ledger) -> Iterator[str]:
+    from ingot.engine.fixes import CARDS
+
     if bill.capacity is None:
         yield _NO_GPU
         return
     setting = bill.setting
     yield list(bill.lines())[1]
+    sold = next((name for name in CARDS if bill.capacity.name == f"--gpu {name.replace(' ', '')}"), None)
+    if sold is not None:
+        has = f"{gib_text(CARDS[sold])}, which is {size_text(CARDS[sold])}"
+        yield f"note: GB are 10^9 bytes; a card sold as {sold} has {has}: --gpu {gib_text(CARDS[sold])}"
     if bill.fits:
         yield f"fits: {size_text(bill.used)} in use at most"
     elif bill.loads:
@@ -216,21 +233,23 @@ def _verdict(bill: Ledger) -> Iterator[str]:
 
 
 def _show_cards(answer: _Answer) -> None:
-    """Two tables, one row a number format and one column a card."""
-    setting, cards = answer.bill.setting, list(dict.fromkeys(row.card for row in answer.cards))
+    """Two tables, one row a number format and one column a card, named as ``--gpu`` takes it."""
+    setting, cards = answer.bill.setting, list(dict.fromkeys(row.total for row in answer.cards))
+    sold = ", ".join(dict.fromkeys(row.card.removesuffix(" GB") for row in answer.cards))
     formats = list(dict.fromkeys((row.dtype, row.quant) for row in answer.cards))
-    found = {(row.card, row.dtype, row.quant): row for row in answer.cards}
+    found = {(row.total, row.dtype, row.quant): row for row in answer.cards}
     titles = {
         "max_batch_size": f"largest batch of requests of {setting.max_seq_len} tokens",
         "max_seq_len": f"longest request at batch 1 (the model's limit is {setting.model.max_positions})",
     }
     for field, title in titles.items():
-        typer.echo(f"\n{title}, by card, memory_fraction {setting.runtime.memory_fraction:g}")
+        share = f"memory_fraction {setting.runtime.memory_fraction:g}"
+        typer.echo(f"\n{title}, by what cards sold as {sold} GB have, {share}")
         rows = [
             (dtype, quant, *(str(getattr(found[card, dtype, quant], field) or "-") for card in cards))
             for dtype, quant in formats
         ]
-        _table(("dtype", "quant", *cards), rows, right=range(2, len(cards) + 2))
+        _table(("dtype", "quant", *map(gib_text, cards)), rows, right=range(2, len(cards) + 2))
 
 
 def _table(head: Sequence[str], rows: Any, right: Sequence[int]) -> None:

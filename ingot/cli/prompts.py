@@ -15,7 +15,10 @@ from typing import Any
 
 import typer
 
+from ingot.cli.console import stderr
+from ingot.cli.sampling import flag_name
 from ingot.config.json_text import JsonError, parse_json
+from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 
 _KEYS = ("prompt", "messages", "prompt_token_ids")
@@ -45,10 +48,12 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
     """All prompts: the arguments, else the lines of a file, else the whole of stdin as one.
 
     A ``.jsonl`` file holds an object a line, with one of the keys prompt, messages, prompt_token_ids; any
-    other file, and ``-`` for stdin, holds a prompt a line. Empty lines are skipped.
+    other file, and ``-`` for stdin, holds a prompt a line. Empty lines are skipped. Other keys of an object
+    are named on stderr, since they are not read.
 
     Raises:
-        RequestError: a file cannot be read, or one of its lines is no prompt; it names the line.
+        RequestError: a file cannot be read, or one of its lines is no prompt or holds a sampling value, which
+            only a flag sets; it names the line.
     """
     if texts and file is not None:
         raise typer.BadParameter("give prompts or --file, not both")
@@ -60,7 +65,10 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
         return [_of_text(text, chat, ids) for text in texts or [_stdin_text()]]
     lines = _lines(file)
     if file.endswith(".jsonl"):
-        found = [_of_object(line, f"{file}, line {number}", chat, ids) for number, line in lines]
+        unread: dict[str, None] = {}
+        found = [_of_object(line, f"{file}, line {number}", chat, ids, unread) for number, line in lines]
+        if unread:
+            stderr().print(f"note: {file}: not read: {', '.join(unread)}", style="dim", markup=False)
     else:
         found = [_of_text(line, chat, ids) for _, line in lines]
     if not found:
@@ -106,8 +114,8 @@ def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
         ) from None
 
 
-def _of_object(line: str, where: str, chat: bool, ids: bool) -> PromptGiven:
-    """A line of a .jsonl file."""
+def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, None]) -> PromptGiven:
+    """A line of a .jsonl file; its keys that no prompt has go into ``unread``."""
     try:
         value = parse_json(line)
     except JsonError:
@@ -121,4 +129,18 @@ def _of_object(line: str, where: str, chat: bool, ids: bool) -> PromptGiven:
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
             fix="--file",
         )
+    _check_others(where, [key for key in value if key not in keys], unread)
     return _of_text(value["prompt"], chat, ids) if kind is str else PromptGiven(**{keys[0]: value[keys[0]]})
+
+
+def _check_others(where: str, others: list[str], unread: dict[str, None]) -> None:
+    """Refuse a sampling value: whoever wrote it expects it to count."""
+    values = [key for key in others if key in SamplingParams.__dataclass_fields__]
+    if values:
+        flags = ", ".join(flag_name("max_new_tokens" if key == "max_tokens" else key) for key in values)
+        raise RequestError(
+            f"{where} holds sampling values, which are set for all prompts together",
+            seen=values,
+            fix=f"{flags}, and take them out of the file",
+        )
+    unread.update(dict.fromkeys(others))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,20 +59,20 @@ def run(
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
     loaded = time.perf_counter()
-    streams = sys.stdout.isatty() and not as_json and len(given) == params.n == params.num_beams == 1
-    if streams and llm.tokenizer is not None:
-        num_tokens, is_cut = _stream(llm, inputs[0], params)
-        _note_cut([lengths[0] + num_tokens] if is_cut else [], limit)
-        outputs = []
+    if llm.tokenizer is not None and not as_json and params.n == params.num_beams == 1:
+        cut = _stream(llm, given, inputs, params)
+        num_tokens = sum(count for count, _ in cut)
+        _note_cut([n + count for n, (count, is_cut) in zip(lengths, cut, strict=True) if is_cut], limit)
     else:
         outputs = llm.generate(inputs, params)
         num_tokens = sum(len(a.token_ids) for output in outputs for a in output.answers)
+        if as_json:
+            seconds = time.perf_counter() - loaded
+            timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
+            _print_json(given, outputs, timing, llm.tokenizer)
+        else:
+            _print_text(given, outputs, limit)
     seconds = time.perf_counter() - loaded
-    if as_json:
-        timing = {"load_seconds": loaded - start, "seconds": seconds, "output_tokens": num_tokens}
-        _print_json(given, outputs, timing, llm.tokenizer)
-    else:
-        _print_text(given, outputs, limit)
     stderr().print(speed_text(num_tokens, seconds), style="dim")
 
 
@@ -96,25 +95,43 @@ def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:
     stderr().print(f"note: {text}: the engine takes {limit}", style="dim")
 
 
-def _stream(llm: LLM, prompt: PromptLike | Messages, params: SamplingParams) -> tuple[int, bool]:
-    """Write an answer as it comes; returns its number of tokens, and whether it was cut off."""
-    count = 0
-    reason = None
-    for piece in llm.stream(prompt, params):
-        write(piece.text)
-        count += len(piece.token_ids)
-        reason = piece.finish_reason
-    write("\n")
-    return count, reason == "length"
+def _stream(
+    llm: LLM, given: list[PromptGiven], inputs: list[PromptLike | Messages], params: SamplingParams
+) -> list[tuple[int, bool]]:
+    """Write answers as they come, each after that of the prompt before; returns the number of tokens of each,
+    and whether it was cut off.
+    """
+    pieces = llm.stream_many(inputs, params)
+    texts, counts = [""] * len(inputs), [0] * len(inputs)
+    reasons: list[str | None] = [None] * len(inputs)
+    turn = 0
+    _write_title(given, turn)
+    for position, piece in pieces:
+        texts[position] += piece.text
+        counts[position] += len(piece.token_ids)
+        reasons[position] = piece.finish_reason
+        while turn < len(inputs) and (texts[turn] or reasons[turn]):
+            write(texts[turn])
+            texts[turn] = ""
+            if reasons[turn] is None:
+                break
+            write("\n")
+            turn += 1
+            _write_title(given, turn)
+    return [(count, reason == "length") for count, reason in zip(counts, reasons, strict=True)]
+
+
+def _write_title(given: list[PromptGiven], turn: int, which: str = "") -> None:
+    """The line before an answer where there are several."""
+    if turn < len(given) and (len(given) > 1 or which):
+        write(f"=== {turn + 1}/{len(given)}{which}: {given[turn].title}\n")
 
 
 def _print_text(given: list[PromptGiven], outputs: list[Output], limit: int) -> None:
     """The answers; a line that begins with === goes before each when there are several."""
-    for i, (one, output) in enumerate(zip(given, outputs, strict=False), start=1):
+    for i, output in enumerate(outputs):
         for j, answer in enumerate(output.answers, start=1):
-            which = f" answer {j}/{len(output.answers)}" if len(output.answers) > 1 else ""
-            if len(given) > 1 or which:
-                write(f"=== {i}/{len(given)}{which}: {one.title}\n")
+            _write_title(given, i, f" answer {j}/{len(output.answers)}" if len(output.answers) > 1 else "")
             write(_text(answer) + "\n")
     cut = [(o, a) for o in outputs for a in o.answers if a.finish_reason == "length"]
     _note_cut([len(o.prompt_token_ids) + len(a.token_ids) for o, a in cut], limit)

@@ -41,6 +41,7 @@ _HELP = {
     "length_penalty": "Exponent of a beam's length.",
     "early_stopping": "End a beam search at the first finished beams.",
 }
+_OFTEN = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "n")
 _NAMES = {"stop_token_ids": "--stop-token-id", "n": "-n"}
 
 
@@ -107,7 +108,8 @@ def _types() -> dict[str, Any]:
 
 
 def _flag(name: str, kind: Any) -> inspect.Parameter:
-    option = typer.Option(flag_name(name), help=_HELP[name], rich_help_panel="Sampling", show_default=False)
+    panel = "Sampling" if name in _OFTEN else "Sampling, rarely needed"
+    option = typer.Option(flag_name(name), help=_HELP[name], rich_help_panel=panel, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )

@@ -47,15 +47,39 @@ def steps_shown() -> Iterator[Progress | None]:
 
 @contextmanager
 def bar_shown() -> Iterator[Progress]:
-    """A bar on stderr; nothing where that is no terminal."""
+    """A bar on stderr; nothing where that is no terminal. Another total begins it anew."""
+    with parts_shown() as shown:
+        yield shown(lambda done, total: f"{done}/{total}")
+
+
+@contextmanager
+def parts_shown() -> Iterator[Callable[[Callable[[int, int], str]], Progress]]:
+    """Makes the progress of each part of some work, all of which share one bar on stderr; nothing where that
+    is no terminal. A part says how it counts: ``shown(lambda done, total: f"{done}/{total}")``.
+    """
     console = stderr()
     if not console.is_terminal:
-        yield lambda what, done, total: None
+        yield lambda count: lambda what, done, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[count]}"),
+    )
+    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None, count="")
+        last: list[object] = []
+
+        def shown(count: Callable[[int, int], str]) -> Progress:
+            def show(what: str, done: int, total: int) -> None:
+                if last != [count, total]:
+                    last[:] = [count, total]
+                    bar.reset(task)
+                bar.update(task, description=what, completed=done, total=total, count=count(done, total))
+
+            return show
+
+        yield shown

@@ -7,13 +7,17 @@ Owns the sampling values and their ranges. Knows nothing of logits or tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, fields
+from difflib import get_close_matches
 from numbers import Integral, Real
+from typing import Any, Self
 
 from ingot.config.base import JsonConfig
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
+_BOTH = "max_tokens and max_new_tokens are the same value: give one of them"
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class SamplingParams(JsonConfig):
     the chosen). ``stop`` are strings, ``stop_token_ids`` ids; neither appears in the text. ``ignore_eos``
     turns the model's own end tokens off, not ``stop``. ``repetition_penalty`` covers prompt and output;
     presence and frequency penalties the output alone. ``num_beams > 1`` is beam search: it excludes
-    sampling, penalties excepted.
+    sampling, penalties excepted. ``max_tokens``, as other libraries call it, is taken for
+    ``max_new_tokens``.
 
     Raises:
         RequestError: a value is of the wrong type or out of range; the message names it.
@@ -49,13 +54,26 @@ class SamplingParams(JsonConfig):
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    max_tokens: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            if self.max_new_tokens not in (max_tokens, type(self).max_new_tokens):
+                raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), fix="max_new_tokens")
+            object.__setattr__(self, "max_new_tokens", max_tokens)
         self._check_integers()
         self._check_numbers()
         self._check_booleans()
         self._check_stops()
         self._check_beams()
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some values changed.
+
+        Raises:
+            RequestError: there is no such value, or it is out of range.
+        """
+        return super().replace(**{"max_tokens": None, **named_values(changes)})
 
     def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """Tokens that end this request: ``stop_token_ids``, and the model's ``eos_ids`` unless ignored."""
@@ -139,6 +157,28 @@ class SamplingParams(JsonConfig):
         if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
             raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
         object.__setattr__(self, name, float(value))
+
+
+# Read, it is what it sets; the dataclass alone would leave its default there.
+SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]
+
+
+def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling values by their names here: ``max_tokens`` is ``max_new_tokens``.
+
+    Raises:
+        RequestError: a name is of no value, or both of these are given.
+    """
+    known = [field.name for field in fields(SamplingParams)]
+    found = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in values.items()}
+    for name in found:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]}?" if near else None
+            raise RequestError("no such sampling value", seen=name, allowed=known, fix=fix)
+    if len(found) < len(values):
+        raise RequestError(_BOTH, seen=list(values), fix="max_new_tokens")
+    return found
 
 
 def _shown(value: object) -> object:

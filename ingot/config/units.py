@@ -1,6 +1,6 @@
 """Sizes in bytes, as people write them.
 
-Owns the two translations. Knows no memory.
+Owns the translations. Knows no memory. GB are powers of 1000, GiB of 1024, in every text of Ingot.
 
     parse_size("24GiB")     # 25769803776
     size_text(13_500_000)   # 13.5 MB
@@ -37,6 +37,11 @@ def parse_size(text: str, flag: str) -> int:
     if size <= 0:
         raise ConfigError("not a size", seen=text, allowed="a number with its unit: 24GiB, 80GB", fix=flag)
     return size
+
+
+def gib_text(num_bytes: float) -> str:
+    """Bytes as ``parse_size`` reads them back: ``23.6GiB`` (powers of 1024), for memory of a card."""
+    return f"{num_bytes / 2**30:g}GiB"
 
 
 def size_text(num_bytes: float) -> str:

@@ -113,7 +113,7 @@ def build(
         force: replace an engine that is already there.
         progress: called as (tensor name, bytes done, bytes in all).
         tune_progress: called as (what is measured, steps done, steps in all).
-        proof_progress: called as (what, passes over the weights done, passes in all).
+        proof_progress: called as (what, done, in all) while golden cases and noise floors are made.
         finish: called with the finished engine while it still lies beside its place. What it raises ends the
             build like any error: nothing is left, and an engine that was there stays.
 

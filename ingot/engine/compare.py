@@ -9,7 +9,7 @@ difference came to be, and prints nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from ingot.engine.manifest import (
     Manifest,
     TensorEntry,
 )
+from ingot.engine.meaning import EngineWeights, comparable
 from ingot.engine.plan_file import plan_data
 from ingot.engine.proof import read_proof
 from ingot.errors import EngineError
@@ -67,8 +68,27 @@ class TensorChange(JsonConfig):
 
 
 @dataclass(frozen=True)
+class LayerChange(JsonConfig):
+    """A linear layer that is in fewer bits in one engine at least, and whose tensors differ.
+
+    Attributes:
+        left, right: scheme, or dtype of a layer that is not quantized.
+        max_abs, relative: as of a tensor, of the dequantized weights; None where they are not to be compared.
+    """
+
+    name: str
+    left: str
+    right: str
+    max_abs: float | None = None
+    relative: float | None = None
+
+
+@dataclass(frozen=True)
 class Comparison(JsonConfig):
     """Every difference, by kind: configs by dotted name, tensors, other files by sha256, plan, versions.
+
+    ``layers`` say of linear layers in fewer bits what their tensors, which ``tensors`` has too, mean;
+    ``incomparable`` why that cannot be said.
 
     ``metrics`` of the proofs are told and not counted: they follow from the rest and from what was measured
     on.
@@ -80,6 +100,8 @@ class Comparison(JsonConfig):
     plan: tuple[FieldChange, ...]
     versions: tuple[FieldChange, ...]
     metrics: tuple[FieldChange, ...] = ()
+    layers: tuple[LayerChange, ...] = ()
+    incomparable: str | None = None
 
     @property
     def equal(self) -> bool:
@@ -99,13 +121,17 @@ def compare_engines(left: Path, right: Path, progress: Progress | None = None) -
     a, b = Manifest.read(left), Manifest.read(right)
     for folder, manifest in ((left, a), (right, b)):
         check_engine(folder, manifest)
+    tensors = _tensor_changes(left, right, a.tensors, b.tensors, progress)
+    doubt = None if a.quant.dense and b.quant.dense else comparable(a.quant, b.quant)
     return Comparison(
         config=field_changes(_config(a), _config(b)),
-        tensors=_tensor_changes(left, right, a.tensors, b.tensors, progress),
+        tensors=tensors,
         files=field_changes(_files(left, a), _files(right, b)),
         plan=field_changes(_plan(left), _plan(right)),
         versions=field_changes(_versions(a), _versions(b)),
         metrics=field_changes(_metrics(left), _metrics(right)),
+        layers=_layer_changes(EngineWeights(left, a), EngineWeights(right, b), tensors, doubt),
+        incomparable=doubt,
     )
 
 
@@ -205,6 +231,33 @@ def _tensor_changes(
             "weights cannot be read", seen=f"{paths[0]} or {paths[1]}: {error}", fix="build it again"
         ) from None
     return tuple(changes)
+
+
+def _layer_changes(
+    left: EngineWeights, right: EngineWeights, tensors: Sequence[TensorChange], doubt: str | None
+) -> tuple[LayerChange, ...]:
+    """Linear layers in fewer bits among the tensors that differ; weights are compared unless there is a
+    ``doubt`` that they can be.
+    """
+    one, two = left.quantized, right.quantized
+    both = set(left.names()) & set(right.names())
+    found = []
+    for name in dict.fromkeys(change.name.rpartition(".")[0] for change in tensors):
+        if name not in one and name not in two:
+            continue
+        schemes = one.get(name, left.manifest.build.dtype), two.get(name, right.manifest.build.dtype)
+        weight = f"{name}.weight"
+        if (
+            doubt is None
+            and weight in both
+            and (a := left.read(weight)).shape == (b := right.read(weight)).shape
+        ):
+            found.append(LayerChange(name, *schemes, *difference(a, b)))
+        else:
+            found.append(LayerChange(name, *schemes))
+        left.release()
+        right.release()
+    return tuple(found)
 
 
 def _tensor_change(

@@ -16,7 +16,7 @@ from typing import Literal
 from ingot.config.base import JsonConfig
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.quant import SCHEMES, QuantConfig
-from ingot.config.units import size_text
+from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
 
@@ -27,7 +27,7 @@ MOST_FRACTION = 0.95
 _LEAST_TOKEN_BUDGET = 64
 _MOST_BATCH = 1 << 16
 _SMALLER = ("w8a16", "w4a16")  # schemes by bytes
-# What PyTorch reports of cards that are sold as so many GB; others with the name differ by 2 % or so.
+# What PyTorch reports of cards, by what they are sold as; others of the same name differ by 2 % or so.
 CARDS: dict[str, int] = {
     "8 GB": int(7.8 * 2**30),
     "12 GB": int(11.8 * 2**30),
@@ -212,8 +212,8 @@ class _Search:
         for name, total in CARDS.items():
             search = _Search(Capacity(name, total), self.goal)
             if total > self.capacity.total and _reached(search.bill(setting), self.goal):
-                note = f"a card of {name}, as it is"
-                yield search.fix(setting, f"--gpu {total / 2**30:g}GiB", "hardware", note)
+                note = f"a card sold as {name}, as it is"
+                yield search.fix(setting, f"--gpu {gib_text(total)}", "hardware", note)
                 return
 
     def _more_memory(self, setting: Setting) -> Iterator[Fix]:

@@ -90,7 +90,8 @@ def make_proof(
     Args:
         model: the empty modules (on ``meta``).
         device: where the arithmetic runs; a GPU that lacks the memory leaves it to the CPU, and says so.
-        progress: called as (what, passes done, passes in all).
+        progress: called as (what, done, in all), for each part of the work: prompts and noise floors by
+            layers, new tokens by passes.
 
     Returns:
         None, with a warning logged, where the model's logits are not finite: nothing can be proven of it.
@@ -121,7 +122,7 @@ def _make(
         try:
             lane = Lane(model, weights, EXACT, kv_dtype=build.kv_dtype)
             _continue(lane, cases, count, progress or _silent)
-            floors = _floors(model, weights, cases, dtype, build.kv_dtype)
+            floors = _floors(model, weights, cases, dtype, build.kv_dtype, progress or _silent)
             _tell_overflow(floors)
         except _NotFinite:
             _log.warning("the engine has no proof: its logits are not finite numbers")
@@ -195,11 +196,10 @@ def _continue(lane: Lane, cases: list[_Under], count: int, progress: Progress) -
     """Prompts, then one token a pass for every case, greedily."""
     if not cases:
         return
-    logits, starts = _pass(lane, cases, "prompt", [c.prompt.ids for c in cases], [0] * len(cases)), []
-    for case in cases:
-        starts.append(len(case.prompt.ids))
+    prompts, starts = [c.prompt.ids for c in cases], [len(c.prompt.ids) for c in cases]
+    logits = _pass(lane, cases, "prompt", prompts, [0] * len(cases), progress)
     for step in range(count):
-        progress("golden cases", step, count)
+        progress("golden cases, new tokens", step, count)
         for case, row in zip(cases, logits, strict=True):
             case.steps.append(_position(row))
             case.new_ids.append(case.steps[-1].top_ids[0])
@@ -209,7 +209,12 @@ def _continue(lane: Lane, cases: list[_Under], count: int, progress: Progress) -
 
 
 def _pass(
-    lane: Lane, cases: list[_Under], part: str, ids: Sequence[Sequence[int]], starts: Sequence[int]
+    lane: Lane,
+    cases: list[_Under],
+    part: str,
+    ids: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    progress: Progress = _silent,
 ) -> torch.Tensor:
     """Compute tokens of every case; returns the logits after the last of each, [cases, vocab_size]."""
     spans = [case.span(new, start) for case, new, start in zip(cases, ids, starts, strict=True)]
@@ -222,6 +227,7 @@ def _pass(
 
     hidden = lane.embed(spans)
     for index in range(lane.config.num_layers):
+        progress("golden cases, prompts", index, lane.config.num_layers)
         hidden = lane.layer(index, hidden, spans, see)
         lane.weights.release()
     hidden = lane.final_norm(hidden, see)
@@ -257,7 +263,12 @@ def _position(row: torch.Tensor) -> Position:
 
 
 def _floors(
-    model: Decoder, weights: Weights, cases: list[_Under], dtype: torch.dtype, kv_dtype: str
+    model: Decoder,
+    weights: Weights,
+    cases: list[_Under],
+    dtype: torch.dtype,
+    kv_dtype: str,
+    progress: Progress,
 ) -> dict[str, Floor]:
     """Distances of fp32 from fp64 and of the engine's dtype from fp32, over some of the cases in one pass.
 
@@ -276,7 +287,7 @@ def _floors(
         ways[_FLIPS] = FLIPPED
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
     lanes = {name: Lane(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()}
-    found = _outputs(weights, lanes, spans, chosen)
+    found = _outputs(weights, lanes, spans, chosen, progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
     floors |= {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
@@ -320,7 +331,9 @@ class _Distances:
         return Floor(modules, rounded(max(rows, eps)), rounded(logprobs))
 
 
-def _outputs(weights: Weights, lanes: dict[str, Lane], spans: list[Span], cases: list[_Under]) -> _Distances:
+def _outputs(
+    weights: Weights, lanes: dict[str, Lane], spans: list[Span], cases: list[_Under], progress: Progress
+) -> _Distances:
     """All lanes layer by layer, so that a matrix is read once."""
     counts = [len(span.ids) for span in spans]
     modules: dict[str, dict[str, float]] = defaultdict(dict)
@@ -333,7 +346,9 @@ def _outputs(weights: Weights, lanes: dict[str, Lane], spans: list[Span], cases:
                 pairs = zip(output.split(counts), seen[better][module].split(counts), strict=True)
                 modules[name][module] = max(distance(a, b) for a, b in pairs)
 
-    for index in range(lanes["fp32"].config.num_layers):
+    layers = lanes["fp32"].config.num_layers
+    for index in range(layers):
+        progress("noise floors", index, layers)
         seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in lanes}
         for name, lane in lanes.items():
             hidden[name] = lane.layer(index, hidden[name], spans, seen[name].__setitem__)

@@ -107,7 +107,7 @@ class Manifest(JsonConfig):
         if not folder.exists():
             raise NoSuchPathError("no such folder", seen=folder, fix="correct the path")
         if not path.is_file():
-            raise EngineError(
+            raise NoSuchPathError(
                 "not an engine: no manifest.json", seen=folder, fix="make one with `ingot build`"
             )
         try:

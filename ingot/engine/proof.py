@@ -105,6 +105,7 @@ class Metric(JsonConfig):
         data, data_sha256: name and hash of the data file; ``items``: how many of it counted.
         against: what was compared with, None for nothing; ``against_value`` is its own value.
         dtype, against_dtype: of the arithmetic of both.
+        window: of running text, tokens computed together and from one window to the next.
     """
 
     name: str
@@ -119,6 +120,7 @@ class Metric(JsonConfig):
     items: int | None = None
     dtype: str | None = None
     against_dtype: str | None = None
+    window: tuple[int, ...] | None = None
 
     @property
     def met(self) -> bool | None:

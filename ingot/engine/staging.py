@@ -1,13 +1,15 @@
 """A folder that appears whole or not at all.
 
-Owns the temporary folder beside a build's target, the space check and the final rename. Knows nothing of
-engines but how to recognise one.
+Owns the temporary folder beside a build's target, the lock that keeps two builds apart, the space check and
+the final rename. Knows nothing of engines but how to recognise one.
 
     with staged_folder(target, force=False, size=bytes_needed) as folder: ...
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shutil
@@ -19,6 +21,8 @@ from ingot.engine.manifest import is_engine
 from ingot.errors import BuildError
 
 _MARK = ".ingot-build-"
+_LOCK = ".ingot-lock-"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)  # of a file system; the last check then tells
 
 
 @contextmanager
@@ -30,31 +34,80 @@ def staged_folder(target: Path, *, force: bool, size: int) -> Iterator[Path]:
         size: bytes that will be written, checked against the free space first.
 
     Raises:
-        BuildError: the target is taken, cannot be written, or the disk lacks the space.
+        BuildError: the target is taken, by another build that is under way included, cannot be written, or
+            the disk lacks the space.
     """
     target = target.resolve()  # a link to an engine stays a link
     parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        _remove_orphans(parent, target.name)
-        _check_target(target, force)
-        free = shutil.disk_usage(parent).free
-        if free < size:
-            raise BuildError(
-                "the disk is too full for the engine",
-                seen=f"{free / 1e9:.2f} GB free in {parent}",
-                allowed=f"at least {size / 1e9:.2f} GB",
-                fix="free space or choose another -o",
-            )
     except OSError as error:
         raise _not_writable(error) from None
-    folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
+    with _alone(target):
+        _prepare(target, force, size)
+        folder = parent / f"{_MARK}{target.name}-{os.getpid()}"
+        try:
+            _make(folder)
+            yield folder
+            _check_target(target, force)  # what came meanwhile, from a machine whose locks are not seen here
+            _swap_in(folder, target)
+        finally:
+            _clean_up(folder, target)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Hold the lock of a target; a process that is killed lets go of it."""
+    path = target.with_name(_LOCK + target.name)
     try:
-        _make(folder)
-        yield folder
-        _swap_in(folder, target)
+        file = _locked(path)
+    except BlockingIOError:
+        raise BuildError(
+            "another build of this engine is under way",
+            seen=target,
+            fix="wait until it has ended, or choose another -o",
+        ) from None
+    except OSError as error:
+        raise _not_writable(error) from None
+    try:
+        yield
     finally:
-        _clean_up(folder, target)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _locked(path: Path) -> int:
+    """The open and locked file; whoever had it before may have removed it between the two."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return file
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _prepare(target: Path, force: bool, size: int) -> None:
+    """Clean up after killed builds, and refuse what cannot end well."""
+    try:
+        _remove_orphans(target.parent, target.name)
+        _check_target(target, force)
+        free = shutil.disk_usage(target.parent).free
+    except OSError as error:
+        raise _not_writable(error) from None
+    if free < size:
+        raise BuildError(
+            "the disk is too full for the engine",
+            seen=f"{free / 1e9:.2f} GB free in {target.parent}",
+            allowed=f"at least {size / 1e9:.2f} GB",
+            fix="free space or choose another -o",
+        )
 
 
 def _make(folder: Path) -> None:

@@ -75,7 +75,7 @@ def read_data(
     if path.suffix == ".txt":
         if where:
             raise ConfigError("a text has no fields to choose by", seen=path, fix="--where, leave it out")
-        return DataFile(path, (Item(1, text=_whole(path)),))
+        return DataFile(path, (_running_text(path, needs),))
     records = _elements(path) if path.suffix == ".json" else _lines(path)
     items: list[Item] = []
     bad: list[Bad] = []
@@ -90,6 +90,20 @@ def read_data(
             bad.append(Bad(number, str(error)))
     _check(path, items, bad, skip_bad, where)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
+    """A whole file of text, when running text serves."""
+    item = Item(1, text=_whole(path))
+    why = needs(item)
+    if why is not None:
+        raise ConfigError(
+            "a .txt file is running text, for perplexity and divergence",
+            seen=f"{path}: {why}",
+            allowed="records that ask, and have the answer, in .jsonl or .json (docs/evaluation.md)",
+            fix="--data FILE.jsonl",
+        )
+    return item
 
 
 def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:

@@ -160,6 +160,7 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
         "data_sha256": proving.sha256,
         "against": proving.against,
         "items": counts.get("cases", counts.get("documents")),
+        "window": _window(record["settings"]),
         "dtype": sides[0]["facts"]["dtype"],
         "against_dtype": sides[1]["facts"]["dtype"] if len(sides) > 1 else None,
     }
@@ -172,6 +173,11 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
         name = delta_name(verb, delta["metric"])
         value = rounded(abs(delta["delta"]))
         yield Metric(name, value, delta["limit"], "lower", unit=delta["unit"], **common)
+
+
+def _window(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Window and stride of running text."""
+    return (settings["window"], settings["stride"]) if "window" in settings else None
 
 
 def _number(value: float | None) -> float:

@@ -20,7 +20,7 @@ from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.prompts import check_same_tokens, document_ids, read_text
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import INGOT, SideSpec, check_side, longest, open_side
+from ingot.evaluate.side import INGOT, SideSpec, check_side, longest, open_side, usual_window
 from ingot.evaluate.windows import Window, windows
 from ingot.processors.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class Reading:
     """How texts are read.
 
     Attributes:
-        window: tokens computed together; None: the smaller model's limit, at most 2048.
+        window: tokens computed together; None: the smaller model's limit (``usual_window``), at most 2048.
         stride: from one window to the next; None: half a window.
         max_tokens: of each text; None: all.
     """
@@ -106,7 +106,7 @@ def prepare(
         if spec.kind == INGOT:
             check_same_tokens(text, read_text(spec), data.items)
     room = min(map(longest, specs))
-    window = min(room, most) if reading.window is None else reading.window
+    window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
     if window > room:
         raise ConfigError("the window is larger than the context", seen=window, allowed=room, fix="--window")
     stride = reading.stride or (window if apart else max(1, window // 2))

@@ -39,7 +39,7 @@ def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
     found = [_metrics(record), _speed(record)]
     if "divergence" in record:
-        found.insert(0, _divergence(record["divergence"]))
+        found.insert(0, _divergence(record["divergence"], _read_by(record)))
         found += [_worst(record["worst"])] if record["worst"] else []
     if record["deltas"]:
         found.append(_deltas(record))
@@ -114,7 +114,13 @@ def _metrics(record: Record) -> Table:
     ]
     if record["verb"] == "summarize":
         return _rouge(record)
-    return Table(record["verb"], ("", *(side["name"] for side in sides)), tuple(rows))
+    return Table(record["verb"] + _read_by(record), ("", *(side["name"] for side in sides)), tuple(rows))
+
+
+def _read_by(record: Record) -> str:
+    """The windows that running text was read by, without which a figure of it means nothing."""
+    window, stride = (record["settings"].get(name) for name in ("window", "stride"))
+    return "" if window is None else f", window {window}, stride {stride}"
 
 
 def _rouge(record: Record) -> Table:
@@ -161,9 +167,10 @@ def _deltas(record: Record) -> Table:
     return Table("differences", ("", "difference", "std error", "limit", ""), tuple(rows))
 
 
-def _divergence(measured: Record) -> Table:
+def _divergence(measured: Record, read_by: str) -> Table:
     rows = [(name.replace("_", " "), number(value)) for name, value in measured.items()]
-    return Table("divergence: KL(reference || engine) in nats, agreement in percent", ("", ""), tuple(rows))
+    title = f"divergence{read_by}: KL(reference || engine) in nats, agreement in percent"
+    return Table(title, ("", ""), tuple(rows))
 
 
 def _worst(positions: list[Record]) -> Table:

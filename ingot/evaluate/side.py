@@ -26,6 +26,7 @@ from ingot.errors import ConfigError
 from ingot.models.registry import find_architecture
 
 INGOT, HUGGINGFACE = "ingot", "hf"
+QWEN_NTK = "qwen_ntk"
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,23 @@ def longest(spec: SideSpec) -> int:
     architecture = find_architecture(hf.get("architectures") or ())
     config = architecture.read_config(hf)
     most = config.max_positions
-    if spec.kind == HUGGINGFACE and config.rope is not None and config.rope.scaling == "qwen_ntk":
+    if spec.kind == HUGGINGFACE and config.rope is not None and config.rope.scaling == QWEN_NTK:
         most = config.rope.original_max  # beyond it Qwen v1 is no Qwen2
     return min(most, spec.max_seq_len or DEFAULT_MAX_SEQ_LEN)
+
+
+def usual_window(spec: SideSpec) -> int:
+    """Most tokens of a window that nobody chose: the longest request, but of Qwen v1 no more than it was
+    trained on, so that it is the same alone and beside Hugging Face's class, which ends there.
+
+    Raises:
+        IngotError: as ``longest``.
+    """
+    if is_engine(Path(spec.path)):
+        rope = Manifest.read(Path(spec.path)).model.rope
+        trained = rope.original_max if rope is not None and rope.scaling == QWEN_NTK else None
+        return min(longest(spec), trained or longest(spec))
+    return longest(spec.replace(kind=HUGGINGFACE))
 
 
 def open_side(spec: SideSpec) -> AbstractContextManager[Side]:

@@ -61,6 +61,23 @@ def read_defaults(generation: Mapping[str, Any]) -> Defaults:
     return Defaults(params, frozenset(used), refused)
 
 
+def named_params(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    default: SamplingParams,
+    values: Mapping[str, Any],
+) -> SamplingParams | Sequence[SamplingParams] | None:
+    """The parameters of a call with the values that it names itself.
+
+    Raises:
+        RequestError: there is no such value, or it is out of range.
+    """
+    if not values:
+        return params
+    if params is None or isinstance(params, SamplingParams):
+        return (params or default).replace(**values)
+    return [one.replace(**values) if isinstance(one, SamplingParams) else one for one in params]
+
+
 def params_for(
     params: SamplingParams | Sequence[SamplingParams] | None,
     default: SamplingParams,

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling import SamplingParams, named_values
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
-from ingot.errors import RequestError
 from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
 from ingot.llm.generate_rules import GenerateCall, generate_differences
@@ -82,11 +81,8 @@ def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozense
         plain = SamplingParams()
         names = (f.name for f in fields(SamplingParams))
         return params, frozenset(n for n in names if getattr(params, n) != getattr(plain, n))
-    known = {f.name for f in fields(SamplingParams)}
-    unknown = sorted(str(name) for name in params if name not in known)
-    if unknown:
-        raise RequestError("no such sampling value", seen=unknown, allowed=sorted(known), fix="params")
-    return defaults.params.replace(**params), frozenset(params)
+    named = named_values(params)
+    return defaults.params.replace(**named), frozenset(named)
 
 
 def _kind(prompt: object, is_chat: bool) -> Literal["text", "conversation", "token ids", "parts"]:

@@ -27,7 +27,7 @@ from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
-from ingot.llm.defaults import default_params, params_for
+from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.flights import Flight, Flights
@@ -183,54 +183,56 @@ class LLM:
 
     @property
     def default_params(self) -> SamplingParams:
-        """What is used when a call names no parameters: the checkpoint's generation_config over Ingot's
-        defaults.
-        """
+        """What a call without parameters takes: the checkpoint's generation_config over Ingot's defaults."""
         return default_params(self.engine.manifest.generation)
 
     def generate(
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **values: Any,
     ) -> list[Output]:
         """Answer prompts, all in flight together; outputs follow the prompts' order.
 
         Args:
             prompts: one prompt (text, a list of ids, a Prompt, or a conversation as in ``chat``) or a list.
             params: one for all, or one for each prompt.
+            values: fields of ``SamplingParams`` by name, over ``params``: ``max_new_tokens=64``.
 
         Raises:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
+        params = named_params(params, self.default_params, values)
         many = split_prompts(prompts)
         return self._run([self._entry(p) for p in many], self._params(params, len(many)))
 
     @overload
-    def chat(self, messages: Messages, params: SamplingParams | None = None) -> Output: ...
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **values: Any) -> Output: ...
 
     @overload
-    def chat(self, messages: Sequence[Messages], params: SamplingParams | None = None) -> list[Output]: ...
+    def chat(
+        self, messages: Sequence[Messages], params: SamplingParams | None = None, **values: Any
+    ) -> list[Output]: ...
 
     def chat(
-        self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None
+        self, messages: Messages | Sequence[Messages], params: SamplingParams | None = None, **values: Any
     ) -> Output | list[Output]:
         """Answer a conversation, ``[{"role": "user", "content": "..."}]``; a list of conversations gives a
-        list.
+        list. ``params`` and ``values`` as in ``generate``.
 
         Raises:
             RequestError: the messages are malformed, or the engine has no chat format.
         """
         if isinstance(messages, str) or not isinstance(messages, Sequence):
+            seen, form = repr(messages)[:80], '[{"role": "user", "content": "..."}]'
             raise RequestError(
-                "a conversation is a list of messages",
-                seen=repr(messages)[:80],
-                allowed='[{"role": "user", "content": "..."}]',
-                fix="messages",
+                "a conversation is a list of messages", seen=seen, allowed=form, fix="messages"
             )
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
+        named = named_params(params, self.default_params, values)
         entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._run(entries, self._params(params, len(entries)))
+        outputs = self._run(entries, self._params(named, len(entries)))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
@@ -241,7 +243,9 @@ class LLM:
         """Token ids of the prompt that a conversation becomes."""
         return chat_ids(messages, self.engine.text)
 
-    def stream(self, prompt: PromptLike | Messages, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
+    ) -> Iterator[Piece]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
         The request is checked at once, starts with the first piece, and is aborted when the iterator is
@@ -250,12 +254,13 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_pieces(self._stream([prompt], params))
+        return _only_pieces(self._stream([prompt], named_params(params, self.default_params, values)))
 
     def stream_many(
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **values: Any,
     ) -> Iterator[tuple[int, Piece]]:
         """Answer prompts, all in flight together, piece by piece: (position of the prompt, piece).
 
@@ -265,7 +270,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return self._stream(split_prompts(prompts), params)
+        return self._stream(split_prompts(prompts), named_params(params, self.default_params, values))
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.

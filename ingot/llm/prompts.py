@@ -38,10 +38,15 @@ def chat_ids(messages: Messages, text: TextParts) -> list[int]:
     Raises:
         RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
     """
-    if text.tokenizer is None or text.chat is None:
-        what = "chat template" if text.tokenizer is not None else "tokenizer"
+    if text.tokenizer is None:
         raise RequestError(
-            f"the engine has no {what}", fix="build with --chat-template chatml, vicuna or a file"
+            "the engine has no tokenizer, so it cannot chat",
+            allowed='prompts of token ids: `ingot run ENGINE --ids "1 2 3"`',
+            fix="add the tokenizer's files to the checkpoint and build it again",
+        )
+    if text.chat is None:
+        raise RequestError(
+            "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
         )
     return text.chat.prompt_ids(messages, text.tokenizer)
 

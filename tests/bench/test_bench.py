@@ -53,7 +53,7 @@ def bench(*words: object) -> Any:
 
 
 def bench_json(*words: object) -> dict[str, Any]:
-    result = bench(*words, "--json", "-")
+    result = bench(*words, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -182,7 +182,7 @@ def test_two_sides_run_in_processes_of_their_own(config: Path) -> None:
 
 def test_tables_are_aligned_text_when_piped_and_json_goes_to_a_file(engine: Path, tmp_path: Path) -> None:
     path = tmp_path / "new" / "record.json"
-    result = bench("latency", engine, "--batch", "1,4", *SMALL, "--json", path)
+    result = bench("latency", engine, "--batch", "1,4", *SMALL, "--json-file", path)
     assert result.exit_code == 0
     assert all(line.startswith("warning: ") for line in result.stderr.splitlines())  # of a busy machine
     lines = result.stdout.splitlines()
@@ -300,7 +300,7 @@ def test_bad_input_is_an_error_with_a_fix(
 def test_a_place_that_cannot_be_written_is_known_before_anything_is_measured(
     engine: Path, tmp_path: Path
 ) -> None:
-    result = bench("latency", engine, "--batch", "1", "--json", tmp_path)
+    result = bench("latency", engine, "--batch", "1", "--json-file", tmp_path)
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
 

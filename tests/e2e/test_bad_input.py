@@ -219,6 +219,26 @@ class TestParams:
             llm.generate([IDS, IDS], params)
         clear(error)
 
+    def test_values_by_name_count_over_params(self, llm: LLM) -> None:
+        expected = llm.generate(IDS, PARAMS.replace(max_new_tokens=3))[0].token_ids
+        for values in ({"max_new_tokens": 3}, {"max_tokens": 3}):
+            assert llm.generate(IDS, PARAMS, **values)[0].token_ids == expected
+            assert llm.generate([IDS, IDS], [PARAMS, PARAMS], **values)[1].token_ids == expected
+            pieces = list(llm.stream(IDS, ignore_eos=True, **values))
+            assert [token for piece in pieces for token in piece.token_ids] == expected
+            many = list(llm.stream_many([IDS], PARAMS, **values))
+            assert [token for _, piece in many for token in piece.token_ids] == expected
+
+    def test_values_by_wrong_names(self, llm: LLM) -> None:
+        calls: list[Callable[..., Any]] = [llm.generate, llm.stream, llm.stream_many]
+        for call in calls:
+            with pytest.raises(RequestError, match=r"temprature.*did you mean temperature\?"):
+                call(IDS, temprature=1)
+            with pytest.raises(RequestError, match="temperature is out of range"):
+                call(IDS, temperature=-1)
+        with pytest.raises(RequestError, match="no such sampling value; seen: best_of"):
+            llm.chat([{"role": "user", "content": "Hi"}], best_of=3)
+
     def test_beams_that_cannot_fit(self, llm: LLM) -> None:
         with pytest.raises(RequestError, match=r"5.*<= 4.*num_beams"):
             llm.generate(IDS, SamplingParams(num_beams=5))

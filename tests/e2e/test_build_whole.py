@@ -117,7 +117,7 @@ build(sys.argv[1], sys.argv[2], device="cpu", force=True, dtype="bf16", progress
         done = run_python(self.KILLED, checkpoint, engine)
         assert done.returncode == -signal.SIGKILL
         assert contents(engine) == before
-        assert len(list(engine.parent.iterdir())) == 2, "the orphan"
+        assert len(list(engine.parent.iterdir())) == 3, "the orphan and its lock"
         build(checkpoint, engine, device="cpu", max_batch_size=4, force=True)
         assert [p.name for p in engine.parent.iterdir()] == ["engine"]
         assert contents(engine) == before

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from ingot.engine.builder import build
 from ingot.engine.manifest import Manifest
@@ -220,6 +224,60 @@ def test_inspect_json_and_tensors(engine: Path) -> None:
     assert manifest.tensors["norm.weight"].sha256 in ingot("inspect", engine, "--tensors").stdout
     nowhere = ingot("inspect", engine / "nowhere")
     assert (nowhere.exit_code, "neither a folder nor" in nowhere.stderr) == (2, True)
+
+
+def test_a_build_names_the_file_that_calibration_leaves(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "samples.txt").write_text("Some text to calibrate with. " * 20)
+    words = ("--device", "cpu", "--no-proof", "--force")
+    calibrated = ("--quant", "w8a8", "--method", "smoothquant", "--calib", tmp_path / "samples.txt")
+    result = ingot("build", checkpoint, "-o", tmp_path / "engine", *words, *calibrated)
+    assert f"note: {tmp_path / 'engine.calibration.safetensors'} (" in result.stderr
+    assert "calibration" not in ingot("build", checkpoint, "-o", tmp_path / "engine", *words).stderr
+
+
+def test_the_bar_of_a_build_shows_every_part_from_its_beginning(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: Console(file=shown, force_terminal=True, width=120))
+    monkeypatch.setattr("rich.live.Live.start", lambda live, **_: None)  # no thread: what is told is drawn
+    update = Progress.update
+
+    def drawn(bar: Progress, *values: Any, **named: Any) -> None:
+        update(bar, *values, **named)
+        (task,) = bar.tasks
+        seen.append((task.description, task.completed, task.total))
+
+    seen: list[tuple[str, float, float | None]] = []
+    monkeypatch.setattr(Progress, "update", drawn)
+    assert ingot("build", checkpoint, "-o", tmp_path / "engine", "--device", "cpu").exit_code == 0
+    size = max(total or 0 for _, _, total in seen)
+    parts = ("golden cases, prompts", "golden cases, new tokens", "noise floors")
+    firsts = {name: next(i for i, now in enumerate(seen) if now[0] == name) for name in parts}
+    assert [seen[i] for i in firsts.values()] == [(parts[0], 0, 2), (parts[1], 0, 16), (parts[2], 0, 2)]
+    assert list(firsts.values()) == sorted(firsts.values())
+    written = [done for _, done, total in seen if total == size]
+    assert written[-1] == size
+    assert len(written) == firsts[parts[0]]  # the bytes' bar ends where the proof begins
+
+
+def test_what_is_no_engine_or_no_supported_model_is_misuse(checkpoint: Path, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other", architectures=["MambaForCausalLM"])
+    for words, told in (
+        (("verify", checkpoint), "not an engine"),
+        (("tune", checkpoint), "not an engine"),
+        (("plan", other), "unsupported architecture"),
+    ):
+        result = ingot(*words)
+        assert (result.exit_code, told in result.stderr) == (2, True), result.stderr
+
+
+def test_the_error_of_an_unsupported_model_does_not_advise_to_rename_it(tmp_path: Path) -> None:
+    result = ingot(
+        "build", write_tiny(tmp_path / "c", architectures=["MambaForCausalLM"]), "-o", tmp_path / "e"
+    )
+    assert "fix: architectures" not in result.stderr
+    assert "under another name the model would compute something else" in result.stderr
 
 
 def test_diff(engine: Path, checkpoint: Path, tmp_path: Path) -> None:

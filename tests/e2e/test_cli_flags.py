@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_chat_has_one_answer_and_shows_text(engine: Path, words: list[str]) -> None:
     result = ingot("chat", engine, *words, stdin="Hi\n")
     assert result.exit_code == 2
-    assert "No such option" in result.stderr
+    assert "no such option" in result.stderr
 
 
 def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
@@ -100,3 +101,51 @@ def test_batch_invariance_is_asked_for(engine: Path, verb: str, monkeypatch: pyt
     assert plain.exit_code == invariant.exit_code == 0
     assert plain.stdout == invariant.stdout
     assert seen == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run",), "error: missing argument 'ENGINE'\n  fix: see `ingot run --help`\n"),
+        (("run", "--foo"), "error: no such option: --foo\n  fix: see `ingot run --help`\n"),
+        (("rnu",), "error: no such command 'rnu'. Did you mean 'run'?\n  fix: see `ingot --help`\n"),
+        (("--foo",), "error: no such option: --foo\n  fix: see `ingot --help`\n"),
+        (("run", "a", "-n"), "error: option '-n' requires an argument\n  fix: see `ingot run --help`\n"),
+        (("run", "a", "b", "--file", "c"), "error: give prompts or --file, not both\n"),
+        (("eval", "perplexity", "a", "--data", "b", "--window", "x"), "error: --window: Input should be a"),
+        (("bench", "latency", "a", "--json-file", "-"), "error: --json-file: it takes a file; --json prints"),
+    ],
+)
+def test_misuse_is_told_as_every_other_error_is(words: tuple[str, ...], told: str) -> None:
+    result = ingot(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(told)
+    assert "╭" not in result.stderr
+
+
+@pytest.mark.parametrize("verb", [("bench", "latency", "a"), ("eval", "answers", "a", "--data", "b")])
+@pytest.mark.parametrize("given", [("--json", "out.json"), ("--json", "-"), ("--json=out.json",)])
+def test_json_that_is_given_a_file_says_which_flag_takes_one(
+    verb: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    result = ingot(*verb, *given)
+    assert result.exit_code == 2
+    assert "  fix: --json prints JSON on stdout; --json-file FILE writes it to a file\n" in result.stderr
+
+
+def panels(*verb: str) -> list[str]:
+    """Titles of the groups of a verb's help, in order."""
+    return re.findall(r"╭─ (.*?) ─", ingot(*verb, "--help").stdout)
+
+
+@pytest.mark.parametrize("verb", [("build",), ("run",), ("chat",), ("eval", "answers"), ("bench", "latency")])
+def test_help_groups_flags_and_ends_with_those_rarely_needed(verb: tuple[str, ...]) -> None:
+    found = panels(*verb)
+    assert found[:2] == ["Arguments", "Options"]
+    rare = ["rarely" in title.lower() for title in found]
+    assert any(rare)
+    assert rare == sorted(rare)
+
+
+def test_help_groups_verbs() -> None:
+    assert panels() == ["Options", "Build", "Run", "Prove", "Measure"]

@@ -81,6 +81,17 @@ def test_an_interrupted_build_leaves_nothing_and_keeps_the_engine(
     assert {file.name: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
 
 
+def test_run_streams_into_a_pipe(engine: Path) -> None:
+    words = ["run", engine, "a", "b", "--max-new-tokens", 8000, "--ignore-eos", "--device", "cpu"]
+    process = start([*INGOT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(12)
+    assert process.poll() is None  # thousands of tokens are to come
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+
+
 def test_a_reader_that_goes_away_is_no_error(engine: Path) -> None:
     words = ["run", engine, *["a", "b"] * 20, "--max-new-tokens", 64, "--ignore-eos", "--device", "cpu"]
     process = start([*INGOT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -14,6 +14,7 @@ from ingot.engine.builder import build
 from ingot.llm.conversation import Conversation
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import END_OF_TEXT, write_tiny
+from tests.tiny_models import save_model, tiny_config
 
 MAX_SEQ_LEN = 128
 
@@ -43,6 +44,17 @@ def test_run_prints_the_librarys_answer(engine: Path, llm: LLM) -> None:
     assert result.stdout == f"{llm.generate('hello')[0].text}\n"
     assert "8 tokens in " in result.stderr
     assert "tokens/s" in result.stderr
+
+
+def test_answers_that_stream_side_by_side_come_in_order(engine: Path, llm: LLM) -> None:
+    prompts = ["one", "two", "three"]
+    result = ingot("run", engine, *prompts, "--ignore-eos", "--device", "cpu")
+    outputs = llm.generate(prompts, llm.default_params.replace(ignore_eos=True))
+    expected = [
+        f"=== {i}/3: {p}\n{o.text}\n" for i, (p, o) in enumerate(zip(prompts, outputs, strict=True), 1)
+    ]
+    assert result.stdout == "".join(expected)
+    assert "24 tokens in" in result.stderr
 
 
 def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
@@ -134,6 +146,19 @@ def test_a_bad_line_is_named(engine: Path, tmp_path: Path, line: str) -> None:
     result = ingot("run", engine, "--file", rows)
     assert result.exit_code == 2
     assert f"{rows}, line 3 is no prompt" in result.stderr
+
+
+def test_keys_that_are_not_read_are_named_and_sampling_values_refused(engine: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text('{"prompt": "a", "id": 7, "temprature": 1}\n')
+    result = ingot("run", engine, "--file", rows, "--device", "cpu")
+    assert result.exit_code == 0
+    assert f"note: {rows}: not read: id, temprature" in result.stderr
+    rows.write_text('{"prompt": "a"}\n{"prompt": "a", "temperature": 1, "max_tokens": 3}\n')
+    result = ingot("run", engine, "--file", rows, "--device", "cpu")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{rows}, line 2 holds sampling values" in result.stderr
+    assert "--temperature, --max-new-tokens" in result.stderr
 
 
 def test_the_prompt_that_does_not_fit_is_named(engine: Path) -> None:
@@ -237,3 +262,11 @@ def test_an_engine_that_cannot_chat_says_so(tmp_path: Path) -> None:
     result = chat(folder, "hi")
     assert result.exit_code == 1
     assert "no chat template" in result.stderr
+
+
+def test_an_engine_without_a_tokenizer_advises_what_helps(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path / "plain")
+    result = chat(tmp_path / "plain", "hi")
+    assert result.exit_code == 1
+    assert "no tokenizer" in result.stderr
+    assert "--chat-template" not in result.stderr  # which gives the same error

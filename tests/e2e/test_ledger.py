@@ -162,7 +162,7 @@ class TestVerb:
     def test_it_fits(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "139.8GiB", "--max-batch-size", "8", "--max-seq-len", "4096")
         assert done.exit_code == 0
-        for words in ("KV cache", "17.2 GB", "fits: ", "CUDA graphs", "disk for the engine", "141 GB"):
+        for words in ("KV cache", "17.2 GB", "fits: ", "CUDA graphs", "disk for the engine", "139.8GiB"):
             assert words in done.stdout
 
     def test_it_does_not_and_the_first_fix_works(self) -> None:
@@ -175,6 +175,20 @@ class TestVerb:
         assert ingot(*asked, "--max-batch-size", "3").exit_code == 1
         assert ingot(*asked, "--cache-tokens", "10880").exit_code == 0
         assert ingot(*asked, "--cache-tokens", "11008").exit_code == 1
+
+    def test_the_table_by_cards_says_what_asking_about_one_says(self) -> None:
+        asked = ("plan", SHAPE, "--gpu", "23.6GiB", "--max-seq-len", "1024", "--dtype", "fp16")
+        table = ingot(*asked).stdout.partition("largest batch")[2].splitlines()
+        column = table[1].split().index("23.6GiB")
+        most = int(next(line for line in table if line.split()[:2] == ["fp16", "none"]).split()[column])
+        assert ingot(*asked, "--max-batch-size", most).exit_code == 0
+        assert ingot(*asked, "--max-batch-size", most + 1).exit_code == 1
+
+    def test_gb_are_not_gib_and_what_a_card_is_sold_as_is_neither(self) -> None:
+        told = ingot("plan", SHAPE, "--gpu", "24GB").stdout
+        assert "there are 24.0 GB (--gpu 24GB)" in told
+        assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: --gpu 23.6GiB" in told
+        assert "a card sold as" not in ingot("plan", SHAPE, "--gpu", "25GB").stdout.partition("host")[0]
 
     def test_nothing_helps(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "1GiB")

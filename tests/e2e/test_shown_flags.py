@@ -158,13 +158,13 @@ class TestRun:
             cache
         )
         assert re.fullmatch(words, together)
-        assert larger == "a card of 8 GB, as it is"
+        assert larger == "a card sold as 8 GB, as it is"
         assert call("run", engines["usual"], tmp_path, *asked, *together.split()).exit_code == 0
 
     def test_a_larger_card_alone(self, engines: dict[str, Path], card: SetCard, tmp_path: Path) -> None:
         card(GIB)
         failed = call("run", engines["usual"], tmp_path)
-        assert shown(failed.stderr) == ["a card of 8 GB, as it is"]
+        assert shown(failed.stderr) == ["a card sold as 8 GB, as it is"]
 
     def test_another_dtype_is_another_build(
         self, engines: dict[str, Path], card: SetCard, tmp_path: Path
@@ -217,7 +217,7 @@ class TestVerbs:
         failed = ingot("verify", engine, "--device", "cpu")
         assert failed.exit_code == 1
         first, *others = shown(failed.stderr)
-        assert all(fix.startswith(("`ingot build` with", "a card of")) for fix in others)
+        assert all(fix.startswith(("`ingot build` with", "a card sold as")) for fix in others)
         assert ingot("verify", engine, "--device", "cpu", *first.split()).exit_code == 0
 
     @pytest.mark.parametrize("verb", ["run", "chat"])

@@ -28,7 +28,7 @@ class TestTerminal:
 
     def test_no_engine_is_misuse(self, tmp_path: Path) -> None:
         assert ingot("verify", tmp_path / "none").exit_code == 2
-        assert ingot("verify", tmp_path).exit_code == 1
+        assert ingot("verify", tmp_path).exit_code == 2
 
     def test_a_build_without_proof(self, checkpoint: Path, tmp_path: Path) -> None:
         target = tmp_path / "engine"

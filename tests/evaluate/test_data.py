@@ -151,3 +151,11 @@ def test_running_text_is_one_item(tmp_path: Path) -> None:
     assert read_data(path).items[0].text == "One\n\ntwo"
     with pytest.raises(ConfigError, match="--where"):
         read_data(path, where=[("a", "b")])
+
+
+def test_running_text_is_refused_where_questions_are_asked(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("Some text.")
+    assert read_data(path).items[0].text == "Some text."
+    with pytest.raises(ConfigError, match=r"running text.*text\.txt: no question.*--data"):
+        read_data(path, needs=asks)

@@ -124,7 +124,7 @@ def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Pa
     budget = 0.5 * all_asked.measured
     out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
     words = ("--data", samples, "--quant", "w4a16", "--budget", f"kl={budget}", "--device", "cpu")
-    shown = ingot("doctor", planted, *words, "--out", out, "--json", told)
+    shown = ingot("doctor", planted, *words, "--out", out, "--json-file", told)
     assert shown.exit_code == 0, shown.output
     first = next(line for line in shown.stdout.splitlines() if line.startswith("layers."))
     assert first.startswith(PLANTED)
@@ -140,7 +140,7 @@ def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Pa
     engine = tmp_path / "engine"
     assert ingot("build", planted, "-o", engine, "--quant", out, "--device", "cpu").exit_code == 0
     limit = ("--max-delta", f"kl_mean={budget}", "--max-delta", "top1_disagreement=100")
-    against = ("--against", planted, "--json", "-", "--device", "cpu")
+    against = ("--against", planted, "--json", "--device", "cpu")
     judged = ingot("eval", "divergence", engine, "--data", samples, *limit, *against)
     assert judged.exit_code == 0, judged.output
     measured = json.loads(judged.stdout)["divergence"]["kl_mean"]
@@ -267,7 +267,7 @@ def test_an_interrupt_leaves_the_old_file(
     out.write_text("scheme: w8a16\n")
     monkeypatch.setattr(Probe, "together", lambda self, rungs: os.kill(os.getpid(), number))
     words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
-    shown = ingot("doctor", llama, *words, "--out", out, "--force", "--json", tmp_path / "j.json")
+    shown = ingot("doctor", llama, *words, "--out", out, "--force", "--json-file", tmp_path / "j.json")
     assert shown.exit_code == 128 + number
     assert out.read_text() == "scheme: w8a16\n"
     assert list(tmp_path.iterdir()) == [out]
@@ -296,7 +296,7 @@ def test_a_quantized_config_is_no_beginning(llama: Path, samples: Path) -> None:
 
 def test_the_json_and_the_tables(llama: Path, samples: Path, tmp_path: Path) -> None:
     words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
-    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml", "--json", "-")
+    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml", "--json")
     record = json.loads(shown.stdout)
     assert record["held"] is True
     assert record["ladder"] == ["w4a16", "w8a16", "none"]

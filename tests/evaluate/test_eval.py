@@ -37,7 +37,7 @@ def run(*words: object) -> Any:
 
 
 def record(*words: object, code: int = 0) -> dict[str, Any]:
-    result = run(*words, "--json", "-")
+    result = run(*words, "--json")
     assert result.exit_code == code, result.stderr
     return json.loads(result.stdout)
 
@@ -266,7 +266,7 @@ def test_another_engine_and_a_limit_that_is_passed(
 
 
 def test_json_goes_to_a_file_beside_the_tables(llama: Path, ids: Path, tmp_path: Path) -> None:
-    result = run("perplexity", llama, "--data", ids, "--json", tmp_path / "new" / "a.json")
+    result = run("perplexity", llama, "--data", ids, "--json-file", tmp_path / "new" / "a.json")
     assert result.exit_code == 0
     assert "152 tokens" in result.stdout
     kept = json.loads((tmp_path / "new" / "a.json").read_text())

@@ -72,7 +72,7 @@ class TestWhatIsMeasured:
         first = found["perplexity"]
         assert (first.data, first.items, first.against, first.dtype) == ("ids.jsonl", 2, "hf", "fp32")
         assert first.against_value == pytest.approx(first.value, rel=1e-5)
-        evaluated = ingot("eval", "perplexity", tmp_path / "engine", "--data", ids, "--json", "-")
+        evaluated = ingot("eval", "perplexity", tmp_path / "engine", "--data", ids, "--json")
         told = json.loads(evaluated.stdout)
         assert first.value == pytest.approx(told["sides"][0]["metrics"]["perplexity"], rel=1e-8)
         assert first.data_sha256 == told["data"]["sha256"]
@@ -214,7 +214,9 @@ class TestNothingIsLeft:
         before = contents(engine)
 
         def interrupted(*_: Any, **__: Any) -> None:
-            assert len(list(tmp_path.iterdir())) == 2, "the new engine is there, beside the old one"
+            assert len(list(tmp_path.iterdir())) == 3, (
+                "the new engine and its lock are there, beside the old one"
+            )
             raise KeyboardInterrupt
 
         monkeypatch.setattr(measuring, "perplexity", interrupted)

@@ -56,8 +56,8 @@ def test_an_engine_equals_its_copy(tmp_path: Path) -> None:
     shutil.copytree(one, tmp_path / "two")
     found = compare_engines(one, tmp_path / "two")
     assert found.equal
-    names = ("config", "tensors", "files", "plan", "versions", "metrics")
-    assert found.to_json() == {name: [] for name in names}
+    names = ("config", "tensors", "files", "plan", "versions", "metrics", "layers")
+    assert found.to_json() == {name: [] for name in names} | {"incomparable": None}
 
 
 def test_configs_differ_by_dotted_name(tmp_path: Path) -> None:

@@ -16,6 +16,14 @@ from ingot.config.sampling import MAX_LOGPROBS, SamplingParams
 from ingot.errors import ConfigError, RequestError
 
 
+def test_configs_of_a_call_are_at_hand() -> None:
+    from ingot import RuntimeConfig as Shown
+    from ingot import __all__
+
+    assert Shown is RuntimeConfig
+    assert "RuntimeConfig" in __all__
+
+
 @dataclass(frozen=True)
 class Inner(JsonConfig):
     size: int
@@ -204,3 +212,25 @@ def test_end_ids() -> None:
     assert SamplingParams(stop_token_ids=(7,)).end_ids(eos) == {1, 2, 7}
     assert SamplingParams(stop_token_ids=(7, 1), ignore_eos=True).end_ids(eos) == {1, 7}
     assert SamplingParams(ignore_eos=True).end_ids(eos) == frozenset()
+
+
+def test_max_tokens_is_max_new_tokens() -> None:
+    params = SamplingParams(max_tokens=5)
+    assert params == SamplingParams(max_new_tokens=5)
+    assert params.max_tokens == 5
+    assert params.replace(max_tokens=3).max_new_tokens == 3
+    assert params.replace(max_new_tokens=9).max_tokens == 9
+    assert "max_tokens" not in params.to_json()
+    for wrong in (
+        lambda: SamplingParams(max_tokens=5, max_new_tokens=6),
+        lambda: SamplingParams(max_tokens=0),
+    ):
+        with pytest.raises(RequestError, match="max_new_tokens"):
+            wrong()
+
+
+def test_a_misspelt_sampling_value_is_told_with_the_right_name() -> None:
+    with pytest.raises(RequestError, match=r"seen: temprature.*did you mean temperature\?"):
+        SamplingParams().replace(temprature=1)
+    with pytest.raises(RequestError, match="give one of them"):
+        SamplingParams().replace(max_tokens=1, max_new_tokens=2)

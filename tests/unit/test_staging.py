@@ -98,3 +98,29 @@ def test_what_a_killed_build_left_is_put_right(tmp_path: Path) -> None:
         stage(tmp_path / "engine", force=False)
     assert (tmp_path / "engine" / "manifest.json").read_text() == "old"
     assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "engine"]
+
+
+def test_a_second_build_of_the_same_target_loses_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "engine"
+    with staged_folder(target, force=True, size=1) as folder:
+        (folder / "manifest.json").write_text("first")
+        with pytest.raises(BuildError, match="another build of this engine is under way"):
+            stage(target)
+        stage(tmp_path / "engine2")  # another target is another matter
+    assert (target / "manifest.json").read_text() == "first"
+    stage(target)
+    assert sorted(tmp_path.iterdir()) == [target, tmp_path / "engine2"]
+
+
+def test_an_engine_that_came_meanwhile_is_not_replaced_unasked(tmp_path: Path) -> None:
+    target = tmp_path / "engine"
+    with pytest.raises(BuildError, match="the engine exists"), staged_folder(target, force=False, size=1):
+        old_engine(target)  # by a machine that shares the disk, and no locks
+    assert (target / "manifest.json").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_lock_of_a_killed_build_holds_nobody(tmp_path: Path) -> None:
+    (tmp_path / ".ingot-lock-engine").touch()
+    stage(tmp_path / "engine")
+    assert list(tmp_path.iterdir()) == [tmp_path / "engine"]

@@ -1,0 +1,188 @@
+"""``align`` compares tensors, too: what differs is named, and how, though no activation shows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ingot import build
+from ingot.align.target import find_target
+from ingot.align.tensors import TensorCheck, compare_tensors
+from ingot.config.quant import QuantConfig
+from tests.e2e.terminal import ingot
+from tests.tiny_models import save_model, tiny_config
+
+Tensors = dict[str, torch.Tensor]
+LAYER = "model.layers.{}."
+NORM = LAYER.format(1) + "post_attention_layernorm.weight"
+DOWN = LAYER.format(0) + "mlp.down_proj.weight"
+O_PROJ = LAYER.format(1) + "self_attn.o_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 whose norms are not all ones."""
+    folder = tmp_path_factory.mktemp("align") / "original"
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
+    save_model(tiny_config("qwen3", **shape), folder, seed=3)
+
+    def shaken(tensors: Tensors) -> None:
+        rng = torch.Generator().manual_seed(1)
+        for name in tensors:
+            if "norm" in name:
+                tensors[name] = 1 + 0.3 * torch.randn(tensors[name].shape, generator=rng)
+
+    change(folder, shaken)
+    return folder
+
+
+def change(folder: Path, edit: Callable[[Tensors], None]) -> Path:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"format": "pt"})
+    return folder
+
+
+def norm_times(tensors: Tensors) -> None:
+    tensors[NORM] = tensors[NORM] * 1.01
+
+
+def q_norm_of_ones(tensors: Tensors) -> None:
+    tensors[LAYER.format(0) + "self_attn.q_norm.weight"].fill_(1)
+
+
+def layers_exchanged(tensors: Tensors) -> None:
+    other = DOWN.replace("layers.0", "layers.1")
+    tensors[DOWN], tensors[other] = tensors[other].clone(), tensors[DOWN].clone()
+
+
+def one_weight(tensors: Tensors) -> None:
+    tensors[DOWN][3, 17] = 2.5
+
+
+def transposed(tensors: Tensors) -> None:
+    tensors[O_PROJ] = tensors[O_PROJ].t()
+
+
+def negated(tensors: Tensors) -> None:
+    tensors[O_PROJ] = -tensors[O_PROJ]
+
+
+def some_rows(tensors: Tensors) -> None:
+    tensors[O_PROJ][5:9] = tensors[O_PROJ][9:13].clone()
+
+
+PLANTED: dict[str, tuple[Callable[[Tensors], None], str, str]] = {
+    "norm × 1.01": (norm_times, "layers.1.post_attention_layernorm.weight", "the reference's times 1.01"),
+    "q_norm of ones": (q_norm_of_ones, "layers.0.self_attn.q_norm.weight", "all values are 1"),
+    "layers exchanged": (
+        layers_exchanged,
+        "layers.0.mlp.down_proj.weight",
+        "it is the reference's layers.1.mlp.down_proj.weight",
+    ),
+    "one weight": (
+        one_weight,
+        "layers.0.mlp.down_proj.weight",
+        "1 of 8192 values: [3, 17] is 2.5 instead of",
+    ),
+    "transposed": (transposed, "layers.1.self_attn.o_proj.weight", "the reference's, transposed"),
+    "negated": (negated, "layers.1.self_attn.o_proj.weight", "the reference's times -1"),
+    "rows": (some_rows, "layers.1.self_attn.o_proj.weight", "4 of 64 rows, from 5 to 8"),
+}
+OF_LINEAR_LAYERS = [name for name in PLANTED if "norm" not in name]
+
+
+def compared(built: Path, original: Path) -> TensorCheck:
+    return compare_tensors(find_target(str(built), torch.device("cpu"), "auto"), original)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_path: Path) -> None:
+    edit, tensor, told = PLANTED[name]
+    other = change(Path(shutil.copytree(original, tmp_path / "other")), edit)
+    engine = build(other, tmp_path / "engine", device="cpu", dtype=dtype, proof=False)
+    for built in (engine, other) if dtype == "fp32" else (engine,):
+        first, *rest = compared(built, original).differences
+        assert first.name == tensor
+        assert first.text.startswith(told), first.text
+        assert len(rest) == (name == "layers exchanged")
+
+
+@pytest.mark.parametrize("name", OF_LINEAR_LAYERS)
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+def test_what_was_changed_before_quantization_is_named(
+    name: str, scheme: str, original: Path, tmp_path: Path
+) -> None:
+    edit, tensor, told = PLANTED[name]
+    other = change(Path(shutil.copytree(original, tmp_path / "other")), edit)
+    quant = QuantConfig(scheme, group=32) if scheme == "w4a16" else QuantConfig(scheme)
+    engine = build(other, tmp_path / "engine", device="cpu", quant=quant, proof=False)
+    first, *rest = compared(engine, original).differences
+    assert first.name == tensor
+    assert len(rest) == (name == "layers exchanged")
+    if name == "one weight":
+        assert first.text.startswith("1 of 64 rows, from 3 to 3")
+    elif name == "negated":
+        assert first.text.startswith("the reference's times -")
+    else:
+        assert first.text.startswith(told), first.text
+
+
+@pytest.mark.parametrize("scheme", ["none", "w8a16", "w4a16", "w8a8"])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_an_engine_of_the_original_has_its_tensors(
+    scheme: str, dtype: str, original: Path, tmp_path: Path
+) -> None:
+    quant = QuantConfig(scheme, group=32) if scheme == "w4a16" else QuantConfig(scheme)
+    engine = build(original, tmp_path / "engine", device="cpu", dtype=dtype, quant=quant, proof=False)
+    found = compared(engine, original)
+    assert found.differences == ()
+    assert found.compared == 19
+    assert found.left_out is None
+
+
+def test_the_same_model_in_a_file_of_another_dtype_is_no_difference(original: Path, tmp_path: Path) -> None:
+    def halved(tensors: Tensors) -> None:
+        for name in tensors:
+            tensors[name] = tensors[name].bfloat16()
+
+    half = change(Path(shutil.copytree(original, tmp_path / "half")), halved)
+    engine = build(original, tmp_path / "engine", device="cpu", dtype="fp16", proof=False)
+    assert compared(engine, half).differences == ()
+    change(half, norm_times)
+    assert [one.name for one in compared(engine, half).differences] == [PLANTED["norm × 1.01"][1]]
+
+
+def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) -> None:
+    other = change(Path(shutil.copytree(original, tmp_path / "other")), one_weight)
+    engine = build(other, tmp_path / "engine", device="cpu", proof=False)
+    words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
+    shown = ingot("align", engine, "--reference", original, *words)
+    assert shown.exit_code == 1
+    assert "tensors: 1 of 19 differ from the reference's\n" in shown.stdout
+    assert "  layers.0.mlp.down_proj.weight: 1 of 8192 values: [3, 17] is 2.5 instead of" in shown.stdout
+    told = json.loads(ingot("align", engine, "--reference", original, *words, "--json").stdout)
+    assert [one["name"] for one in told["tensors"]["differences"]] == ["layers.0.mlp.down_proj.weight"]
+    clean = ingot("align", engine, "--reference", other, *words)
+    assert (clean.exit_code, "tensors: equal (19 compared)\n" in clean.stdout) == (0, True), clean.stdout
+
+
+def test_a_difference_that_no_activation_shows_is_no_alignment(original: Path, tmp_path: Path) -> None:
+    other = change(Path(shutil.copytree(original, tmp_path / "other")), one_row_of_the_embedding)
+    words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
+    shown = ingot("align", other, "--reference", original, *words)
+    assert shown.exit_code == 1
+    assert shown.stdout.splitlines()[-1] == "diverged at tensor embed_tokens.weight"
+
+
+def one_row_of_the_embedding(tensors: Tensors) -> None:
+    """Of an id that no prompt here has."""
+    tensors["model.embed_tokens.weight"][90, 3] += 0.1
