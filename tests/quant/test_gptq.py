@@ -202,6 +202,20 @@ def test_fewer_tokens_than_columns_are_damped() -> None:
     )
 
 
+def test_each_try_damps_anew() -> None:
+    """A Hessian that takes two tries gives what the last try's damping gives alone."""
+    seen = HessianSum(64, dtype=torch.float64)
+    seen.add(inputs(32, 64))
+    hessian = seen.mean()
+    hessian -= 0.05 * hessian.diagonal().mean() * torch.eye(64)
+    hessian.diagonal().clamp_(min=0.05)
+    weight = weights(32, 64)
+    again = gptq(weight, hessian, 8, damping=0.01)
+    once = gptq(weight, hessian, 8, damping=0.1)
+    assert again.damping == once.damping == 0.1
+    assert torch.equal(again.quantized.numbers, once.quantized.numbers)
+
+
 def test_refusals() -> None:
     weight = weights(4, 16)
     with pytest.raises(BuildError, match="no token"):
