@@ -65,7 +65,9 @@ def test_rms_norm_rounds_before_the_weight(impl: Implementation, dtype: torch.dt
     y, _ = impl(rms_norm, rms_norm_triton)(x, weight, EPS)
     expected = norm(x)
     same = float((y == expected).float().mean())
-    assert same == 1 if impl.device == "cpu" and not impl.interpreted else same > 0.99  # sums in another order
+    assert (
+        same == 1 if impl.device == "cpu" and not impl.interpreted else same > 0.99
+    )  # sums in another order
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

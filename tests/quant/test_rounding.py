@@ -142,8 +142,7 @@ def test_scales_below_the_normal_numbers_of_fp16() -> None:
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_the_largest_weight_is_kept_whatever_its_scale(bits: int, symmetric: bool) -> None:
     """Scales of 1 to 3 of fp16's smallest steps: one that is rounded down cuts the ends of its range."""
-    low, high = bounds(bits, symmetric)
-    ends = 127 if symmetric and bits == 8 else 8 if symmetric else high
+    ends = 8 if symmetric and bits == 4 else bounds(bits, symmetric)[1]
     peaks = torch.arange(1.05, 3.0, 0.1)[:, None] * 2**-24 * ends
     weight = peaks * torch.linspace(0 if not symmetric else -1, 1, 33)
     found = quantize(weight, bits, symmetric=symmetric)

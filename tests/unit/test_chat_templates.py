@@ -211,6 +211,21 @@ def test_template_limits_on_size(body: str) -> None:
         jinja(body).prompt_text(user("abc"))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "'x' | center(20000000)",
+        "'x'.center(20000000)",
+        "'x'.zfill(20000000)",
+        "('x y' | wordwrap(1, wrapstring='z'.ljust(20000000)))",
+    ],
+)
+def test_a_value_that_is_too_long_is_not_made_though_little_of_it_is_written(value: str) -> None:
+    assert jinja("{{ (" + value.replace("20000000", "2000") + ") | length }}").prompt_text(user("a"))
+    with pytest.raises(RequestError, match=r"here\.jinja"):
+        jinja("{{ (" + value + ") | length }}").prompt_text(user("a"))
+
+
 def test_large_numbers_in_messages_are_no_widths() -> None:
     content = "Phone: 13800138000 {:9999999999} %9999999999d"
     stripped = "{{ messages[0].content.strip().split('|')[0] | trim | replace('a', 'b') }}"
