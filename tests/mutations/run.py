@@ -59,8 +59,10 @@ def read_all(folder: Path = HERE) -> list[Mutation]:
 
 
 def wanted(mutations: Sequence[Mutation], names: Sequence[str]) -> list[Mutation]:
-    """Those of a file, or with a part of their name, among ``names``; all where there are none."""
-    return [m for m in mutations if not names or any(n == m.source or n in m.name for n in names)]
+    """Those of the files, or with a part of their name, among ``names``; all where there are none."""
+    sources = {m.source for m in mutations}
+    parts = [name for name in names if name not in sources]
+    return [m for m in mutations if not names or m.source in names or any(part in m.name for part in parts)]
 
 
 def copy_repository(to: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import unicodedata
 from pathlib import Path
@@ -13,7 +12,7 @@ import tokenizers
 from ingot.processors.chat_format import ChatML
 from ingot.processors.tokenizer import Tokenizer
 from tests.unit.chat_cases import user
-from tests.unit.vocabularies import load
+from tests.unit.vocabularies import load, qwen1_folder
 
 MERGES = (b"\n\n", b"us", b"er", b"user")
 TURNS = [*user("One"), {"role": "assistant", "content": "Uno"}, *user("Two")]
@@ -22,10 +21,7 @@ TURNS = [*user("One"), {"role": "assistant", "content": "Uno"}, *user("Two")]
 @pytest.fixture
 def qwen1(tmp_path: Path) -> Tokenizer:
     """Single bytes, and merges across the places where the reference cuts."""
-    tokens = [*(bytes([byte]) for byte in range(256)), *MERGES]
-    lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
-    (tmp_path / "qwen.tiktoken").write_bytes(b"".join(lines))
-    return load(tmp_path)
+    return load(qwen1_folder(tmp_path, MERGES))
 
 
 @pytest.fixture
