@@ -68,3 +68,12 @@ def test_the_product_is_that_of_what_the_numbers_mean(group: int) -> None:
     torch.testing.assert_close(
         int8_product(rows, weight, torch.float32, bias), wide.float(), rtol=1e-5, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_product_and_its_bias_are_rounded_once(dtype: torch.dtype) -> None:
+    x = quantize_rows(torch.randn(8, 32))
+    weight = Int8Weight(torch.randint(-127, 128, (16, 32), dtype=torch.int8), torch.rand(16))
+    bias = torch.randn(16) * 50
+    wide = int8_product(x, weight, torch.float32, bias)
+    assert torch.equal(int8_product(x, weight, dtype, bias), wide.to(dtype))

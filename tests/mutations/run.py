@@ -18,9 +18,11 @@ A bug is caught where a test fails. Tests run without INGOT_TEST_DATA: what matt
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,11 +32,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PASSED, FAILED = 0, 1  # pytest's exit codes
 LIMIT = 300  # seconds of one run; a loop without end is caught, too
+LIBRARIES = (  # what tests import, and what takes most of a quick one's time
+    *("numpy", "safetensors.torch", "tokenizers", "torch", "transformers", "triton", "typer.testing"),
+    *(
+        f"transformers.models.{kind}.modeling_{kind}"
+        for kind in ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -104,20 +116,43 @@ def _write(path: Path, text: str) -> None:
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def run_tests(tests: Sequence[str], root: Path) -> tuple[int, str]:
-    """pytest's exit code and the lines that tell why; a run beyond the limit counts as failed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]
-    environment = {name: value for name, value in os.environ.items() if name != "INGOT_TEST_DATA"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)}
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return FAILED, f"no end within {LIMIT} s"
-    lines = done.stdout.splitlines() + done.stderr.splitlines()
+def run_tests(tests: Sequence[str], root: Path, limit: float = LIMIT) -> tuple[int, str]:
+    """pytest's exit code and a line that tells why; a run beyond the limit counts as failed.
+
+    In a fork of this process, which has the large libraries and nothing of the repository.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        child = os.fork()
+        if child == 0:
+            _be_pytest(tests, root, output.fileno())
+        deadline, done, status = time.monotonic() + limit, 0, 0
+        while not done:
+            time.sleep(0.02)
+            done, status = os.waitpid(child, os.WNOHANG)
+            if not done and time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return FAILED, f"no end within {limit:.0f} s"
+        output.seek(0)
+        lines = output.read().splitlines()
     told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-3:]
-    return done.returncode, "; ".join(told[:1])
+    return os.waitstatus_to_exitcode(status), "; ".join(told[:1])
+
+
+def _be_pytest(tests: Sequence[str], root: Path, output: int) -> NoReturn:
+    """Run the tests of the repository at ``root`` in this process, and end it."""
+    code = -1
+    try:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.chdir(root)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("ingot", "tests")]:
+            del sys.modules[name]
+        sys.path[:] = [str(root), *(each for each in sys.path if Path(each).resolve() != ROOT)]
+        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 def verdict_of(mutation: Mutation, root: Path) -> tuple[str, str]:
@@ -135,12 +170,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Plant bugs and see that tests catch them.")
     parser.add_argument("names", nargs="*", help="TOML files without ending, or parts of mutations' names")
     chosen = wanted(read_all(), parser.parse_args().names)
+    os.environ.pop("INGOT_TEST_DATA", None)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for library in LIBRARIES:
+        importlib.import_module(library)
     verdicts: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="ingot-mutations-") as folder:
         root = Path(folder).resolve() / "repository"
+        os.environ["PYTHONPATH"] = str(root)  # of processes that tests start
         copy_repository(root)
         tests = sorted({test for mutation in chosen for test in mutation.tests})
-        code, told = run_tests(tests, root)
+        code, told = run_tests(tests, root, limit=len(chosen) * LIMIT)
         if code != PASSED:
             print(f"without a mutation these tests do not pass: {told}")
             return 2

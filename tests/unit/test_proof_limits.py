@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingot.engine.proof import Floor
+from ingot.engine.proof import Floor, Metric
 from ingot.engine.sketch import OVERFLOW
 from ingot.llm.replay import FACTOR, Replay, _limits, is_weak, percent
 
@@ -53,3 +53,13 @@ def test_wide_limits_are_weak(logits: float, words: str | None) -> None:
 )
 def test_a_limit_larger_than_what_it_limits_has_no_exponent(share: float, text: str) -> None:
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("better", "limit", "met"),
+    [("lower", 7.5, True), ("lower", 7.49, False), ("higher", 7.5, True), ("higher", 7.51, False)],
+)
+def test_a_metric_at_its_limit_meets_it(better: str, limit: float, met: bool) -> None:
+    metric = Metric("perplexity", 7.5, limit, better, "wiki.jsonl", "00" * 32)  # type: ignore[arg-type]
+    assert metric.met is met
+    assert metric.replace(limit=None).met is None
