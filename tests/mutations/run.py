@@ -171,7 +171,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="TOML files without ending, or parts of mutations' names")
     chosen = wanted(read_all(), parser.parse_args().names)
     os.environ.pop("INGOT_TEST_DATA", None)
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # As where there is no GPU: kernels are interpreted, which Triton has to know when it is imported.
+    os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
     for library in LIBRARIES:
         importlib.import_module(library)
     verdicts: dict[str, int] = {}

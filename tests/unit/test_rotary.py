@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ingot import LLM, SamplingParams
 from ingot.config.model import RopeConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.batch import ForwardBatch
-from ingot.layers.rotary import RotaryTable
+from ingot.layers.rotary import RotaryTable, frequencies
+from ingot.models.rope import rope_from_hf
 from ingot.runtime.forward import Forward
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids
@@ -65,3 +68,19 @@ def test_a_request_keeps_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             found.append(llm.generate(random_ids(length, seed=1), params)[0].token_ids)
             assert set(offsets) == {section * LONGEST}
     assert found[:3] == found[3:]
+
+
+@pytest.mark.parametrize("dim", [8, 64, 128])
+@pytest.mark.parametrize("factor", [4.0, 32.0])
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_bent_frequencies_are_those_of_transformers(kind: str, factor: float, dim: int) -> None:
+    bounds = {"beta_fast": 32.0, "beta_slow": 1.0}
+    if kind == "llama3":
+        bounds = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    settings = {"rope_type": kind, "rope_theta": 1e4, "factor": factor, **bounds}
+    settings["original_max_position_embeddings"] = 2048
+    hf = LlamaConfig(head_dim=dim, max_position_embeddings=int(2048 * factor), rope_parameters=settings)
+    expected, magnitude = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
+    rope = rope_from_hf(hf.to_dict(), dim)
+    torch.testing.assert_close(frequencies(rope), expected)
+    assert rope.attention_factor == pytest.approx(magnitude)

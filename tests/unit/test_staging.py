@@ -98,3 +98,12 @@ def test_what_a_killed_build_left_is_put_right(tmp_path: Path) -> None:
         stage(tmp_path / "engine", force=False)
     assert (tmp_path / "engine" / "manifest.json").read_text() == "old"
     assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "engine"]
+
+
+def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BuildError, match="the disk is too full"),
+        staged_folder(tmp_path / "engine", force=False, size=1 << 60),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
