@@ -187,3 +187,11 @@ def test_pieces_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = quantize(weight, 4, 32, symmetric=False, clip=True)
     for name in ("numbers", "scales", "zeros"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
+
+
+def test_numbers_in_another_order_are_put_back() -> None:
+    """Column j of the numbers is the weight's column order[j]; a cycle of three is not its own inverse."""
+    weight, order = weights(4, 6), torch.tensor([2, 0, 1, 5, 3, 4], dtype=torch.int32)
+    found = quantize(weight[:, order.long()], 8)
+    ordered = Quantized(found.numbers, found.scales, None, 8, 0, order=order)
+    assert torch.equal(dequantize(ordered), dequantize(quantize(weight, 8)))
