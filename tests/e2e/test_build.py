@@ -155,10 +155,12 @@ class TestWhatIsBuilt:
         assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint"]
         build(folder, tmp_path / "engine", dtype="bf16", device="cpu")
 
-    def test_auto_is_the_dtype_of_most_weights(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("few", ["lm_head", "norm"])
+    def test_auto_is_the_dtype_of_most_weights(self, few: str, tmp_path: Path) -> None:
+        """Not of the tensor that comes first, and not of most tensors."""
         folder = tmp_path / "checkpoint"
         state = save_model(tiny_config("llama"), folder).state_dict()
-        mixed = {k: t if t.dim() == 1 else t.to(torch.bfloat16) for k, t in state.items()}
+        mixed = {name: t if few in name else t.to(torch.bfloat16) for name, t in state.items()}
         save_file(mixed, folder / "model.safetensors", metadata={"format": "pt"})
         llm = LLM(build(folder, tmp_path / "engine", device="cpu"), "cpu")
         assert (llm.engine.manifest.build.dtype, llm.engine.manifest.source_dtype) == ("bf16", "bf16+fp32")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
 from ingot.bench.side import SideSpec, read_tokenizer
@@ -278,3 +279,28 @@ def test_more_positions_than_the_model_has_are_refused(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "checkpoint", seq_length=64)
     with pytest.raises(ConfigError, match="exceeds the model's positions"):
         build(checkpoint, tmp_path / "engine", max_seq_len=100_000)
+
+
+def test_every_tensor_is_hashed(engine: Path) -> None:
+    """By loading and by verify, from the first to the last: a flipped bit in any one is named."""
+    path = engine / "weights.safetensors"
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:start])
+    names = list(Manifest.read(engine).tensors)
+    assert set(names) == set(header) - {"__metadata__"}
+    for name in names:
+        data = bytearray(whole)
+        data[start + header[name]["data_offsets"][0]] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(EngineError, match=re.escape(name)):
+            LLM(engine, device="cpu")
+        failures = verify(engine, "cpu", note=False).failures
+        assert [(f.kind, f.name) for f in failures] == [("tensor", name)]
+
+
+def test_a_tensor_more_is_told_by_its_name(engine: Path) -> None:
+    path = engine / "weights.safetensors"
+    save_file({**load_file(path), "spare.weight": torch.ones(1)}, path)
+    failures = verify(engine, "cpu", note=False).failures
+    assert ("tensor", "spare.weight") in [(f.kind, f.name) for f in failures]

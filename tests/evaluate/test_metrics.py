@@ -46,6 +46,13 @@ def test_rouge_takes_the_best_reference_and_an_empty_answer() -> None:
     assert all(score.f1 == 0 for score in Rouge().score("", ["a b"]).values())
 
 
+def test_rouge_takes_the_reference_of_highest_f1() -> None:
+    """Not of highest recall, which one word has, nor of highest precision, which a long text has."""
+    long = "a b c d e f " + " ".join("uvwxyz" * 5)
+    found = Rouge().score("a b c d e f", ["a", "a b c d u v w", long])
+    assert found["rouge1"].f1 == pytest.approx(100 * f1(4 / 6, 4 / 7))
+
+
 @pytest.mark.parametrize(("stemmer", "column"), [(True, "stem"), (False, "nostem")])
 def test_rouge_agrees_with_recorded_scores(golden: Path, stemmer: bool, column: str) -> None:
     rouge = Rouge("en", stemmer=stemmer)

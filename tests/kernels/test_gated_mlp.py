@@ -20,6 +20,16 @@ def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, in
     assert_near(impl(silu_mul, silu_mul_triton)(gate_up), gate / (1 + torch.exp(-gate)) * up)
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gate_is_rounded_before_the_product(impl: Implementation, dtype: torch.dtype) -> None:
+    """As module by module: nearly every value bit by bit, since exp may differ in fp32's last one."""
+    gate_up = normal(16, 128, dtype=dtype, device=impl.device) * 3
+    gate, up = gate_up.chunk(2, dim=1)
+    expected = (gate.double() * torch.sigmoid(gate.double())).to(dtype) * up
+    assert float((impl(silu_mul, silu_mul_triton)(gate_up) == expected).double().mean()) > 0.99
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_far_gates_saturate(impl: Implementation) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+from ingot.kernels.int8_round import scale_of
 from ingot.kernels.int8_rows import (
+    MOST,
     Int8Weight,
     dequantize_rows,
     int8_product,
@@ -68,3 +72,31 @@ def test_the_product_is_that_of_what_the_numbers_mean(group: int) -> None:
     torch.testing.assert_close(
         int8_product(rows, weight, torch.float32, bias), wide.float(), rtol=1e-5, atol=1e-4
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_product_and_its_bias_are_rounded_once(dtype: torch.dtype) -> None:
+    x = quantize_rows(torch.randn(8, 32))
+    weight = Int8Weight(torch.randint(-127, 128, (16, 32), dtype=torch.int8), torch.rand(16))
+    bias = torch.randn(16) * 50
+    wide = int8_product(x, weight, torch.float32, bias)
+    assert torch.equal(int8_product(x, weight, dtype, bias), wide.to(dtype))
+
+
+@triton.jit
+def scales_kernel(most_ptr, scale_ptr, inverse_ptr, BLOCK: tl.constexpr) -> None:  # type: ignore[no-untyped-def]
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    scale, inverse = scale_of(tl.load(most_ptr + places))
+    tl.store(scale_ptr + places, scale)
+    tl.store(inverse_ptr + places, inverse)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
+def test_a_kernel_s_scales_are_the_rule_s_to_the_bit() -> None:
+    """A last bit of the inverse moves numbers that lie between two."""
+    most = torch.rand(4096) * 3 + 1e-3
+    scales, inverses = torch.empty_like(most), torch.empty_like(most)
+    scales_kernel[(4,)](most, scales, inverses, BLOCK=1024)
+    assert torch.equal(scales, most / torch.full_like(most, 127))
+    assert torch.equal(inverses, MOST / most)
+    assert not torch.equal(inverses, torch.full_like(most, 127) / most)

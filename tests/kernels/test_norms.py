@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ingot.errors import IngotError
 from ingot.kernels.layer_norm import layer_norm, layer_norm_triton
@@ -52,6 +53,21 @@ def test_layer_norm(
     assert_near(y, expected + bias.double())
     assert torch.equal(new_residual, s)
     assert (new_residual is x) == (residual is None)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rms_norm_rounds_before_the_weight(impl: Implementation, dtype: torch.dtype) -> None:
+    """Bit by bit the order of Hugging Face's norms: normalise in fp32, round, multiply, round again."""
+    x = normal(16, 64, dtype=dtype, device=impl.device)
+    norm = LlamaRMSNorm(64, EPS).to(x)
+    norm.weight.data = weight = normal(64, dtype=dtype, device=impl.device, seed=1)
+    y, _ = impl(rms_norm, rms_norm_triton)(x, weight, EPS)
+    expected = norm(x)
+    same = float((y == expected).float().mean())
+    assert (
+        same == 1 if impl.device == "cpu" and not impl.interpreted else same > 0.99
+    )  # sums in another order
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

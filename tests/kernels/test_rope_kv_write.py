@@ -90,6 +90,18 @@ def test_rope_kv_write(impl: Implementation, dtype: torch.dtype, case: str) -> N
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_head_norms_round_before_the_weight(impl: Implementation, dtype: torch.dtype) -> None:
+    """As RMSNorm does: nearly every value bit by bit, since sums in fp32 have another order."""
+    arguments, options = make_arguments("norm_only", dtype, impl.device)
+    heads = arguments[0].double().view(len(SLOTS), -1, 32)[:, :2]
+    normed = heads / torch.sqrt((heads**2).mean(-1, keepdim=True) + options["norm_eps"])
+    expected = normed.to(dtype) * options["q_norm_weight"]
+    q = impl(rope_kv_write, rope_kv_write_triton)(*arguments, **options)
+    assert float((q == expected).double().mean()) > 0.99
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("biased", [False, True])

@@ -6,7 +6,7 @@ in 16 bits each kernel is compared with its twin on the operands of a real step,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,8 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
-from ingot.kernels import int8_linear, norm_int8, rope_kv_write
+from ingot.kernels import int8_linear, norm_int8, prefill_attention, rope_kv_write
+from ingot.kernels.int8_rows import Int8Rows
 from ingot.layers import attention, blocks_walk, int8_walk, walk_parts
 from ingot.quant import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
@@ -26,8 +27,8 @@ from tests.parity.kernel_witness import Witness, interpreted
 from tests.parity.test_blocks_walk import PROMPTS, SIZES, engine
 from tests.parity.walk_ways import (
     by_every_way,
+    expect_equal,
     expect_graphs_agree,
-    expect_mostly,
     expect_near,
     expect_one_result,
     found_of,
@@ -88,7 +89,7 @@ def many_prompts() -> list[list[int]]:
 class Models:
     """Makes models; engines of RPTQ are built once."""
 
-    def __init__(self, folder: Path, data: Path) -> None:
+    def __init__(self, folder: Path, data: Callable[[], Path]) -> None:
         self.folder, self.data = folder, data
 
     def __call__(
@@ -118,7 +119,7 @@ class Models:
 
     def _checkpoint(self, case: Case, sizes: dict[str, int]) -> Path:
         if not case.kind:
-            return self.data / "golden" / "llama_aidreams260K" / "hf"
+            return self.data() / "golden" / "llama_aidreams260K" / "hf"
         folder = self.folder / f"{case.kind} {sorted((sizes | case.changes).items())}" / "checkpoint"
         if not folder.exists():
             save_model(tiny_config(case.kind, **sizes | case.changes), folder, seed=3)
@@ -134,8 +135,8 @@ def poisoned_allocations() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Models:
-    return Models(tmp_path_factory.mktemp("models"), data)
+def models(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Models:
+    return Models(tmp_path_factory.mktemp("models"), lambda: request.getfixturevalue("data"))
 
 
 @pytest.mark.gpu
@@ -143,9 +144,9 @@ def models(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Models:
 class TestOnAGpu:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_walk_and_modules(self, name: str, dtype: str, models: Models) -> None:
-        """The same bits each time and without early starts; in fp32 what the modules give."""
+        """The same bits each time and without early starts; in fp32, ties apart, what the modules give."""
         llm = models(CASES[name], dtype)
-        with by_every_way(llm) as steps:
+        with by_every_way(llm, lead=dtype == "fp32") as steps:
             for prompts in prompts_of(CASES[name]):
                 llm.generate(prompts, PARAMS)
         expect_one_result(steps)
@@ -165,14 +166,12 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
     def test_graphs(self, name: str, dtype: str, models: Models) -> None:
-        """Captured steps: the same bits each time and without early starts; in fp32 what the modules give."""
+        """Captured steps: the same bits each time and without early starts; what the walk gives without."""
         case = CASES[name]
         for prompts in prompts_of(case):
             found = expect_graphs_agree(lambda: models(case, dtype, graphs=True), prompts, PARAMS)
             if dtype == "fp32":
-                llm = models(case, dtype)
-                llm.executor.runner.forward.fused = False
-                expect_mostly(found, found_of(llm, prompts, PARAMS))
+                expect_equal(found, found_of(models(case, dtype), prompts, PARAMS))
 
 
 interpreter = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
@@ -209,10 +208,41 @@ def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
     def choose(walk: bool) -> None:
         runs["kernels"] = walk
 
-    with interpreted(lambda: runs["kernels"]), by_every_way(llm, 1, choose) as steps:
+    with interpreted(lambda: runs["kernels"]), by_every_way(llm, 1, choose, lead=True) as steps:
         llm.generate(BRIEF, SHORT)
     expect_one_result(steps)
     expect_near(steps)
+
+
+@interpreter
+@pytest.mark.parametrize("wrong", ["", "numbers", "scales", "logits"])
+def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way by twins: a number two steps off, a scale or the logits by a thousandth."""
+    silu, logits = int8_walk.silu_mul_int8, int8_walk.decode_logits
+
+    def inner(*args: Any) -> Int8Rows:
+        rows = silu(*args)
+        values, scales = rows.values.clone(), rows.scales
+        values[-1, 3] += torch.where(values[-1, 3] > 0, -2, 2) if wrong == "numbers" else 0
+        return Int8Rows(values, scales * 1.001 if wrong == "scales" else scales)
+
+    def ended(*args: Any) -> torch.Tensor:
+        return logits(*args) * (1.001 if wrong == "logits" else 1)
+
+    monkeypatch.setattr(int8_walk, "silu_mul_int8", inner)
+    monkeypatch.setattr(int8_walk, "decode_logits", ended)
+    llm = models(CASES["w8a8 int8 cache"], "fp32", sizes=False, device="cpu")
+
+    def judge() -> None:
+        with by_every_way(llm, 1, lead=True) as steps:
+            llm.generate(BRIEF, SHORT)
+        expect_near(steps)
+
+    if not wrong:
+        judge()
+        return
+    with pytest.raises(AssertionError):
+        judge()
 
 
 @interpreter
@@ -259,3 +289,33 @@ def test_a_wrong_result_is_seen(
     assert len(calls) >= 6
     assert witness.faults()
     assert all(fault.startswith(twin.removesuffix("_reference")) for fault in witness.faults())
+
+
+@interpreter
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("wrong", ["a value", "all values", "a number"])
+def test_a_wrong_attention_is_seen(
+    wrong: str, dtype: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One output by a few last places, all by one, or a number that is its neighbour."""
+    attend, round_ = torch.nn.functional.scaled_dot_product_attention, prefill_attention.put_heads
+    last_place = 2.0**-7 if dtype == "bf16" else 2.0**-10
+
+    def attended(q: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        found = attend(q, *rest, **named)
+        if q.dtype != torch.float64 and wrong == "a value":
+            found[..., -1, 3] *= 1 + 4 * last_place
+        return found * (1 + last_place) if q.dtype != torch.float64 and wrong == "all values" else found
+
+    def rounded(attended: torch.Tensor, out: torch.Tensor, scales: Any) -> None:
+        round_(attended, out, scales)
+        if wrong == "a number":
+            out[-1, 0, 2] += 1
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attended)
+    monkeypatch.setattr(prefill_attention, "put_heads", rounded)
+    llm = models(CASES["w8a8 biases"], dtype, sizes=False, device="cpu")
+    with Witness(DTYPES[dtype], *WATCHED) as witness:
+        llm.generate(BRIEF, SHORT)
+    assert witness.faults()
+    assert all("_attention: " in fault for fault in witness.faults())

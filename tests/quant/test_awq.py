@@ -17,7 +17,7 @@ from ingot.quant.folding import (
     one_a_class,
     value_rows,
 )
-from ingot.quant.rounding import dequantize, quantize
+from ingot.quant.rounding import CLIP_RATIOS, dequantize, quantize
 from tests.quant.inputs import inputs, weights
 
 
@@ -71,6 +71,38 @@ def test_one_search_for_all_that_read_an_input() -> None:
     assert together.error >= sum(one.error for one in alone) * (1 - 1e-6)
     with pytest.raises(ConfigError, match="other widths"):
         search_scales([weights(16, 32)], x, fake)
+
+
+def test_scales_by_the_weights_magnitudes_alone() -> None:
+    """Inputs that are all as large leave the share of each column, whose signs must not cancel."""
+    x = inputs(200, 64, loud=0).sign()
+    weight = weights(16, 64)
+    weight[:, ::5] *= 6
+    found = search_scales([weight], x, partial(rounded, group=32, symmetric=True), group=32)
+    assert 0 < found.ratio < 1
+    blocks = weight.abs().view(16, 2, 32)
+    share = (blocks / blocks.amax(-1, keepdim=True)).mean(0).flatten()
+    expected = share ** (found.ratio - 1)
+    torch.testing.assert_close(found.scales / found.scales[0], expected / expected[0])
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_limits_are_those_of_least_error_of_the_product(group: int) -> None:
+    """Tried one by one, with the tokens themselves: channels move together, and so do their errors."""
+    weight, x = weights(12, 64), inputs(100, 64, loud=0)
+    found = clip_limits(weight, x, 4, group)
+    limits = found if group else found[None]
+    width = group or 64
+    for part, limit in enumerate(limits):
+        own = slice(part * width, (part + 1) * width)
+        peaks = weight[:, own].abs().amax(1)
+
+        def error(limit: torch.Tensor, own: slice = own) -> torch.Tensor:
+            near = rounded(clipped(weight[:, own], limit), 0, True)
+            return (x[:, own] @ (near - weight[:, own]).T).square().sum(0)
+
+        least = torch.stack([error(peaks * ratio) for ratio in CLIP_RATIOS]).amin(0)
+        torch.testing.assert_close(error(limit), least, rtol=1e-3, atol=0)
 
 
 def test_folding_changes_nothing_in_fp64() -> None:

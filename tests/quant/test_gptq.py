@@ -202,6 +202,40 @@ def test_fewer_tokens_than_columns_are_damped() -> None:
     )
 
 
+def test_each_try_damps_anew() -> None:
+    """A Hessian that takes two tries gives what the last try's damping gives alone."""
+    seen = HessianSum(64, dtype=torch.float64)
+    seen.add(inputs(32, 64))
+    hessian = seen.mean()
+    hessian -= 0.05 * hessian.diagonal().mean() * torch.eye(64)
+    hessian.diagonal().clamp_(min=0.05)
+    weight = weights(32, 64)
+    again = gptq(weight, hessian, 8, damping=0.01)
+    once = gptq(weight, hessian, 8, damping=0.1)
+    assert again.damping == once.damping == 0.1
+    assert torch.equal(again.quantized.numbers, once.quantized.numbers)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+def test_columns_one_by_one(act_order: bool) -> None:
+    """The paper's loop without blocks, in fp64: beyond a block's end errors are made good alike."""
+    weight, seen = weights(8, 300), HessianSum(300, dtype=torch.float64)
+    seen.add(inputs(1200, 300))
+    hessian = seen.mean()
+    found = gptq(weight, hessian, 8, act_order=act_order)
+    order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else torch.arange(300)
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(300)
+    factor = torch.linalg.cholesky(torch.linalg.inv(damped[order][:, order]), upper=True)
+    left, scale = weight[:, order].double(), quantize(weight, 8).scales.double()
+    for column in range(300):
+        near = (left[:, column] / scale).round().clamp(-127, 127) * scale
+        error = (left[:, column] - near) / factor[column, column]
+        left[:, column + 1 :] -= error[:, None] * factor[column, column + 1 :]
+        left[:, column] = near
+    numbers = (left / scale[:, None]).round()
+    assert float((found.quantized.numbers[:, order] == numbers).double().mean()) > 0.999
+
+
 def test_refusals() -> None:
     weight = weights(4, 16)
     with pytest.raises(BuildError, match="no token"):

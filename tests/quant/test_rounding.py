@@ -138,6 +138,30 @@ def test_scales_below_the_normal_numbers_of_fp16() -> None:
     assert bool(torch.isfinite(near).all())
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_largest_weight_is_kept_whatever_its_scale(bits: int, symmetric: bool) -> None:
+    """Scales of 1 to 3 of fp16's smallest steps: one that is rounded down cuts the ends of its range."""
+    ends = 8 if symmetric and bits == 4 else bounds(bits, symmetric)[1]
+    peaks = torch.arange(1.05, 3.0, 0.1)[:, None] * 2**-24 * ends
+    weight = peaks * torch.linspace(0 if not symmetric else -1, 1, 33)
+    found = quantize(weight, bits, symmetric=symmetric)
+    assert float(found.scales.abs().max()) < 2**-14
+    steps = (dequantize(found) - weight)[:, [0, -1]].abs() / found.scales.float().abs()[:, None]
+    assert float(steps.max()) <= 1 + 1e-2
+
+
+def test_eight_bits_end_at_127_on_both_sides() -> None:
+    """Also where a range was cut and larger weights are left outside."""
+    weight = weights(8, 64)
+    weight[:4, 5], weight[4:, 5] = -0.6, 0.6
+    importance = torch.ones(64)
+    importance[5] = 0
+    found = quantize(weight, 8, clip=True, importance=importance)
+    assert float((dequantize(found) - weight)[:, 5].abs().min()) > 0.02
+    assert found.numbers[:, 5].tolist() == [-127] * 4 + [127] * 4
+
+
 def test_refusals_name_the_row() -> None:
     weight = weights(5, 8)
     weight[3, 2] = math.nan
@@ -163,3 +187,11 @@ def test_pieces_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = quantize(weight, 4, 32, symmetric=False, clip=True)
     for name in ("numbers", "scales", "zeros"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
+
+
+def test_numbers_in_another_order_are_put_back() -> None:
+    """Column j of the numbers is the weight's column order[j]; a cycle of three is not its own inverse."""
+    weight, order = weights(4, 6), torch.tensor([2, 0, 1, 5, 3, 4], dtype=torch.int32)
+    found = quantize(weight[:, order.long()], 8)
+    ordered = Quantized(found.numbers, found.scales, None, 8, 0, order=order)
+    assert torch.equal(dequantize(ordered), dequantize(quantize(weight, 8)))

@@ -44,6 +44,15 @@ def test_scales_and_folding_are_the_reference_s(golden: Path, alpha: float, norm
         torch.testing.assert_close(bias, given[told + "norm_bias_after"], **TOLERANCE)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.8, 1.0])
+def test_alpha_is_the_activations_share(alpha: float) -> None:
+    """max|x|^alpha / max|w|^(1 - alpha), the maximum over all weights, whatever their signs."""
+    own = [torch.tensor([[0.25, 0.25], [0.125, -0.1]]), torch.tensor([[-0.5, 0.0]])]
+    found = smoothing_scales(torch.tensor([128.0, 4.0]), own, alpha)
+    expected = [128**alpha / 0.5 ** (1 - alpha), 4**alpha / 0.25 ** (1 - alpha)]
+    torch.testing.assert_close(found, torch.tensor(expected))
+
+
 def test_a_dead_channel_keeps_its_scale(golden: Path) -> None:
     given = arrays(golden, "smoothquant_scales")
     own = [given[f"weight{i}"] for i in range(3)]

@@ -125,3 +125,12 @@ def test_what_cannot_be_rounded() -> None:
         quantize_two_level(torch.ones(3), 128)
     with pytest.raises(BuildError, match="too small for a scale"):
         quantize_two_level(torch.full((2, 64), 1e-40), 64)
+
+
+def test_a_step_reaches_both_ends_of_its_range() -> None:
+    """Weights at the ends alone, of ranges that no whole number of steps divides: cut ends would cost all."""
+    ends = torch.linspace(0.21, 1.0, 40)[:, None] * torch.tensor([-1.0, 1.0]).repeat(32)
+    weight = torch.cat([ends, torch.ones(40, 64) * torch.tensor([-1.0, 1.0]).repeat(32)], 1)
+    found = quantize_two_level(weight, 64)
+    steps = found.scales.T.repeat_interleave(64, 1)
+    assert float(((dequantize(found) - weight).abs() / steps).max()) <= 0.5 + 1e-3

@@ -16,8 +16,9 @@ from ingot.config.step_sizes import most_tokens
 from ingot.engine import memory_sizes
 from ingot.engine.fixes import fits_by_card
 from ingot.engine.ledger import Setting
-from ingot.engine.memory_sizes import activation_bytes, weight_bytes
+from ingot.engine.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
 from ingot.engine.random_weights import random_decoder
+from ingot.kernels.cache_scales import CacheScales
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.runtime.setup import largest_step, measured_activations, run_step
@@ -204,3 +205,14 @@ def test_activations_on_a_gpu(dtype: torch.dtype) -> None:
     measured_activations(model, cuda, dtype, 8, runtime)  # the matrix library takes its workspace
     found = measured_activations(model, cuda, dtype, 8, runtime)
     assert activation_bytes(config, dtype, runtime, 8) == pytest.approx(found, rel=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn])
+def test_a_token_s_keys_and_values_are_counted_with_their_scales(dtype: torch.dtype) -> None:
+    config, blocks, block_size = shape(), 5, 16
+    cache = torch.empty(blocks, config.num_kv_heads, block_size, config.head_dim, dtype=dtype)
+    tensors = [cache, cache]
+    if dtype.itemsize == 1:
+        tensors += CacheScales.zeros(blocks, config.num_kv_heads, block_size, CPU).tensors
+    held = config.num_layers * sum(tensor.nbytes for tensor in tensors)
+    assert kv_bytes_per_token(config, dtype) * blocks * block_size == held

@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.request import Request
 from ingot.runtime.sampler import (
     RowSampling,
     SamplingTensors,
@@ -19,6 +21,7 @@ from ingot.runtime.sampler import (
     token_weights,
     uniform,
 )
+from ingot.runtime.selection import row_sampling
 
 INF = float("inf")
 VOCAB = 97
@@ -153,6 +156,18 @@ def test_seeds_and_steps_differ() -> None:
     assert len(set(by_step)) > 50
     assert len(set(by_seed)) > 50
     assert by_step != by_seed
+
+
+def test_answers_of_neighbouring_seeds_share_no_stream() -> None:
+    """Answer 1 of seed 0 draws not as answer 0 of seed 1 does, nor any other pair."""
+    streams = {
+        row_sampling(
+            Request("r", [1], SamplingParams(temperature=1.0, seed=seed), 9, sample_index=index)
+        ).seed
+        for seed in range(32)
+        for index in range(32)
+    }
+    assert len(streams) == 32 * 32
 
 
 def test_splitmix64_gives_the_published_numbers() -> None:

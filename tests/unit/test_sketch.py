@@ -73,3 +73,11 @@ def test_what_is_no_number_is_far() -> None:
     assert deviation(sketch(exact[:9]).checksum(), sketch(exact).checksum()) == OVERFLOW
     zeros = torch.zeros(4, 8)
     assert deviation(sketch(zeros).checksum(), sketch(zeros).checksum()) == 0
+
+
+def test_a_size_that_every_token_shares_is_told_by_the_norm() -> None:
+    """Projections are of tokens of size 1, and the mean is 0."""
+    exact = rows(6)
+    exact -= exact.mean()
+    told = deviation(sketch(exact * 1.01).checksum(), sketch(exact).checksum())
+    assert told == pytest.approx(0.01, rel=0.01)

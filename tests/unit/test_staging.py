@@ -124,3 +124,12 @@ def test_the_lock_of_a_killed_build_holds_nobody(tmp_path: Path) -> None:
     (tmp_path / ".ingot-lock-engine").touch()
     stage(tmp_path / "engine")
     assert list(tmp_path.iterdir()) == [tmp_path / "engine"]
+
+
+def test_a_disk_that_is_too_full_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with (
+        pytest.raises(BuildError, match="the disk is too full"),
+        staged_folder(tmp_path / "engine", force=False, size=1 << 60),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,17 @@ def test_prefixes(prefix: str) -> None:
     available = {name: TensorInfo((2,), torch.float32, "f") for name in names}
     mapped = resolve(weights, available, {"b": (2,), "a": (2,)})
     assert [(m.target, m.sources) for m in mapped] == [("b", (f"{prefix}h.b",)), ("a", (f"{prefix}wte",))]
+
+
+def test_the_prefixed_name_is_taken_where_both_are_there() -> None:
+    weights = WeightMap((Rename("a", "wte"), Rename("b", "h.b")), prefixes=("transformer.", ""))
+    available = dict.fromkeys(
+        ("wte", "transformer.wte", "transformer.h.b"), TensorInfo((2,), torch.half, "f")
+    )
+    told = fails(weights, available, {"a": (2,), "b": (2,)})
+    assert re.search(r"unexpected, in the checkpoint but in no rule \(1\): wte\b", told)
+    weights = WeightMap((*weights.rules, Ignore("wte")), prefixes=weights.prefixes)
+    assert resolve(weights, available, {"a": (2,), "b": (2,)})[0].sources == ("transformer.wte",)
 
 
 def test_transpose_concat_split_values(tmp_path: Path) -> None:

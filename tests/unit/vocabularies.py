@@ -7,8 +7,10 @@ Owns reading a GGUF file's metadata and writing checkpoint folders from third-pa
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -77,6 +79,14 @@ def qwen2_fast_folder(slow: Path, folder: Path) -> Path:
     for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink(missing_ok=True)
     assert (folder / "tokenizer.json").is_file()
+    return folder
+
+
+def qwen1_folder(folder: Path, merges: Sequence[bytes] = ()) -> Path:
+    """Qwen v1's layout: single bytes, then ``merges``."""
+    tokens = [*(bytes([byte]) for byte in range(256)), *merges]
+    lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(tokens))
+    (folder / "qwen.tiktoken").write_bytes(b"".join(lines))
     return folder
 
 

@@ -1,0 +1,103 @@
+"""A walk that is led: where it rounds to 8 bits, a value between two numbers goes where the modules' went.
+
+Two right ways through a model sum floats in another order, and once in a while that moves a number of 8 bits
+to its neighbour: a tie. What follows is then another computation. A led walk takes the modules' numbers
+instead, at the input of every product and in a cache of 8 bits, after they were compared: neighbours at most,
+and few. Owns the record and the comparison; knows no scheme.
+
+    lead = Lead()
+    with lead.recorded(): modules(batch)
+    with lead.followed(): walk(batch)         # raises where a number is not a tie
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.kernels.int8_rows import Int8Rows
+from ingot.layers import attention, blocks_walk, int8_walk
+from ingot.quant import int8_blocks, int8_products
+from tests.parity.kernel_witness import TIES
+
+PRODUCTS = (  # what multiplies rows of 8 bits, in the walks and in the modules
+    *((int8_walk, name) for name in ("int8_linear", "int8_linear_parts", "small_int8_qkv")),
+    *((blocks_walk, name) for name in ("int8_linear", "int8_linear_parts")),
+    *((module, "multiply") for module in (int8_products, int8_blocks)),
+)
+SCALES = 1e-5  # relative, of a row's scale by two ways in fp32
+
+
+class Lead:
+    """The numbers of one step by one way, for another."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.total = self.moved = 0
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keep the numbers of the step inside."""
+
+        def keep(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.told.append((values.clone(), scales.clone()))
+            return values, scales
+
+        with _through(keep):
+            yield
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Compare the numbers of the step inside, which goes on with those that were kept."""
+        left = iter(self.told)
+
+        def follow(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            told = next(left)
+            away = (values.int() - told[0].int()).abs()
+            assert int(away.max()) <= 1
+            torch.testing.assert_close(scales, told[1], rtol=SCALES, atol=0)
+            self.total += away.numel() if away.dim() == 2 else 0  # a cache is mostly of other steps
+            self.moved += int(away.sum())
+            return told
+
+        with _through(follow):
+            yield
+        assert next(left, None) is None
+        assert self.moved <= max(TIES[torch.float32] * self.total, 1), f"{self.moved} of {self.total}"
+
+
+Numbers = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+@contextmanager
+def _through(numbers: Numbers) -> Iterator[None]:
+    """Every product's rows, and every cache of 8 bits that was written, go through ``numbers``."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in PRODUCTS:
+            patch.setattr(module, name, _of_rows(getattr(module, name), numbers))
+        patch.setattr(attention, "rope_kv_write", _of_caches(attention.rope_kv_write, numbers))
+        yield
+
+
+def _of_rows(product: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
+    def called(x: Int8Rows, *rest: Any, **named: Any) -> Any:
+        return product(Int8Rows(*numbers(x.values, x.scales), x.group), *rest, **named)
+
+    return called
+
+
+def _of_caches(write: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
+    def called(*args: Any, **named: Any) -> Any:
+        query, scales = write(*args, **named), named.get("scales")
+        if scales is not None:
+            for cache, own in zip(args[5:7], scales.tensors, strict=True):
+                values, told = numbers(cache, own)
+                cache.copy_(values)
+                own.copy_(told)
+        return query
+
+    return called

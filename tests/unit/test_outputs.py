@@ -1,0 +1,51 @@
+"""An answer put together from tokens: what a stop string cuts, and what is held back until the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingot.config.sampling import SamplingParams
+from ingot.llm.outputs import AnswerAssembler
+from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.executor import Update
+from ingot.runtime.request import FinishReason
+from ingot.runtime.selection import TokenLogprobs
+from tests.unit.vocabularies import load, qwen1_folder
+
+PARAMS = SamplingParams(stop=("###",), logprobs=0)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return load(qwen1_folder(tmp_path))
+
+
+def update(text: bytes, reason: FinishReason | None = None) -> Update:
+    """A token a byte."""
+    return Update("r0", 0, tuple(text), reason, logprobs=tuple(TokenLogprobs(t, -1.0) for t in text))
+
+
+def test_the_start_of_a_stop_string_is_text_where_the_answer_ends(tokenizer: Tokenizer) -> None:
+    assembler = AnswerAssembler(tokenizer, PARAMS, [])
+    first = assembler.add(update(b"Hi##"))
+    last = assembler.add(update(b"", FinishReason.LENGTH))
+    assert (first.text, last.text) == ("Hi", "##")
+    assert (assembler.answer.text, assembler.answer.finish_reason) == ("Hi##", "length")
+
+
+def test_half_a_character_is_told_at_the_end(tokenizer: Tokenizer) -> None:
+    assembler = AnswerAssembler(tokenizer, PARAMS, [])
+    assert assembler.add(update("é".encode()[:1])).text == ""
+    assert assembler.abort().text == "\ufffd"
+
+
+def test_tokens_and_log_probabilities_end_with_the_stop_string(tokenizer: Tokenizer) -> None:
+    assembler = AnswerAssembler(tokenizer, PARAMS, [])
+    piece = assembler.add(update(b"a###b"))
+    answer = assembler.answer
+    assert (answer.text, answer.finish_reason, answer.stopped_by) == ("a", "stop", "###")
+    assert piece.token_ids == tuple(answer.token_ids) == tuple(b"a###")
+    assert [each.token_id for each in piece.logprobs] == list(b"a###")
+    assert answer.logprobs == list(piece.logprobs)

@@ -1,0 +1,36 @@
+"""What a row of logits gives each request of a step, whatever its neighbours ask for."""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.request import Request
+from ingot.runtime.selection import Choice, TokenSelector
+
+VOCAB = 16
+LOGITS = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
+
+
+def select(*params: SamplingParams) -> list[Choice]:
+    requests = [Request(f"r{i}", [3, 5], each, 9, output_ids=[5]) for i, each in enumerate(params)]
+    selector = TokenSelector(frozenset(), VOCAB, torch.device("cpu"))
+    return selector.select(requests, LOGITS[: len(params)].clone())
+
+
+def test_log_probabilities_are_the_model_s_own() -> None:
+    """A penalty changes the choice, and not what is told of it."""
+    (choice,) = select(SamplingParams(repetition_penalty=50.0, logprobs=4))
+    expected = LOGITS[0].log_softmax(-1)
+    assert choice.logprobs is not None
+    top = expected.topk(4)
+    assert [token for token, _ in choice.logprobs.top] == top.indices.tolist()
+    torch.testing.assert_close(torch.tensor([value for _, value in choice.logprobs.top]), top.values)
+    assert abs(choice.logprobs.logprob - float(expected[choice.token_id])) < 1e-6
+
+
+def test_each_gets_as_many_likeliest_tokens_as_it_asked_for() -> None:
+    choices = select(SamplingParams(logprobs=4), SamplingParams(logprobs=1), SamplingParams())
+    told = [None if choice.logprobs is None else len(choice.logprobs.top) for choice in choices]
+    assert told == [4, 1, None]
+    assert [choice.token_id for choice in choices] == LOGITS.argmax(-1).tolist()

@@ -1,0 +1,52 @@
+"""A step's tensors: what rows beyond the step hold after a larger one."""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.config.sampling import SamplingParams
+from ingot.runtime.request import Request
+from ingot.runtime.sampler import RowSampling
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+from ingot.runtime.step_buffer import StepBuffer
+
+ROWS, BLOCK_SIZE = 4, 4
+
+
+def decode(name: str, length: int, offset: int = 0) -> ScheduledRequest:
+    """The newest of ``length`` tokens."""
+    blocks = list(range(-(-length // BLOCK_SIZE)))
+    request = Request(name, list(range(length)), SamplingParams(), 99, rope_offset=offset, blocks=blocks)
+    return ScheduledRequest(request, length - 1, 1, samples=True)
+
+
+def test_rows_that_a_smaller_step_leaves_over_are_padding() -> None:
+    """They write to no slot, attend to nothing and draw greedily, whatever was there before."""
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
+    draws = [RowSampling(0.7, seed=row) for row in range(3)]
+    buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5), decode("c", 3)]), BLOCK_SIZE, draws)
+    buffer.upload()
+    assert buffer.padded_batch(1, 99).seq_lens.tolist() == [9, 5, 3, 0]
+    buffer.fill(ScheduledBatch([decode("d", 6, offset=100)]), BLOCK_SIZE, [RowSampling()])
+    buffer.upload()
+    batch = buffer.padded_batch(1, 99)
+    assert batch.seq_lens.tolist() == [6, 0, 0, 0]
+    assert batch.slot_mapping.tolist() == [1 * BLOCK_SIZE + 1, -1, -1, -1]
+    assert buffer.feed_rows.tolist() == [-1] * ROWS
+    assert batch.query_start.tolist() == [0, 1, 1, 1, 1]
+    assert batch.rope_rows[0] == 105
+    drawn = buffer.draws(ROWS, [RowSampling()] * ROWS)
+    assert drawn.temperature.tolist() == [0.0] * ROWS
+
+
+def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:
+    request = Request("a", list(range(50, 60)), SamplingParams(), 99, rope_offset=7, blocks=[5, 2, 9])
+    buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"))
+    buffer.fill(ScheduledBatch([ScheduledRequest(request, 2, 8, samples=True)]), BLOCK_SIZE)
+    buffer.upload()
+    batch = buffer.padded_batch(8, 99)
+    assert batch.input_ids.tolist() == list(range(52, 60))
+    assert batch.positions.tolist() == list(range(2, 10))
+    assert batch.rope_rows.tolist() == list(range(9, 17))
+    assert batch.slot_mapping.tolist() == [22, 23, 8, 9, 10, 11, 36, 37]
+    assert batch.logits_indices.tolist()[0] == 7
