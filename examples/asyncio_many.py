@@ -24,7 +24,9 @@ async def story() -> str:
 
 
 async def main() -> None:
-    too_long = asyncio.create_task(llm.agenerate([ask("Tell me a story.")], params.replace(max_new_tokens=400)))
+    too_long = asyncio.create_task(
+        llm.agenerate([ask("Tell me a story.")], params.replace(max_new_tokens=400))
+    )
     sums = (llm.agenerate([ask(f"How much is {n} + 30?")], params) for n in (12, 47, 61))
     tale, *outputs = await asyncio.gather(story(), *sums)
     too_long.cancel()  # as a server does when its client has gone: only this request ends
