@@ -66,13 +66,13 @@ class Loop:
         return value
 
     def settle(self, work: Callable[[], object]) -> None:
-        """``between_steps`` for what finalizers call: a collection of garbage may run them in the thread of a
-        loop, which cannot wait for itself.
+        """``between_steps`` for what finalizers call: in the thread of a loop, which cannot wait for itself,
+        if garbage is collected there, or when the process ends and the loop has ended before.
         """
-        if isinstance(threading.current_thread(), _LoopThread):
-            self._orders.put(partial(_answer, work, SimpleQueue()))
-        else:
+        if self._thread.is_alive() and not isinstance(threading.current_thread(), _LoopThread):
             self.between_steps(work)
+        else:
+            self._orders.put(partial(_answer, work, SimpleQueue()))
 
     @contextmanager
     def within(self, context: AbstractContextManager[Value]) -> Iterator[Value]:

@@ -331,6 +331,17 @@ def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
     assert threading.active_count() == before
 
 
+def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
+    """As one that is held in a global when the process ends."""
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    stream = llm.stream([1, 2, 3], GREEDY)
+    next(stream)
+    loop = llm._calls.loop
+    loop._orders.put(None)
+    loop._thread.join()
+    stream.close()  # type: ignore[attr-defined]
+
+
 def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm._calls.loop._thread, "is_alive", lambda: False)  # as a forked child finds it
     with pytest.raises(EngineError, match="fork"):
