@@ -139,22 +139,23 @@ def paged_attention_reference(
     out: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    steady: bool = False,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if out_scales is not None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-        put_heads(paged_attention_reference(*arguments, scales=scales), out, out_scales)
+        put_heads(paged_attention_reference(*arguments, scales=scales, steady=steady), out, out_scales)
         return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
-    num_kv_heads = key_cache.shape[1]
+    num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
     for row, length in enumerate(seq_lens.tolist()):
         if length == 0:
             continue
         start = max(length - window, 0) if window else 0
         where = (block_tables[row], start, length, q.dtype)
-        keys, values = gather_pair(key_cache, value_cache, scales, *where)
-        grouped = q[row].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
+        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
+        grouped = q[row].to(dtype).unflatten(0, (num_kv_heads, -1))[None]  # [1, KV heads, group, head_dim]
         attended = torch.nn.functional.scaled_dot_product_attention(
             grouped, keys[None], values[None], scale=scale
         )
@@ -176,6 +177,7 @@ def paged_attention(
     arrivals: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    steady: bool = False,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
@@ -201,6 +203,7 @@ def paged_attention(
             static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q, as
             with ``OperandOrder``, which puts each row's columns in another order.
         scales: of caches in 8 bits, which are contiguous then.
+        steady: as of :func:`prefill_attention`.
 
     Returns:
         [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -224,4 +227,4 @@ def paged_attention(
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
         return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales)
-    return paged_attention_reference(*arguments, out, out_scales, scales)
+    return paged_attention_reference(*arguments, out, out_scales, scales, steady)

@@ -278,17 +278,19 @@ def prefill_attention_reference(
     out: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    steady: bool = False,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
     if out_scales is not None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
-        attended = prefill_attention_reference(*arguments, scale, window, scales=scales)
+        attended = prefill_attention_reference(*arguments, scale, window, scales=scales, steady=steady)
         own = slice(int(query_start[0]), int(query_start[-1]))
         put_heads(attended[own], out[own], scales_at(out_scales, own))
         return out
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
+    dtype = torch.float64 if steady else q.dtype
     for row, length in enumerate(seq_lens.tolist()):
         begin, stop = starts[row], starts[row + 1]
         context = length - (stop - begin)  # position of the first new token
@@ -297,8 +299,8 @@ def prefill_attention_reference(
             continue
         first = max(context - window + 1, 0) if window else 0
         where = (block_tables[row], first, length, q.dtype)
-        keys, values = gather_pair(key_cache, value_cache, scales, *where)
-        grouped = q[begin:stop].unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [num_kv_heads, group, n, D]
+        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
+        grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
         plain = stop - begin == 1 or (context == 0 and window == 0)
         wide = (keys.shape[0], group, *keys.shape[1:])
         attended = torch.nn.functional.scaled_dot_product_attention(
@@ -335,6 +337,7 @@ def prefill_attention(
     out: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    steady: bool = False,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -359,6 +362,8 @@ def prefill_attention(
         out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
             static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
         scales: of caches in 8 bits, which are contiguous then.
+        steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
+            sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -382,4 +387,4 @@ def prefill_attention(
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
         return prefill_attention_triton(*arguments, tiles, out, out_scales, scales)
-    return prefill_attention_reference(*arguments, out, out_scales, scales)
+    return prefill_attention_reference(*arguments, out, out_scales, scales, steady)

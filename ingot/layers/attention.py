@@ -23,6 +23,7 @@ from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.linear import Linear
+from ingot.quant.schemes import rounds_inputs
 
 
 class HeadNorm(nn.Module):
@@ -124,6 +125,7 @@ class Attention(nn.Module):
             return self._attend_invariantly(query, batch, cache)
         config, single = self.config, batch.leading_decodes
         out = torch.empty_like(query) if out is None else out
+        steady = rounds_inputs(self.o_proj.scheme)
         if single:
             paged_attention(
                 query[:single],
@@ -139,6 +141,7 @@ class Attention(nn.Module):
                 arrivals=batch.arrivals,
                 out_scales=None if out_scales is None else scales_at(out_scales, slice(single)),
                 scales=cache.scales,
+                steady=steady,
             )
         if single < batch.seq_lens.shape[0]:
             prefill_attention(
@@ -155,6 +158,7 @@ class Attention(nn.Module):
                 out=out,
                 out_scales=out_scales,
                 scales=cache.scales,
+                steady=steady,
             )
         return out
 

@@ -1,17 +1,18 @@
 """Requests under way, each with what has come of it so far.
 
-Owns the meeting of the executor's updates with the callers that wait for them: several streams and a
-``generate`` may be open at once, and every step serves them all. Knows nothing of prompts as text.
+Owns the meeting of the executor's updates with the calls that they belong to: many calls are open at once,
+and every step serves them all. All of it runs in one thread (``loop.py``). Knows nothing of prompts as text,
+and of the callers only how to post them news.
 
-    flight = flights.start(prompt_ids, params)
-    while not flight.done: flights.step()
+    flights.start(Call([Flight(prompt_ids, params, tokenizer, [])], post))
+    while flights.wanted: flights.step()
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,121 +20,186 @@ from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Executor, Update
-from ingot.runtime.likelihood import Keep, keep_likelihood, keep_logits
+from ingot.runtime.likelihood import Keep
+
+News = list[tuple[int, Piece]] | BaseException | None
 
 
 class Flight:
-    """One request: its answers, and the pieces that nobody has fetched yet."""
+    """One request for answers; their text continues that of the ``context`` ids."""
 
     def __init__(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        context: list[int],
+        self, prompt_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None, context: list[int]
     ) -> None:
-        self.request_id = request_id
         self.prompt_ids = prompt_ids
-        self.pieces: deque[Piece] = deque()
         self.answers = [AnswerAssembler(tokenizer, params, context, i) for i in range(params.n)]
+        self._params = params
 
-    @property
-    def done(self) -> bool:
-        """Whether every answer has ended."""
-        return all(a.done for a in self.answers)
+    def add_to(self, executor: Executor, request_id: str) -> None:
+        """Queue the request."""
+        executor.add(request_id, self.prompt_ids, self._params)
+
+    def take(self, update: Update) -> tuple[Piece, bool]:
+        """Take an update in; returns what it adds, and whether a stop string ended that answer before the
+        executor did.
+        """
+        assembler = self.answers[update.index]
+        piece = assembler.add(update)
+        return piece, assembler.done and update.finish_reason is None
+
+    def close(self, executor: Executor, request_id: str) -> list[Piece]:
+        """The executor has ended the request. A beam search may end with fewer answers than asked for; the
+        rest will never come, and if none has, the first is aborted.
+        """
+        finished = [a for a in self.answers if a.done]
+        self.answers = finished or self.answers[:1]
+        return [] if finished else [self.answers[0].abort()]
 
     def output(self) -> Output:
         """The finished answers."""
-        return Output(self.prompt_ids, [a.answer for a in self.answers if a.done])
+        return Output(self.prompt_ids, [a.answer for a in self.answers])
+
+
+class Reading:
+    """A prompt whose logits at every position are wanted: ``kept`` is what ``keep`` leaves of them."""
+
+    def __init__(self, prompt_ids: list[int], keep: Keep) -> None:
+        self.kept = torch.empty(0)
+        self._prompt_ids = prompt_ids
+        self._keep = keep
+
+    def add_to(self, executor: Executor, request_id: str) -> None:
+        """Queue the prompt."""
+        executor.add_logits(request_id, self._prompt_ids, self._keep)
+
+    def take(self, update: Update) -> tuple[Piece, bool]:
+        """The prompt has been computed: there is no text."""
+        return Piece(""), False
+
+    def close(self, executor: Executor, request_id: str) -> list[Piece]:
+        """The executor has computed the prompt."""
+        self.kept = executor.take_logits(request_id)
+        return []
+
+
+@dataclass(eq=False)
+class Call:
+    """What one caller asked for together.
+
+    Attributes:
+        flights: its requests.
+        post: takes the call's news, in the stepping thread; must not block. News are pieces, each with its
+            flight's position, if ``by_piece``; in the end None, or the error that ended the call.
+        num_threads: PyTorch's threads that the caller wants on a CPU.
+        ended: its last news are posted, or it was cancelled.
+    """
+
+    flights: Sequence[Flight | Reading]
+    post: Callable[[News], None]
+    by_piece: bool = False
+    num_threads: int = field(default_factory=torch.get_num_threads)
+    ended: bool = False
 
 
 class Flights:
-    """All requests of one executor, by id."""
+    """All calls of one executor. Steps are wanted while any of them waits for news."""
 
-    def __init__(self, executor: Executor, tokenizer: Tokenizer | None) -> None:
-        self.executor = executor
-        self._tokenizer = tokenizer
-        self._open: dict[str, Flight] = {}
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._open: dict[Call, dict[str, int]] = {}  # the requests of each call that have not ended
+        self._owner: dict[str, tuple[Call, int]] = {}
+        self._waiting: set[Call] = set()
         self._ids = itertools.count()
 
-    def start(self, prompt_ids: list[int], params: SamplingParams, *, chat: bool = False) -> Flight:
-        """Queue a request; the text continues the prompt's, or in a chat starts anew.
+    @property
+    def wanted(self) -> bool:
+        """Whether any call waits."""
+        return bool(self._waiting)
 
-        Raises:
-            RequestError: the executor cannot serve it.
-        """
-        flight = Flight(
-            f"r{next(self._ids)}", prompt_ids, params, self._tokenizer, [] if chat else prompt_ids
-        )
-        self.executor.add(flight.request_id, prompt_ids, params)
-        self._open[flight.request_id] = flight
-        return flight
+    def start(self, call: Call) -> None:
+        """Queue a call's requests; all of them join the same step, as far as it has room."""
+        if torch.get_num_threads() != call.num_threads:
+            torch.set_num_threads(call.num_threads)
+        self._open[call] = {}
+        try:
+            for position, flight in enumerate(call.flights):
+                request_id = f"r{next(self._ids)}"
+                flight.add_to(self._executor, request_id)
+                self._open[call][request_id] = position
+                self._owner[request_id] = call, position
+        except BaseException as error:
+            self._fail(call, error)
+        else:
+            self._close_ended([call])
+
+    def wait(self, call: Call) -> None:
+        """Take steps until the call has news; a call that has ended has them."""
+        if call in self._open:
+            self._waiting.add(call)
+
+    def cancel(self, call: Call) -> None:
+        """End a call's requests now."""
+        call.ended = True
+        for request_id in self._open.pop(call, ()):
+            del self._owner[request_id]
+            self._executor.abort(request_id)
+        self._waiting.discard(call)
 
     def step(self) -> None:
-        """Run one step and hand its news to the flights that they belong to.
+        """Run one step and post its news to the calls that they belong to.
 
-        When a step fails, all flights end as aborted: the executor has dropped their requests.
+        When a step fails, the executor has dropped all requests: every call gets the error.
         """
         try:
-            updates = self.executor.step()
-        except BaseException:
-            for lost in self._open.values():
-                lost.pieces.extend(a.abort() for a in lost.answers if not a.done)
-            self._open.clear()
-            raise
-        for update in updates:
-            flight = self._open.get(update.request_id)
-            if flight is not None:
-                self._deliver(flight, update)
-        self._close_empty()
-
-    def finish(self, flights: Sequence[Flight]) -> None:
-        """Step until these flights are done."""
-        while not all(f.done for f in flights):
-            self.step()
-
-    def cancel(self, flight: Flight) -> None:
-        """Drop a flight; its request ends within this call."""
-        self.executor.abort(flight.request_id)
-        self._open.pop(flight.request_id, None)
-
-    def logits(self, prompt_ids: list[int]) -> torch.Tensor:
-        """float32 [num_tokens, vocab_size] on the CPU: the logits at every position of a prompt."""
-        return self._kept(prompt_ids, keep_logits)
-
-    def log_likelihood(self, prompt_ids: list[int]) -> torch.Tensor:
-        """float32 [num_tokens - 1] on the CPU: the log-probability of every token but the first."""
-        return self._kept(prompt_ids, keep_likelihood(prompt_ids))
-
-    def _kept(self, prompt_ids: list[int], keep: Keep) -> torch.Tensor:
-        request_id = f"r{next(self._ids)}"
-        self.executor.add_logits(request_id, prompt_ids, keep)
-        try:
-            while not self.executor.logits_ready(request_id):
-                self.step()
-        except BaseException:
-            self.executor.abort(request_id)
-            raise
-        return self.executor.take_logits(request_id)
-
-    def _deliver(self, flight: Flight, update: Update) -> None:
-        assembler = flight.answers[update.index]
-        if assembler.done:
+            updates = self._executor.step()
+        except BaseException as error:
+            for call in list(self._open):
+                self._fail(call, error)
             return
-        flight.pieces.append(assembler.add(update))
-        if assembler.done and update.finish_reason is None:
-            self.executor.abort(update.request_id, update.index)
+        news: dict[Call, list[tuple[int, Piece]]] = {}
+        for update in updates:
+            if update.request_id in self._owner:
+                call, position = self._owner[update.request_id]
+                try:
+                    news.setdefault(call, []).append((position, self._delivered(call, position, update)))
+                except Exception as error:
+                    self._fail(call, error)
+        for call, pieces in news.items():
+            if call.by_piece and call in self._open:
+                self._post(call, pieces)
+        self._close_ended(list(self._open))
 
-    def _close_empty(self) -> None:
-        """A beam search may end with fewer answers than asked for; the rest will never come."""
-        running = self.executor.active_ids()
-        for request_id, flight in list(self._open.items()):
-            if request_id in running:
-                continue
-            del self._open[request_id]
-            finished = [a for a in flight.answers if a.done]
-            if not finished:  # a beam search without a single hypothesis
-                flight.pieces.append(flight.answers[0].abort())
-                finished = flight.answers[:1]
-            flight.answers = finished
+    def _delivered(self, call: Call, position: int, update: Update) -> Piece:
+        if update.error is not None:
+            raise update.error
+        piece, cut = call.flights[position].take(update)
+        if cut:
+            self._executor.abort(update.request_id, update.index)
+        return piece
+
+    def _close_ended(self, calls: list[Call]) -> None:
+        running = self._executor.active_ids()
+        for call in calls:
+            last: list[tuple[int, Piece]] = []
+            for request_id, position in list(self._open[call].items()):
+                if request_id not in running:
+                    del self._open[call][request_id], self._owner[request_id]
+                    flight = call.flights[position]
+                    last += [(position, piece) for piece in flight.close(self._executor, request_id)]
+            if last and call.by_piece:
+                self._post(call, last)
+            if not self._open.get(call, True):
+                self.cancel(call)
+                self._post(call, None)
+
+    def _fail(self, call: Call, error: BaseException) -> None:
+        self.cancel(call)
+        self._post(call, error)
+
+    def _post(self, call: Call, news: News) -> None:
+        """Post news; a caller who cannot take them (his event loop is closed) has left."""
+        self._waiting.discard(call)
+        try:
+            call.post(news)
+        except Exception:
+            self.cancel(call)

@@ -9,8 +9,9 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -27,16 +28,18 @@ from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
+from ingot.llm.calls import Calls
 from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.llm.flights import Flight, Flights
+from ingot.llm.flights import Flight
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts, with_chat_stops
+from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.graphs import KINDS
+from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
 
@@ -45,6 +48,9 @@ _log = logging.getLogger(__name__)
 
 class LLM:
     """An engine, or a checkpoint assembled in memory, ready to generate.
+
+    Any number of threads and asyncio tasks may use it at once: their requests share steps. Whoever is
+    interrupted or cancelled, or drops a stream, ends his own requests alone.
 
     An engine without a proof, or one whose last ``ingot verify`` on this machine failed, says so in a warning
     that is logged.
@@ -161,7 +167,7 @@ class LLM:
             max_seq_len=limits.max_seq_len,
             config=runtime,
         )
-        self._flights = Flights(self.executor, engine.text.tokenizer)
+        self._calls = Calls(self.executor, engine.text)
 
     def __repr__(self) -> str:
         engine = self.engine
@@ -202,9 +208,16 @@ class LLM:
         Raises:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
-        params = named_params(params, self.default_params, values)
-        many = split_prompts(prompts)
-        return self._run([self._entry(p) for p in many], self._params(params, len(many)))
+        return self._calls.generate(self._flights(prompts, params, values))
+
+    async def agenerate(
+        self,
+        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **values: Any,
+    ) -> list[Output]:
+        """``generate`` for asyncio; a task that is cancelled ends its requests."""
+        return await self._calls.agenerate(self._flights(prompts, params, values))
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None, **values: Any) -> Output: ...
@@ -230,14 +243,14 @@ class LLM:
             )
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
-        named = named_params(params, self.default_params, values)
+        chosen = self._params(params, values, len(conversations))
         entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._run(entries, self._params(named, len(entries)))
+        outputs = self._calls.generate(self._calls.flights(entries, chosen))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
         """Token ids that a prompt, or a conversation, becomes."""
-        return self._entry(prompt)[0]
+        return prompt_entry(prompt, self.engine.text)[0]
 
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
@@ -254,7 +267,17 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_pieces(self._stream([prompt], named_params(params, self.default_params, values)))
+        return _only_pieces(self._calls.stream(self._flights(prompt, params, values, one=True)))
+
+    def astream(
+        self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
+    ) -> AsyncGenerator[Piece, None]:
+        """``stream`` for asyncio. Cancelling the task that reads, or ``aclose()``, ends the request.
+
+        Raises:
+            RequestError: as ``generate``.
+        """
+        return _only_async_pieces(self._calls.astream(self._flights(prompt, params, values, one=True)))
 
     def stream_many(
         self,
@@ -270,7 +293,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return self._stream(split_prompts(prompts), named_params(params, self.default_params, values))
+        return self._calls.stream(self._flights(prompts, params, values))
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
@@ -281,13 +304,14 @@ class LLM:
             RequestError: the prompt is empty, too long, or holds unknown ids.
         """
         ids = Prompt.of(prompt).token_ids(self.tokenizer)
-        return self._flights.logits(ids)
+        return self._calls.read(ids, keep_logits)
 
     def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
         """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
         CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
         """
-        return self._flights.log_likelihood(Prompt.of(prompt).token_ids(self.tokenizer))
+        ids = Prompt.of(prompt).token_ids(self.tokenizer)
+        return self._calls.read(ids, keep_likelihood(ids))
 
     def explain(
         self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
@@ -315,87 +339,46 @@ class LLM:
         Raises:
             RequestError: a size that the engine's batch does not hold, or an unknown kind.
         """
-        self.executor.warm_up(batch_sizes, kinds)
+        self._calls.loop.between_steps(partial(self.executor.warm_up, batch_sizes, kinds))
 
     def tap(self, *patterns: str) -> AbstractContextManager[Seen]:
         """Collect module outputs by name while the block runs: ``with llm.tap("layers.*") as seen``.
 
-        ``seen`` maps each module's name to a tensor [tokens that ran, ...]. It changes no output.
+        ``seen`` maps each module's name to a tensor [tokens that ran, ...], those of other threads'
+        requests included. It changes no output.
 
         Raises:
             RequestError: a pattern matches no module.
         """
-        return tap(self.engine.model, self.executor, *patterns)
-
-    def _entry(self, prompt: PromptLike | Messages) -> tuple[list[int], bool]:
-        return prompt_entry(prompt, self.engine.text)
-
-    def _run(self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]) -> list[Output]:
-        """Answer prompts, given as token ids and whether they are conversations."""
-        values = self._checked(entries, params)
-        flights: list[Flight] = []
-        try:
-            for (ids, chat), value in zip(entries, values, strict=True):
-                flights.append(self._flights.start(ids, value, chat=chat))
-            self._flights.finish(flights)
-        finally:
-            for flight in flights:
-                self._flights.cancel(flight)
-        return [flight.output() for flight in flights]
-
-    def _checked(
-        self, entries: list[tuple[list[int], bool]], params: list[SamplingParams]
-    ) -> list[SamplingParams]:
-        """The values of each request, which can be served."""
-        text = self.engine.text
-        values = [with_chat_stops(v, text) if c else v for (_, c), v in zip(entries, params, strict=True)]
-        for position, ((ids, _), value) in enumerate(zip(entries, values, strict=True), start=1):
-            self._check(ids, value, f"prompt {position}: " if len(entries) > 1 else "")
-        return values
-
-    def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:
-        """Refuse a request that cannot be served; ``which`` goes before the message."""
-        try:
-            self.executor.check(ids, params)
-        except RequestError as error:
-            raise RequestError(
-                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
-            ) from None
-
-    def _stream(
-        self,
-        prompts: Sequence[PromptLike | Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> Generator[tuple[int, Piece], None, None]:
-        entries = [self._entry(p) for p in prompts]
-        return self._pieces(entries, self._checked(entries, self._params(params, len(entries))))
-
-    def _pieces(
-        self, entries: list[tuple[list[int], bool]], values: list[SamplingParams]
-    ) -> Generator[tuple[int, Piece], None, None]:
-        flights: list[Flight] = []
-        try:
-            for (ids, chat), value in zip(entries, values, strict=True):
-                flights.append(self._flights.start(ids, value, chat=chat))
-            under_way = list(enumerate(flights))
-            while under_way:
-                for position, flight in under_way:
-                    while flight.pieces:
-                        yield position, flight.pieces.popleft()
-                under_way = [(i, f) for i, f in under_way if f.pieces or not f.done]
-                if under_way and not any(f.pieces for _, f in under_way):
-                    self._flights.step()
-        finally:
-            for flight in flights:
-                self._flights.cancel(flight)
+        return self._calls.loop.within(tap(self.engine.model, self.executor, *patterns))
 
     def _params(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, params: SamplingParams | Sequence[SamplingParams] | None, values: Mapping[str, Any], count: int
     ) -> list[SamplingParams]:
-        return params_for(params, self.default_params, self.tokenizer, count)
+        named = named_params(params, self.default_params, values)
+        return params_for(named, self.default_params, self.tokenizer, count)
+
+    def _flights(
+        self,
+        prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        values: Mapping[str, Any],
+        *,
+        one: bool = False,
+    ) -> list[Flight]:
+        """Checked requests for one prompt, or for as many as there are."""
+        many = [prompts] if one else split_prompts(prompts)
+        entries = [prompt_entry(p, self.engine.text) for p in many]  # type: ignore[arg-type]
+        return self._calls.flights(entries, self._params(params, values, len(entries)))
 
 
 def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:
     with closing(pieces):
         for _, piece in pieces:
+            yield piece
+
+
+async def _only_async_pieces(pieces: AsyncGenerator[tuple[int, Piece], None]) -> AsyncGenerator[Piece, None]:
+    async with aclosing(pieces):
+        async for _, piece in pieces:
             yield piece

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,7 +25,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
 from ingot.engine.ledger import Setting
 from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
-from ingot.errors import RequestError
+from ingot.errors import IngotError, RequestError
 from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
@@ -47,7 +47,7 @@ class Update:
 
     ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
     and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
-    answers of a request (``n`` or beams).
+    answers of a request (``n`` or beams). ``error``: why the request has ended without an answer.
     """
 
     request_id: str
@@ -57,6 +57,7 @@ class Update:
     stop_id: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     score: float | None = None
+    error: IngotError | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Executor:
         self._keep: dict[str, Keep] = {}
         self._host_bound: set[str] = set()
         self._ahead: _StepAhead | None = None
+        self.before_taps: list[tuple[bool, bool]] = []
 
     @property
     def has_work(self) -> bool:
@@ -250,8 +252,6 @@ class Executor:
             request.num_pending -= 1
             if request.ended:
                 continue
-            if token == NOT_A_NUMBER:
-                raise not_a_number(request)
             updates.append(self._apply_token(request, token, None))
         return updates
 
@@ -292,6 +292,8 @@ class Executor:
         return [self._apply_token(request, choice.token_id, choice.logprobs)]
 
     def _apply_token(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> Update:
+        if token == NOT_A_NUMBER:
+            return replace(self._finished(request, FinishReason.ABORT), error=not_a_number(request))
         if token in request.params.end_ids(self.stop_ids):
             return self._finished(request, FinishReason.STOP, token)
         request.output_ids.append(token)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.errors import EngineError
+from ingot.kernels.token_feed import NOT_A_NUMBER
 from ingot.runtime.beam import top_candidates
 from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import LogitsProcessor, processors_for
@@ -37,7 +38,7 @@ class Choice:
     """What a step gives a request: a token, or candidates for its beam search."""
 
     request: Request
-    token_id: int = -1
+    token_id: int = NOT_A_NUMBER
     logprobs: TokenLogprobs | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
 
@@ -103,9 +104,7 @@ class TokenSelector:
         both = torch.stack([output.token_ids.double(), output.values.double()])
         tokens, logits = both.tolist()  # one wait for the device
         for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
-            if math.isnan(logit):
-                raise not_a_number(choice.request)
-            choice.token_id = token
+            choice.token_id = NOT_A_NUMBER if math.isnan(logit) else token
             wanted = choice.request.params.logprobs
             if raw is not None and wanted is not None:
                 pairs = tuple(zip(top_ids[i][:wanted], top[i][:wanted], strict=True))

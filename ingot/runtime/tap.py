@@ -84,12 +84,12 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
     seen = Seen()
     handles = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in wanted]
     runner, blocks = executor.runner, executor.blocks
-    before = (runner.eager, blocks.prefix_reuse)
+    executor.before_taps.append((runner.eager, blocks.prefix_reuse))  # taps may close in any order
     runner.eager, blocks.prefix_reuse = True, False
     try:
         yield seen
     finally:
-        runner.eager, blocks.prefix_reuse = before
+        runner.eager, blocks.prefix_reuse = executor.before_taps.pop()
         for handle in handles:
             handle.remove()
 

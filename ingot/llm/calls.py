@@ -1,0 +1,149 @@
+"""What callers ask of a loop, and how they wait for it: threads and coroutines alike.
+
+Owns the way from prompts and values to calls, and from their news to outputs and pieces. Knows no device, and
+of the steps only that a loop takes them.
+
+    calls = Calls(executor, engine.text)
+    calls.generate(calls.flights([(prompt_ids, False)], [params]))[0].text
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Sequence
+from queue import Empty, SimpleQueue
+
+import torch
+
+from ingot.config.sampling import SamplingParams
+from ingot.engine.text import TextParts
+from ingot.errors import RequestError
+from ingot.llm.flights import Call, Flight, News, Reading
+from ingot.llm.loop import Loop
+from ingot.llm.outputs import Output, Piece
+from ingot.llm.prompts import with_chat_stops
+from ingot.runtime.executor import Executor
+from ingot.runtime.likelihood import Keep
+
+Pieces = list[tuple[int, Piece]]
+
+
+class Calls:
+    """Calls to one executor, from any thread. Whoever stops waiting, by an error, an interrupt, a cancelled
+    task or a closed generator, ends his own requests alone.
+    """
+
+    def __init__(self, executor: Executor, text: TextParts) -> None:
+        self.loop = Loop(executor)
+        self._executor = executor
+        self._text = text
+
+    def flights(
+        self, entries: Sequence[tuple[list[int], bool]], params: Sequence[SamplingParams]
+    ) -> list[Flight]:
+        """Requests that can be served, given as token ids and whether they are conversations; not started.
+
+        Raises:
+            RequestError: a prompt or value cannot be served.
+        """
+        flights = []
+        for position, ((ids, is_chat), values) in enumerate(zip(entries, params, strict=True), start=1):
+            values = with_chat_stops(values, self._text) if is_chat else values
+            self._check(ids, values, f"prompt {position}: " if len(entries) > 1 else "")
+            flights.append(Flight(ids, values, self._text.tokenizer, [] if is_chat else ids))
+        return flights
+
+    def generate(self, flights: Sequence[Flight]) -> list[Output]:
+        """Answer requests, all in flight together."""
+        self._finish(flights)
+        return [flight.output() for flight in flights]
+
+    def read(self, prompt_ids: Sequence[int], keep: Keep) -> torch.Tensor:
+        """What ``keep`` leaves of a prompt's logits.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or holds unknown ids.
+        """
+        reading = Reading(self._executor.admission.checked_ids(prompt_ids, room=0), keep)
+        self._finish([reading])
+        return reading.kept
+
+    def stream(self, flights: Sequence[Flight]) -> Generator[tuple[int, Piece], None, None]:
+        """Answer requests piece by piece, from the first ``next`` on: (position of the request, piece)."""
+        news: SimpleQueue[News] = SimpleQueue()
+        call = Call(flights, news.put, by_piece=True)
+        try:
+            self.loop.start(call)
+            while (pieces := self._next(call, news)) is not None:
+                yield from pieces
+        finally:
+            self.loop.end(call)
+
+    async def agenerate(self, flights: Sequence[Flight]) -> list[Output]:
+        """``generate`` for a coroutine."""
+        call, news = _async_call(flights)
+        try:
+            self.loop.start(call)
+            await self._anext(call, news)
+        finally:
+            self.loop.cancel(call)
+        return [flight.output() for flight in flights]
+
+    async def astream(self, flights: Sequence[Flight]) -> AsyncGenerator[tuple[int, Piece], None]:
+        """``stream`` for a coroutine."""
+        call, news = _async_call(flights, by_piece=True)
+        try:
+            self.loop.start(call)
+            while (pieces := await self._anext(call, news)) is not None:
+                for piece in pieces:
+                    yield piece
+        finally:
+            self.loop.cancel(call)
+
+    def _finish(self, flights: Sequence[Flight | Reading]) -> None:
+        news: SimpleQueue[News] = SimpleQueue()
+        call = Call(flights, news.put)
+        try:
+            self.loop.start(call)
+            self._next(call, news)
+        finally:
+            self.loop.end(call)
+
+    def _next(self, call: Call, news: SimpleQueue[News]) -> Pieces | None:
+        try:
+            found = news.get_nowait()
+        except Empty:
+            self.loop.wait(call)
+            found = news.get()
+        return _opened(found)
+
+    async def _anext(self, call: Call, news: asyncio.Queue[News]) -> Pieces | None:
+        if news.empty():
+            self.loop.wait(call)
+        return _opened(await news.get())
+
+    def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:
+        """Refuse a request that cannot be served; ``which`` goes before the message."""
+        try:
+            self._executor.check(ids, params)
+        except RequestError as error:
+            raise RequestError(
+                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
+            ) from None
+
+
+def _async_call(flights: Sequence[Flight], *, by_piece: bool = False) -> tuple[Call, asyncio.Queue[News]]:
+    """A call whose news come to the running event loop."""
+    news: asyncio.Queue[News] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def post(found: News) -> None:
+        loop.call_soon_threadsafe(news.put_nowait, found)
+
+    return Call(flights, post, by_piece), news
+
+
+def _opened(news: News) -> Pieces | None:
+    if isinstance(news, BaseException):
+        raise news
+    return news

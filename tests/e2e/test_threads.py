@@ -1,0 +1,369 @@
+"""One LLM under many threads and tasks: equal answers, and whoever leaves takes his own requests alone."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
+from ingot.errors import EngineError, RequestError
+from tests.e2e.mixed import GREEDY, SAMPLED, Make
+from tests.e2e.tiny import write_tiny
+from tests.e2e.watch import check_idle, watch
+from tests.tiny_models import random_ids
+
+THREADS, ANSWERS = 8, 50
+LONG = GREEDY.replace(max_new_tokens=100)
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def llm(make: Make) -> Iterator[LLM]:
+    """A LLaMA of two layers whose cache holds 2048 tokens, 8 requests at once; nothing is left in it."""
+    llm = make("llama")
+    yield llm
+    assert settled(llm)
+    check_idle(llm)
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return LLM(write_tiny(tmp_path_factory.mktemp("tiny") / "checkpoint"), "cpu")
+
+
+def settled(llm: LLM) -> bool:
+    """Wait until the orders that were given so far are carried out."""
+    llm._calls.loop.between_steps(lambda: None)
+    return True
+
+
+def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
+    """The results of ``work(0)``, ``work(1)`` …, each in a thread, started together."""
+    together = threading.Barrier(count)
+
+    def run(index: int) -> Any:
+        together.wait()
+        return work(index)
+
+    with ThreadPoolExecutor(count) as pool:
+        return [job.result() for job in [pool.submit(run, i) for i in range(count)]]
+
+
+def requests(thread: int) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of many lengths, of which some share a beginning; greedy and drawn."""
+    begin = random_ids(20, seed=7)
+    found = []
+    for i in range(ANSWERS):
+        seed = 1000 * thread + i
+        prompt = (begin if i % 3 == 0 else []) + random_ids(1 + seed * 7 % 30, seed=seed)
+        values = GREEDY if i % 2 else SAMPLED.replace(seed=seed)
+        found.append((prompt, values.replace(max_new_tokens=1 + seed * 5 % 7)))
+    return found
+
+
+def test_answers_are_those_of_serial_calls(llm: LLM) -> None:
+    serial = [[llm.generate(p, v)[0].token_ids for p, v in requests(t)] for t in range(THREADS)]
+    with watch(llm) as steps:
+        found = in_threads(lambda t: [llm.generate(p, v)[0].token_ids for p, v in requests(t)])
+    assert found == serial
+    assert steps.largest_batch == THREADS
+    alone = sum(values.max_new_tokens or 0 for t in range(THREADS) for _, values in requests(t))
+    assert len(steps.steps) < alone / 3, "threads share steps"
+
+
+def test_streams_in_threads_are_calls(llm: LLM) -> None:
+    prompts = [random_ids(5 + i, seed=i) for i in range(THREADS)]
+    expected = [llm.generate(p, SAMPLED)[0].token_ids for p in prompts]
+    found = in_threads(lambda t: [i for piece in llm.stream(prompts[t], SAMPLED) for i in piece.token_ids])
+    assert found == expected
+
+
+def test_chats_from_two_threads(talker: LLM) -> None:
+    talks = [[{"role": "user", "content": f"number {i}"}] for i in range(20)]
+    expected = [talker.chat(talk).text for talk in talks]
+    found = in_threads(lambda t: [talker.chat(talk).text for talk in talks[t::2]], 2)
+    assert found == [expected[0::2], expected[1::2]]
+    assert all(expected)
+
+
+def test_every_kind_of_call_beside_the_others(llm: LLM) -> None:
+    """Logits, likelihoods, taps, warm-up and refused requests while others generate."""
+    ids, short = random_ids(40, seed=3), GREEDY.replace(max_new_tokens=4)
+    logits, likely = llm.logits(ids), llm.log_likelihood(ids)
+    answer = llm.generate(ids, LONG.replace(max_new_tokens=80))[0].token_ids
+
+    def work(kind: int) -> None:
+        for _ in range(4):
+            if kind == 0:
+                assert torch.allclose(llm.logits(ids), logits, rtol=1e-5, atol=1e-5)
+            elif kind == 1:
+                assert torch.allclose(llm.log_likelihood(ids), likely, rtol=1e-5, atol=1e-5)
+            elif kind in (2, 3):
+                with llm.tap("layers.*") as seen:
+                    assert llm.generate(ids, short)[0].token_ids == answer[:4]
+                assert all(len(rows) >= 43 for rows in seen.values()), "every token, cached or not"
+            elif kind == 4:
+                llm.warm_up([1])
+                with pytest.raises(RequestError):
+                    llm.generate([-1], short)
+            else:
+                assert llm.generate(ids, LONG.replace(max_new_tokens=80))[0].token_ids == answer
+
+    in_threads(work)
+    runner = llm.executor.runner
+    assert (runner.eager, llm.executor.blocks.prefix_reuse) == (False, True), "no tap is left"
+
+
+def test_taps_may_close_in_any_order(llm: LLM) -> None:
+    runner = llm.executor.runner
+    first, second = llm.tap("norm"), llm.tap("layers.0")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert runner.eager
+    second.__exit__(None, None, None)
+    assert not runner.eager
+
+
+def test_forgotten_streams_block_nobody(make: Make) -> None:
+    """As many as the batch holds are begun and held: a call from another thread still ends."""
+    llm = make("llama", batch=4)
+    prompts = [random_ids(9, seed=i) for i in range(5)]
+    *expected, last = (llm.generate(p, LONG)[0].token_ids for p in prompts)
+    held = [llm.stream(p, LONG) for p in prompts[:4]]
+    begun = [next(stream) for stream in held]
+    assert in_threads(lambda _: llm.generate(prompts[4], LONG)[0].token_ids, 1) == [last]
+    del held[2:]
+    gc.collect()
+    for piece, stream, ids in zip(begun, held, expected, strict=False):
+        assert [*piece.token_ids, *(t for p in stream for t in p.token_ids)] == ids
+    check_idle(llm)
+
+
+def test_a_stream_that_nobody_advances_does_not_run(llm: LLM) -> None:
+    stream = llm.stream(random_ids(9, seed=1), LONG)
+    next(stream)
+    with watch(llm) as steps:
+        time.sleep(0.1)
+    assert not steps.steps
+    stream.close()  # type: ignore[attr-defined]
+    check_idle(llm)
+
+
+def test_a_stream_dropped_in_another_thread_gives_its_blocks_back(llm: LLM) -> None:
+    streams = [llm.stream(random_ids(9, seed=i), LONG) for i in range(4)]
+    for stream in streams:
+        next(stream)
+    del stream
+    in_threads(lambda _: streams.pop() and None, 4)
+    assert not llm.executor.has_work
+
+
+def test_an_interrupt_ends_the_calls_of_its_thread_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C arrives during a step that serves two threads."""
+    prompt, other = random_ids(9, seed=1), random_ids(9, seed=2)
+    expected = llm.generate(other, LONG)[0].token_ids
+    run, main = llm.executor.runner.run, threading.main_thread().ident
+    steps = []
+
+    def interrupting(step: Any) -> torch.Tensor:
+        steps.append(len(step.requests))
+        if len(step.requests) == 3 and steps.count(3) == 5:
+            signal.pthread_kill(main, signal.SIGINT)  # type: ignore[arg-type]
+        return run(step)
+
+    monkeypatch.setattr(llm.executor.runner, "run", interrupting)
+    beside: list[list[int]] = []
+    thread = threading.Thread(target=lambda: beside.append(llm.generate(other, LONG)[0].token_ids))
+    held = llm.stream(random_ids(3, seed=3), LONG)
+    first = next(held)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt, LONG)
+    thread.join()
+    assert beside == [expected]
+    assert steps[-1] <= 2
+    rest = sum(len(piece.token_ids) for piece in held)
+    assert len(first.token_ids) + rest == 100, "the thread's other streams go on"
+
+
+def test_a_request_without_numbers_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = random_ids(9, seed=1), random_ids(9, seed=2)
+    expected = llm.generate(good, LONG)[0].token_ids
+    run = llm.executor.runner.run
+
+    def spoiled(step: Any) -> torch.Tensor:
+        logits = run(step).clone()
+        rows = [item.request for item in step.requests if item.samples]
+        for row, request in enumerate(rows):
+            if request.prompt_ids == bad and request.num_tokens > 20:
+                logits[row] = float("nan")
+        return logits
+
+    monkeypatch.setattr(llm.executor.runner, "run", spoiled)
+
+    def work(thread: int) -> Any:
+        if thread:
+            with pytest.raises(EngineError, match="not numbers"):
+                llm.generate(bad, LONG)
+            return None
+        return llm.generate(good, LONG)[0].token_ids
+
+    assert in_threads(work, 3)[0] == expected
+
+
+def test_a_failed_step_reaches_every_waiting_caller(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = random_ids(9, seed=1)
+    expected = llm.generate(prompt, GREEDY)[0].token_ids
+    run = llm.executor.runner.run
+
+    def failing(step: Any) -> torch.Tensor:
+        if len(step.requests) == 4:
+            raise RuntimeError("a planted failure")
+        return run(step)
+
+    async def coroutine() -> None:
+        await llm.agenerate(prompt, LONG)
+
+    monkeypatch.setattr(llm.executor.runner, "run", failing)
+    calls = [
+        lambda: llm.generate(prompt, LONG),
+        lambda: list(llm.stream(prompt, LONG)),
+        lambda: [None for _ in range(99) if llm.generate(prompt, LONG)],
+        lambda: asyncio.run(coroutine()),
+    ]
+
+    def work(thread: int) -> None:
+        with pytest.raises(RuntimeError, match="planted"):
+            calls[thread]()
+
+    in_threads(work, 4)
+    monkeypatch.undo()
+    assert llm.generate(prompt, GREEDY)[0].token_ids == expected
+
+
+def test_tasks_share_steps_and_leave_alone(llm: LLM) -> None:
+    """gather, streams side by side, a cancelled call, a cancelled reader and a reader that breaks off."""
+    prompts = [random_ids(9 + i, seed=i) for i in range(8)]
+    expected = [llm.generate(p, LONG)[0].token_ids for p in prompts]
+
+    async def read(prompt: list[int], most: int = 1000) -> list[int]:
+        ids: list[int] = []
+        async for piece in llm.astream(prompt, LONG):
+            ids += piece.token_ids
+            if len(ids) >= most:
+                break
+        return ids
+
+    async def leave(task: asyncio.Task[Any]) -> None:
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> list[Any]:
+        with watch(llm) as steps:
+            found = await asyncio.gather(
+                llm.agenerate(prompts[:2], LONG),
+                *map(read, prompts[2:5]),
+                leave(asyncio.create_task(llm.agenerate(prompts[5], LONG))),  # type: ignore[arg-type]
+                leave(asyncio.create_task(read(prompts[6]))),
+                read(prompts[7], most=6),
+            )
+            settled(llm)
+        assert steps.largest_batch == 8
+        return found
+
+    found = asyncio.run(main())
+    assert [output.token_ids for output in found[0]] == expected[:2]
+    assert found[1:4] == expected[2:5]
+    assert found[6] == expected[7][:6]
+
+
+def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
+    """A stream that outlives its event loop: the loop of steps finds nobody there."""
+    kept: list[AsyncIterator[Any]] = []
+
+    async def begin() -> None:
+        kept.append(llm.astream(random_ids(9, seed=1), LONG))
+        await anext(kept[0])
+
+    events = asyncio.new_event_loop()
+    events.run_until_complete(begin())
+    events.close()
+    assert len(llm.generate(random_ids(9, seed=2), LONG)[0].token_ids) == 100
+    assert settled(llm)
+    check_idle(llm)
+
+
+def test_threads_and_tasks_use_one_llm(llm: LLM) -> None:
+    prompts = [random_ids(9 + i, seed=i) for i in range(THREADS)]
+    expected = [llm.generate(p, SAMPLED)[0].token_ids for p in prompts]
+
+    async def task(prompt: list[int]) -> list[int]:
+        return (await llm.agenerate(prompt, SAMPLED))[0].token_ids
+
+    def work(thread: int) -> list[int]:
+        if thread % 2:
+            return asyncio.run(task(prompts[thread]))
+        return llm.generate(prompts[thread], SAMPLED)[0].token_ids
+
+    assert in_threads(work) == expected
+
+
+def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
+    before = threading.active_count()
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    llm.generate([1, 2, 3], GREEDY)
+    assert threading.active_count() == before + 1
+    del llm
+    assert threading.active_count() == before
+
+
+def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
+    """As one that is held in a global when the process ends."""
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    stream = llm.stream([1, 2, 3], GREEDY)
+    next(stream)
+    loop = llm._calls.loop
+    loop._orders.put(None)
+    loop._thread.join()
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._calls.loop._thread, "is_alive", lambda: False)  # as a forked child finds it
+    with pytest.raises(EngineError, match="fork"):
+        llm.generate([1, 2, 3], GREEDY)
+    monkeypatch.undo()
+
+
+def test_steps_use_as_many_cpu_threads_as_the_caller_has_set(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = llm.executor.runner.run, []
+
+    def recorded(step: Any) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return run(step)
+
+    monkeypatch.setattr(llm.executor.runner, "run", recorded)
+    before = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            llm.generate([1, 2, 3], GREEDY.replace(max_new_tokens=1))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
