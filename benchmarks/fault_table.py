@@ -34,17 +34,16 @@ def row_of(scheme: str, fault: str | None, engine: Path, device: str) -> Row:
         "fault": fault,
         "verdict": found.verdict,
         "steps": found.num_steps,
-        "worst": found.steps,
-        "failures": [failure.message for failure in found.failures],
-        "seconds": time.perf_counter() - start,
+        "most": round(max(found.steps.values(), default=0.0), 3),
+        "first": next((failure.message for failure in found.failures), None),
+        "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 def told(row: Row) -> str:
     """A row as a line."""
-    worst = " ".join(f"{name} {value:.2g}" for name, value in row["worst"].items())
     what = f"{row['scheme']:<16} {row['fault'] or 'sound':<22} {row['verdict']:<8}"
-    return f"{what} {row['seconds']:5.1f} s  {(row['failures'] or [worst])[0]}"
+    return f"{what} {row['seconds']:5.1f} s  {row['first'] or row['most']}"
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "docs" / "results"
 # performance-log.md is history, and proof.md is about `verify`, which prints its own figures.
-LEFT_OUT = {"performance-log.md", "proof.md"}
+LEFT_OUT = {"performance-log.md"}
 PAGES = (ROOT / "README.md", *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in LEFT_OUT))
 
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"

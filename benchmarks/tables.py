@@ -8,6 +8,7 @@ Owns what stands in which row and column. Knows nothing of pages (``figures.py``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.figures import significant
@@ -323,6 +324,29 @@ def pocket_cpu() -> str:
     return f"{markdown(head, rows)}\n\n{made_by('pocket_cpu_none.json')}, one thread; a file each."
 
 
+def faults(file: str) -> str:
+    """What ``verify`` says of faults by schemes: the largest deviation, in parts of its limit."""
+    rows = of(file)["rows"]
+    schemes = list(dict.fromkeys(row["scheme"] for row in rows))
+    cells = {(row["fault"], row["scheme"]): f"{row['verdict']}, {row['most']:.2g}" for row in rows}
+    named = list(dict.fromkeys(row["fault"] for row in rows))
+    table = markdown(
+        ["fault", *schemes],
+        [[fault or "none", *(cells.get((fault, scheme), NONE) for scheme in schemes)] for fault in named],
+    )
+    seconds = [row["seconds"] for row in rows if row["fault"] is None]
+    took = f"a sound engine took {min(seconds):.1f} to {max(seconds):.1f} s"
+    return f"{table}\n\n{made_by(file)}; {took}."
+
+
+def false_alarms() -> str:
+    """How many sound engines of random weights failed."""
+    found = of("false_alarms_cpu.json")
+    most = max(found["worst"].values())
+    told = f"{found['false_alarms']} of {found['builds']} sound engines failed; the largest deviation was"
+    return f"{told} {significant(most, 2)} of its limit. {made_by('false_alarms_cpu.json')}."
+
+
 GPU_TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "headline-decode": headline_decode,
@@ -335,4 +359,7 @@ GPU_TABLES: dict[str, Callable[[], str]] = {
     "invariance": invariance,
     "memory": memory,
     "pocket-cpu": pocket_cpu,
+    "faults-gpu": partial(faults, "faults_gpu.json"),
+    "faults-cpu": partial(faults, "faults_cpu.json"),
+    "false-alarms": false_alarms,
 }

@@ -81,7 +81,11 @@ def test_large_texts_are_no_attack() -> None:
     assert jinja(CHATML).prompt_text(user(content)).count("é") == len(content)
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", "\ud800", float], ids=["object", "set", "bytes", "surrogate", "class"])
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, b"bytes", "\ud800", float],
+    ids=["object", "set", "bytes", "surrogate", "class"],
+)
 def test_variables_that_are_no_json(value: Any) -> None:
     with pytest.raises(RequestError, match="JSON types"):
         jinja("{{ x }}").prompt_text(user("a"), variables={"x": value})
