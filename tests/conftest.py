@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.grid import mark_the_rest_slow
+
 if not torch.cuda.is_available():
     # Without a GPU the kernels' numbers are checked under Triton's interpreter, which must be chosen before
     # any kernel is imported.
@@ -57,8 +59,12 @@ def golden(data: Path) -> Path:
     return data / "golden"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first; tests marked ``gpu`` skip, saying so, where there is no CUDA device."""
+    """The longest files come first; grids are thinned out; tests marked ``gpu`` skip, saying so, where there
+    is no CUDA device.
+    """
+    mark_the_rest_slow(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(ROOT).as_posix(), len(places)))
     if torch.cuda.is_available():
