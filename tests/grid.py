@@ -33,12 +33,15 @@ def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
 
 
 def values_of(item: pytest.Function) -> dict[str, str]:
-    """What each ``parametrize`` of a test gives this case."""
+    """What each ``parametrize`` of a test, and each fixture with parameters, gives this case."""
     given = {name: repr(value) for name, value in item.callspec.params.items()}
-    values = {}
+    values = dict(given)
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0] if isinstance(marker.args[0], str) else ",".join(marker.args[0])
-        values[names] = ", ".join(given[name.strip()] for name in names.split(","))
+        together = [name.strip() for name in names.split(",")]
+        values[names] = ", ".join(given[name] for name in together)
+        for name in set(together) - {names}:
+            values.pop(name, None)
     return values
 
 
