@@ -1,9 +1,9 @@
-# Two commands: `make demo` shows Ingot on the pocket model, `make test` runs everything that needs no GPU.
+# Two commands: `make demo` shows Ingot on the pocket model, `make test` runs lint and the tests that need no GPU.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint gpu-test clean
+.PHONY: install demo test test-all lint gpu-test clean
 
 install: $(STAMP)
 
@@ -23,8 +23,13 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not gpu and not slow"
+
+test-all: lint
+	$(PYTEST) -m "not gpu"
 
 gpu-test: $(STAMP)
 	$(VENV)/bin/python -m pytest -m gpu

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.grid import mark_the_rest_slow
+
 if not torch.cuda.is_available():
     # Without a GPU the kernels' numbers are checked under Triton's interpreter, which must be chosen before
     # any kernel is imported.
@@ -26,20 +28,23 @@ DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 LONGEST = (
     "tests/kernels/test_compile_sm_90.py",
     "tests/kernels/test_compile_sm_80.py",
-    "tests/kernels/test_fragments.py",
     "tests/parity/test_walks_by_kernels.py",
-    "tests/kernels/test_int8_heads.py",
-    "tests/quant/test_int4_engine.py",
-    "tests/kernels/test_stored_weight.py",
-    "tests/kernels/test_small_int8_qkv.py",
+    "tests/kernels/test_compile_few.py",
     "tests/quant/test_packed.py",
     "tests/quant/test_gptq_engine.py",
-    "tests/kernels/test_small_products.py",
+    "tests/quant/test_int4_engine.py",
+    "tests/evaluate/test_doctor.py",
+    "tests/quant/test_pocket_quality.py",
+    "tests/e2e/test_faults.py",
+    "tests/e2e/test_cpu_memory.py",
+    "tests/e2e/test_hostile_files.py",
+    "tests/kernels/test_int8_heads.py",
+    "tests/kernels/test_stored_weight.py",
+    "tests/kernels/test_fragments.py",
     "tests/quant/test_int8_engine.py",
     "tests/kernels/test_invariant_attention.py",
     "tests/kernels/test_paged_stream.py",
-    "tests/evaluate/test_doctor.py",
-    "tests/quant/test_pocket_quality.py",
+    "tests/kernels/test_small_products.py",
 )
 
 
@@ -57,8 +62,12 @@ def golden(data: Path) -> Path:
     return data / "golden"
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first; tests marked ``gpu`` skip, saying so, where there is no CUDA device."""
+    """The longest files come first; grids are thinned out; tests marked ``gpu`` skip, saying so, where there
+    is no CUDA device.
+    """
+    mark_the_rest_slow(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(ROOT).as_posix(), len(places)))
     if torch.cuda.is_available():

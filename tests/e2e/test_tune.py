@@ -36,10 +36,16 @@ HERE = Machine("Some GPU", "9.0", 2, "2.11.0", "3.6.0")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    checkpoint = write_tiny(folder / "tiny")
+    return build(checkpoint, folder / "engine", max_seq_len=64, max_batch_size=4, device="cpu")
+
+
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    checkpoint = write_tiny(tmp_path / "tiny")
-    return build(checkpoint, tmp_path / "engine", max_seq_len=64, max_batch_size=4, device="cpu")
+def engine(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "engine"))
 
 
 def run(*words: object) -> Any:
@@ -66,9 +72,9 @@ def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
 
 
 @no_gpu
-def test_a_build_on_a_cpu_has_an_empty_plan(engine: Path, tmp_path: Path) -> None:
+def test_a_build_on_a_cpu_has_an_empty_plan(built: Path, engine: Path, tmp_path: Path) -> None:
     assert read_own_plan(engine) == KernelPlan()
-    words = ("build", tmp_path / "tiny", "-o", tmp_path / "other", "--no-tune", "--max-seq-len", 64)
+    words = ("build", built.parent / "tiny", "-o", tmp_path / "other", "--no-tune", "--max-seq-len", 64)
     assert run(*words).exit_code == 0
     assert (tmp_path / "other" / "plan.json").read_text() == (engine / "plan.json").read_text()
 

@@ -70,6 +70,7 @@ def kl_of(checkpoint: Path, quant: QuantConfig, samples: Path, folder: Path) -> 
 # --- sensitivities ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "tied"])
 @pytest.mark.parametrize("scheme", ["w4a16", "w8a8"])
 def test_a_layer_alone_costs_what_an_engine_with_it_costs(

@@ -5,6 +5,7 @@ The launchers run on meta tensors, which hold no data: a launcher that looked at
 fail here. What they launch is caught and compiled. One JSON list on the last line.
 
     python -m tests.kernels.compile_kernels 80 90
+    python -m tests.kernels.compile_kernels 90 "token feed" "norms 4096 fp16"     # of these cases alone
 """
 
 from __future__ import annotations
@@ -155,9 +156,10 @@ def operand_runs(ttgir: str) -> list[int]:
     return sorted({int(size) for size in re.findall(r"kWidth = (\d+)", ttgir)})
 
 
-def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
-    """What every launch of every case compiles to."""
-    for case, call in (CASES | OVERLAPPING).items():
+def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, Any]]:
+    """What every launch of every case compiles to; of ``cases`` if there are some."""
+    every = CASES | OVERLAPPING
+    for case, call in ({case: every[case] for case in cases} or every).items():
         for kernel, args, kwargs in caught_launches(call):
             for capability in capabilities if case in CASES else [c for c in capabilities if c >= 90]:
                 source, options = source_of(kernel, args, kwargs)
@@ -181,8 +183,8 @@ def compiled(capabilities: list[int]) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    rows = []
-    for row in compiled([int(argument) for argument in sys.argv[1:]]):
+    rows, capabilities = [], [int(argument) for argument in sys.argv[1:] if argument.isdecimal()]
+    for row in compiled(capabilities, sys.argv[1 + len(capabilities) :]):
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
     print(json.dumps(rows))

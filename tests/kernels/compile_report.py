@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,15 @@ KERNELS = {
 }
 
 
-def compiled_for(capability: int, cache: Path) -> list[dict[str, Any]]:
-    """A row a kernel and launch, from a process of its own: this one may run Triton's interpreter."""
+def compiled_for(capability: int, cache: Path, cases: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A row a kernel and launch, of all cases or of some, from a process of its own: this one may run
+    Triton's interpreter.
+    """
     root = Path(__file__).resolve().parents[2]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_kernels", str(capability)],
+        [sys.executable, "-m", "tests.kernels.compile_kernels", str(capability), *cases],
         cwd=root,
         env=environment,
         capture_output=True,

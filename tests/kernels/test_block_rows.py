@@ -56,6 +56,7 @@ def test_the_rule_by_hand() -> None:
     assert rows.scales.tolist() == [[0.5, 2.0]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -71,6 +72,7 @@ def test_in_blocks(
     assert width < 96 or {int(found.values.min()), int(found.values.max())} == {steps.low, steps.high}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,6 +104,7 @@ def test_rms_norm(
     assert (s is x) == (residual is None)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 2752, 64)])
@@ -116,6 +119,7 @@ def test_silu_mul(
     assert_rows(found, quantize_in_blocks(impl(silu_mul, silu_mul_triton)(gate_up), steps))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 17, 70])

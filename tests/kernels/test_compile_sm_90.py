@@ -15,7 +15,7 @@ from tests.kernels.compile_report import (
     compiled_for,
 )
 
-pytestmark = pytest.mark.timeout(LIMIT + 60)  # hundreds of kernels
+pytestmark = [pytest.mark.timeout(LIMIT + 60), pytest.mark.slow]  # hundreds of kernels
 
 
 @pytest.fixture(scope="module")

@@ -72,6 +72,7 @@ def test_the_numbers_of_a_word() -> None:
     assert [centre(bits, dtype) for bits in (8, 4) for dtype in (tl.float16, tl.bfloat16)] == [128, 0, 0, 0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)
@@ -104,6 +105,7 @@ def test_rows_of_one_sign(impl: Implementation, form: tuple[int, int, bool]) -> 
     assert ((parts.double().sum(0) - expected).norm() / expected.norm()) < 1e-4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)

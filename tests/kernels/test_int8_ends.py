@@ -37,6 +37,7 @@ def assert_rows(actual: Int8Rows, expected: Int8Rows) -> None:
     assert actual.group == expected.group
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -49,6 +50,7 @@ def test_quantized(impl: Implementation, dtype: torch.dtype, shape: tuple[int, i
     assert not static or shape[1] < 96 or int(rows.values.abs().max()) == 127
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -68,6 +70,7 @@ def test_rms_norm(
     assert (s is x) == (residual is None)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [False, True])
@@ -97,6 +100,7 @@ def test_sum_norm(impl: Implementation, dtype: torch.dtype, biased: bool, static
     assert_near(y, normed.double())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 11008)])

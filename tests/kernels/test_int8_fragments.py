@@ -31,6 +31,7 @@ def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
     return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("group", [128, 64])
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
@@ -54,6 +55,7 @@ def test_sums_are_exact(
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
@@ -73,6 +75,7 @@ def test_linear_is_that_of_whole_bytes(
     assert all(torch.equal(first, other) for other in others)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs"), [(1, 24), (7, 40), (16, 16)])
 @pytest.mark.parametrize("splits", [1, 3])
@@ -89,6 +92,7 @@ def test_groups(impl: Implementation, rows: int, outputs: int, splits: int, shar
     torch.testing.assert_close(parts.sum(0), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5, 16])

@@ -34,6 +34,7 @@ def assert_heads(found: Int8Rows, attended: torch.Tensor, static: torch.Tensor |
     assert torch.equal(found.scales, expected.scales)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "merge"), PAGED)

@@ -59,6 +59,7 @@ def test_sums_are_exact(
     assert torch.equal(sums, int8_sums(x.values, weight.values))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), [(3, 20, 70), *SHAPES])
@@ -179,6 +180,7 @@ def test_stages_fit_what_a_program_may_use() -> None:
     assert stages == {2: 3, 4: 2}, "a result of 4 bytes takes the room of a stage"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("group", [0, 32, 128, 256])
 @pytest.mark.parametrize("shared", [163 << 10, 227 << 10])

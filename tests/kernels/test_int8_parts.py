@@ -35,6 +35,7 @@ MACHINE = Machine(132, True, True, 227 << 10)  # an H200
 KERNELS = IMPLEMENTATIONS[1:]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", KERNELS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("splits", [1, 2, 3, 4, 8])
@@ -113,6 +114,7 @@ def test_no_rows_and_too_many(impl: Implementation) -> None:
         int8_linear_parts(int8_rows(DECODE_ROWS + 1, 16, impl.device), weight)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("group", [0, 128])
 @pytest.mark.parametrize("rows", [65, 96, 128, 192, 256])
 @pytest.mark.parametrize(("outputs", "width"), [(4096, 4096), (4096, 11008), (3584, 18944), (8192, 8192)])

@@ -42,6 +42,7 @@ def attend(
     return op(q, *place, max(queries), 4096, scale, window)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)

@@ -43,6 +43,7 @@ def poisoned(like: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     return torch.full(like.shape, 55, dtype=torch.int8, device=like.device).view(kind)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", rope.CASES)
@@ -93,6 +94,7 @@ def test_a_head_of_zeros_and_one_of_large_numbers(impl: Implementation, kind: to
         )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", decode.CASES)
@@ -109,6 +111,7 @@ def test_decode_attention(impl: Implementation, kind: torch.dtype, dtype: torch.
     assert (out[1] == 0).all(), "a padding row is zeros"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("batch", [1, 64, 256])
@@ -124,6 +127,7 @@ def test_every_candidate_of_decode_attention(
         assert_near(out, decode.expected64(q, case, 0.2, 0))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("device", stream.DEVICES)
 @pytest.mark.parametrize("name", ["group of 2", "group of 7", "group of 8, window", "wide head"])
 @pytest.mark.parametrize("variant", stream.VARIANTS)
@@ -142,6 +146,7 @@ def test_shared_keys(device: str, kind: torch.dtype, name: str, variant: str) ->
     assert (out[1] == 0).all(), "a padding row is zeros"
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", prefill.CASES)
@@ -187,6 +192,7 @@ def invariantly(impl: Implementation, case: NarrowCase) -> Callable[..., torch.T
     return lambda *arguments: op(*arguments, scales=case.scales)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", invariant.CASES)

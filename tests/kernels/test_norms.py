@@ -15,6 +15,7 @@ EPS = 1e-5
 SHAPES = [(0, 8), (1, 1), (3, 7), (5, 96), (2, 1000), (1, 4096)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -34,6 +35,7 @@ def test_rms_norm(
     assert (new_residual is x) == (residual is None)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)

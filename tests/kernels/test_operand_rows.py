@@ -79,6 +79,7 @@ def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hid
     assert_near(inner.natural(), torch.nn.functional.silu(gate) * up, loosen=2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)

@@ -30,6 +30,7 @@ def expected(x: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     return x.double() @ wide.double().T
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALF_DTYPES)
 @pytest.mark.parametrize("form", FORMS)

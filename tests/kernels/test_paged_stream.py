@@ -58,6 +58,7 @@ def where(case: PagedCase, rows: slice = slice(None)) -> tuple[Any, ...]:
     return case.key_cache, case.value_cache, case.block_tables[rows], case.seq_lens[rows]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -101,6 +101,7 @@ def test_head_norms_round_before_the_weight(impl: Implementation, dtype: torch.d
     assert float((q == expected).double().mean()) > 0.99
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)

@@ -75,6 +75,7 @@ def check_draws(
     torch.testing.assert_close(values.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 5), (1, 1), (5, 97), (2, 500)])

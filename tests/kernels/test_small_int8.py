@@ -16,6 +16,7 @@ NARROW = {"BLOCK_N": 16, "BLOCK_K": 32, "num_stages": 2}  # several tiles even o
 SHAPES = [(1, 37, 200), (1, 5, 1), (2, 33, 70), (5, 16, 128), (16, 20, 96), (40, 70, 130), (64, 50, 172)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 256])
@@ -49,6 +50,7 @@ def small_linear(
     return small_int8_linear_triton(x, weight, dtype, *sums, tiles=NARROW)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS[1:])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)

@@ -89,6 +89,7 @@ def test_words_and_back() -> None:
             assert torch.equal(unpacked(StoredWeight(words, 150, scales, None, bits, group)), numbers)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -111,6 +112,7 @@ def test_small_linear(
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)
@@ -128,6 +130,7 @@ def test_small_gate_up(
         assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", FORMS)

@@ -12,6 +12,7 @@ from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, asse
 EPS = 1e-6
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("splits", "rows", "hidden"), [(1, 1, 7), (4, 3, 96), (2, 9, 130)])

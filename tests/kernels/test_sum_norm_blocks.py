@@ -18,6 +18,7 @@ EPS = 1e-6
 SHAPES = [(1, 1, 16, 16), (4, 3, 40, 32), (2, 5, 96, 32), (8, 2, 1000, 128)]  # parts, rows, width, block
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -88,6 +89,7 @@ def test_refused() -> None:
         sum_norm_in_blocks(sums, residual, weight, EPS, steps)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
 @pytest.mark.parametrize("width", [4096, 11008])
 @pytest.mark.parametrize("block", [32, 64, 128])

@@ -119,6 +119,7 @@ def test_engine_gives_the_same(golden: Path, name: str, tmp_path: Path) -> None:
         assert ids == greedy[f"{prompt}_new_ids"].tolist()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("token_budget", [2048, 17])
 @pytest.mark.parametrize("flags", FLAGS)
 @pytest.mark.parametrize("name", V1_1)

@@ -89,6 +89,7 @@ def test_without_fewer_bits_nothing_is_told(tmp_path: Path) -> None:
     assert "quantized" not in dict(facts(report))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("original", ["hf", "ingot"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2"])

@@ -90,6 +90,7 @@ def test_folded_factors_change_no_output(checkpoints: dict[str, Path], kind: str
     assert not torch.allclose(log_probs(decoder, load, ids, one), exact, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", [NARROW, MIXED, QuantConfig("w8a16", method="awq")], ids=lambda q: q.label)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_built_told_of_and_proven(

@@ -81,6 +81,7 @@ def dense_twin(checkpoint: Path, quantized: LLM) -> LLM:
     return llm
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_with_what_its_numbers_mean(
@@ -134,6 +135,7 @@ def test_batch_invariance(checkpoints: dict[str, Path], kind: str) -> None:
         assert [p.logprob for p in alone.logprobs] == [p.logprob for p in output.logprobs]
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["w8a16", "mixed"])
 def test_an_engine_as_built_is_proven(

@@ -51,6 +51,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("quant", [NARROW, MIXED, QuantConfig("w8a16", method="gptq")], ids=lambda q: q.label)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "tied"])
 def test_it_is_built_told_of_and_proven(

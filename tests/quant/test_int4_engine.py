@@ -72,6 +72,7 @@ def given(quant: QuantConfig, samples: Path) -> dict[str, Any]:
     return {"quant": quant, "device": "cpu", **({"calib": samples} if quant.calibrated else {})}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_built_and_proven(
@@ -102,6 +103,7 @@ def test_built_and_in_memory_are_one(
     assert not in_memory.executor.runner.forward.ways
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "tied"])
 def test_it_is_aligned_with_its_own_weights(

@@ -61,6 +61,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: root / kind for kind in KINDS}
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_built_and_in_memory_are_one(
@@ -125,6 +126,7 @@ def test_the_manifest_holds_the_scheme_and_every_tensor(checkpoints: dict[str, P
     assert {"quant.head", "build.dtype"} <= changes
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_an_engine_as_built_is_proven(

@@ -34,6 +34,7 @@ def scales_by_column(found: Quantized) -> torch.Tensor:
     return scales.repeat_interleave(found.group, 0)[: found.numbers.shape[1]].T
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("bits", "group", "symmetric"), CASES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 160), (3, 33), (1, 1)])

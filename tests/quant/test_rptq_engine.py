@@ -63,6 +63,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_built_told_of_and_proven(
@@ -82,6 +83,7 @@ def test_it_is_built_told_of_and_proven(
     assert float((near - exact).norm() / exact.norm()) < OFF[name]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["w8a8", "w4a4", "mixed"])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])

@@ -65,6 +65,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_built_told_of_and_proven(

@@ -18,6 +18,7 @@ def some_weight(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(dtype)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 @pytest.mark.parametrize("columns", [32, 200])

@@ -1,0 +1,56 @@
+"""Which cases of a grid of parameters stay in ``make test``: a few in which every two values still meet.
+
+Owns the choice behind ``@pytest.mark.grid``: those that are not chosen are marked ``slow``.
+A value is what one ``parametrize`` gives, several names together included.
+
+    @pytest.mark.grid       # every pair of two parameters' values is in some case that stays
+    @pytest.mark.grid(1)    # every value is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+
+
+def mark_the_rest_slow(items: Sequence[pytest.Item]) -> None:
+    """Of each test marked ``grid``, by implementations (``impl``). Tests of a GPU are not thinned out."""
+    grids: dict[tuple[str, str], list[tuple[dict[str, str], pytest.Function]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and "grid" in item.keywords and "gpu" not in item.keywords:
+            values = values_of(item)
+            test = item.nodeid.partition("[")[0], values.pop("impl", "")
+            grids.setdefault(test, []).append((values, item))
+    for cases in grids.values():
+        marker = cases[0][1].get_closest_marker("grid")
+        assert marker is not None
+        kept = covering([values for values, _ in cases], *(marker.args or (2,)))
+        for place, (_, item) in enumerate(cases):
+            if place not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def values_of(item: pytest.Function) -> dict[str, str]:
+    """What each ``parametrize`` of a test, and each fixture with parameters, gives this case."""
+    given = {name: repr(value) for name, value in item.callspec.params.items()}
+    values = dict(given)
+    for marker in item.iter_markers("parametrize"):
+        names = marker.args[0] if isinstance(marker.args[0], str) else ",".join(marker.args[0])
+        together = [name.strip() for name in names.split(",")]
+        values[names] = ", ".join(given[name] for name in together)
+        for name in set(together) - {names}:
+            values.pop(name, None)
+    return values
+
+
+def covering(cases: Sequence[dict[str, str]], strength: int) -> set[int]:
+    """Places of cases that have every ``strength`` values which any case has together; few, not fewest."""
+    values = [set(combinations(sorted(case.items()), min(strength, len(case)))) for case in cases]
+    missing, kept = set().union(*values), set()
+    while missing:
+        best = max(range(len(cases)), key=lambda place: len(values[place] & missing))
+        missing -= values[best]
+        kept.add(best)
+    return kept

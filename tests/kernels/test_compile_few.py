@@ -1,0 +1,61 @@
+"""A launch or two of every kernel build for sm_90 on a machine that has none, fit it, and wait where early.
+
+Owns the choice. ``make test-all`` builds all: test_compile_sm_90.py, test_compile_sm_80.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kernels.compile_report import LIMIT, check_all_fit, check_int8_products, compiled_for
+
+pytestmark = pytest.mark.timeout(LIMIT + 60)
+CASES = (
+    "token feed",
+    "norms 4096 fp16 overlapping",
+    "silu_mul 11008 fp16 overlapping",
+    "int8 cache 32x128 fp16 of 64 fetching early",
+    "decode 32/8x128 fp16 alone fetching early",
+    "sampling 1 of 151936 fp16 overlapping",
+    "small_linear 1 fp16 overlapping",
+    "small_gate_up 1 bf16",
+    "small_gate_up 8 fp16 overlapping",
+    "small_qkv 1 bf16 overlapping",
+    "small_qkv 64 fp16 overlapping",
+    "split sums 8 fp16 overlapping",
+    "invariant_linear 1 fp16",
+    "invariant attention 32x128 fp16",
+    "dequantize 8 bits fp16",
+    "8 bits 8 fp16 overlapping",
+    "straight in 8 bits 16 bf16",
+    "many rows in 8 bits 128 fp16",
+    "gptq 128 of 22016 uint8",
+    "expanded 4096 by 128",
+    "both in 8 bits 2048 sums",
+    "straight, 4 bits inside 8 8 fp16 overlapping",
+    "ends in 8 bits bf16 overlapping",
+    "blocks 8 fp16 overlapping",
+)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the compiler reports."""
+    return compiled_for(90, tmp_path_factory.mktemp("triton"), CASES)
+
+
+def test_every_kernel_compiles_and_fits(rows: list[dict[str, Any]]) -> None:
+    check_all_fit(rows, 90)
+    assert [row for row in rows if row.get("spill_bytes", 0) > 16] == []
+
+
+def test_what_starts_early_waits_for_its_input(rows: list[dict[str, Any]]) -> None:
+    early = [row for row in rows if row["overlap"] > 1]
+    assert len({row["kernel"] for row in early}) >= 20
+    assert [row for row in early if not row["waits"]] == []
+
+
+def test_numbers_of_8_bits_are_multiplied_as_such(rows: list[dict[str, Any]]) -> None:
+    check_int8_products(rows, least=1)

@@ -1,0 +1,58 @@
+"""What stays of a grid of tests: every value, or every two values together."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import pytest
+
+from tests.grid import covering, mark_the_rest_slow
+
+SIZES = {"dtype": 3, "form": 7, "tiles": 4}
+pytest_plugins = ["pytester"]
+WHOLE = [dict(zip(SIZES, map(str, values), strict=True)) for values in product(*map(range, SIZES.values()))]
+
+
+@pytest.mark.parametrize(("strength", "most"), [(1, 7), (2, 32)])
+def test_every_combination_that_is_asked_for_is_kept(strength: int, most: int) -> None:
+    kept = covering(WHOLE, strength)
+    assert 7 <= len(kept) <= most
+    for names in combinations(SIZES, strength):
+        of_all = {tuple(case[name] for name in names) for case in WHOLE}
+        assert {tuple(WHOLE[place][name] for name in names) for place in kept} == of_all
+
+
+def test_only_what_some_case_has_is_asked_for() -> None:
+    assert covering([{"a": "0", "b": "0"}, {"a": "1", "b": "1"}], 2) == {0, 1}
+
+
+def test_a_marked_test_keeps_pairs_by_implementation(pytester: pytest.Pytester) -> None:
+    """Names that come together are one value; tests of a GPU all stay."""
+    pytester.makeini("[pytest]\nmarkers = grid\n    gpu\n    slow\n")
+    path = pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.mark.grid
+        @pytest.mark.parametrize("impl", ["twin", "kernel", pytest.param("cuda", marks=pytest.mark.gpu)])
+        @pytest.mark.parametrize("dtype", [16, 32])
+        @pytest.mark.parametrize("form", [[8], [4]])
+        @pytest.mark.parametrize(("rows", "width"), [(1, 200), (7, 1016), (7, 200)])
+        def test_grid(impl, dtype, form, rows, width): ...
+
+        @pytest.mark.parametrize("number", range(4))
+        def test_beside(number): ...
+        """
+    )
+    items, _ = pytester.inline_genitems(path)
+    mark_the_rest_slow(items)
+    stay = [item for item in items if "slow" not in item.keywords]
+    assert len([item for item in stay if item.name.startswith("test_beside")]) == 4
+    grid = [item.callspec.params for item in stay if item.name.startswith("test_grid")]
+    assert len([case for case in grid if case["impl"] == "cuda"]) == 12
+    for impl in ("twin", "kernel"):
+        few = [case for case in grid if case["impl"] == impl]
+        assert len(few) < 12
+        assert len({(case["dtype"], case["rows"], case["width"]) for case in few}) == 6
+        assert len({(case["form"][0], case["rows"], case["width"]) for case in few}) == 6
+        assert len({(case["form"][0], case["dtype"]) for case in few}) == 4
