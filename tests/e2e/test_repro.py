@@ -160,7 +160,7 @@ def test_a_changed_kernel_is_seen(bundle_file: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(norms, "rms_norm", off_by_little)
     shown = ingot("repro", "--run", bundle_file, "--device", "cpu")
     assert shown.exit_code == 1
-    assert "not as expected, and not as was recorded" in shown.stdout
+    assert "not as expected, and not the same as recorded" in shown.stdout
 
 
 def test_a_recorded_failure_is_told_from_its_absence(
@@ -176,12 +176,12 @@ def test_a_recorded_failure_is_told_from_its_absence(
         assert not bundle.facts.as_expected
         found = replay(bundle, CPU)
         assert (found.agrees, found.repeats) == (False, True)
-        assert "not as expected, as was recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
+        assert "not as expected, the same as recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
     found = replay(bundle, CPU)
     assert (found.agrees, found.repeats) == (True, False)
     shown = ingot("repro", "--run", path, "--device", "cpu")
     assert shown.exit_code == 0
-    assert "what was recorded does not happen here" in shown.stdout
+    assert "the recorded failure does not occur here" in shown.stdout
 
 
 def test_numbers_that_are_none_are_kept(folders: dict[str, Path]) -> None:
