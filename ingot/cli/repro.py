@@ -62,10 +62,10 @@ def repro(
 ) -> None:
     """Reduce a failure to one layer in one small file; --run replays such a file.
 
-    The file holds the layer's weights, what it was given and gave while the engine ran, what was expected,
-    and the versions and machine. It holds the prompt's hidden states: send it as you would the prompt.
-    --run exits with 1 where the layer does not give what was expected, within the file's own floor, and with
-    2 where that floor would let any output pass.
+    The file holds the layer's weights, its inputs and outputs in the engine, the expected outputs, and the
+    versions and machine. It contains the prompt's hidden states: share it only as you would share the prompt.
+    --run exits with 1 if the output is not as expected, within the file's own floor, and with 2 if that floor
+    would let any output pass.
     """
     if run is not None:
         named = {"ENGINE": engine, "--layer": layer, "--prompt": prompt, "--ids": ids, "--messages": messages}

@@ -213,7 +213,7 @@ class Executor:
             self._prompt_logits.clear()
             self._keep.clear()
             if ran_out(error) and self._setting is not None:
-                what, capacity = "a step does not fit the device's memory", capacity_of(self.runner.device)
+                what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
                 raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
             raise
 

@@ -139,7 +139,7 @@ class TestRunningOut:
 
     def test_the_cache(self, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ingot.runtime.setup.make_caches", self.fail)
-        with pytest.raises(OutOfMemoryError, match="too little of the device's memory") as error:
+        with pytest.raises(OutOfMemoryError, match="too little device memory to run") as error:
             LLM(checkpoints["llama"], "cpu")
         self.check(error.value)
 

@@ -107,7 +107,7 @@ def test_logprobs_are_the_models_own(llm: LLM) -> None:
 def test_one_params_each(llm: LLM) -> None:
     outputs = llm.generate(["The sea", "Once"], [greedy(3), greedy(5)])
     assert [len(o.token_ids) for o in outputs] == [3, 5]
-    with pytest.raises(RequestError, match="as many params"):
+    with pytest.raises(RequestError, match="as many as prompts"):
         llm.generate(["a", "b"], [greedy()])
 
 

@@ -216,7 +216,7 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
         (("--quant", "w8a8", "--least", "bytes"), "no fewer bytes"),
         (("--least", "joules"), "no such objective"),
         (("--up-to", "w8a8"), "no such last step"),
-        (("--group-size", "48"), "no such group size"),
+        (("--group-size", "48"), "unsupported group size"),
         (("--out", "mixed.txt"), "by their extension"),
         (("--out", "absent/mixed.yaml"), "cannot be written"),
         (("--data", "absent.jsonl"), "cannot be read"),

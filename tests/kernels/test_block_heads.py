@@ -127,9 +127,9 @@ def test_refused() -> None:
         call(right, None)
     with pytest.raises(IngotError, match="out has the wrong dtype"):
         call(right, torch.zeros_like(q))
-    with pytest.raises(IngotError, match=r"let in_blocks make numbers.*\n*.*divide 96"):
+    with pytest.raises(IngotError, match=r"use in_blocks on the output.*\n*.*divide 96"):
         call(block_steps(96, 64, 8, False, "cpu"))
-    with pytest.raises(IngotError, match=r"let in_blocks make numbers"):
+    with pytest.raises(IngotError, match=r"use in_blocks on the output"):
         call(block_steps(96, 32, 8, True, "cpu"))
     with pytest.raises(IngotError, match="steps has the wrong shape"):
         call(block_steps(64, 32, 8, False, "cpu"))

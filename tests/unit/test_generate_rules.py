@@ -56,10 +56,10 @@ def test_generate_does_what_is_told() -> None:
         ({"do_sample": True}, {"temperature": 0.0}, ("raises ValueError", "temperature 0")),
         ({"do_sample": True}, SamplingParams(), ("samples at temperature 1",)),
         ({}, {"temperature": 0.7}, ("stays greedy", "do_sample=True")),
-        ({"do_sample": True}, {"seed": 5}, ("no seed of a request",)),
+        ({"do_sample": True}, {"seed": 5}, ("no per-request seed",)),
         ({"max_length": 100}, {}, ("stops after 97 new tokens", "counts the prompt's 3")),
         ({"max_length": 3}, {}, ("raises ValueError", "max_length 3")),
-        ({"max_new_tokens": 600}, {}, ("stops after 600", "512 tokens in all")),
+        ({"max_new_tokens": 600}, {}, ("stops after 600", "512 tokens in total")),
         ({}, {"presence_penalty": 0.5}, ("no presence_penalty",)),
         ({"repetition_penalty": 1.3}, SamplingParams(), ("repetition_penalty 1.3", "Ingot takes 1")),
         ({"no_repeat_ngram_size": 3}, {}, ("obeys no_repeat_ngram_size 3",)),
@@ -113,5 +113,5 @@ def test_published_generation_configs(llama: Tokenizer) -> None:
     assert found.differences == (
         "stops after 4094 new tokens: generation_config's max_length 4096 counts the prompt's 2 tokens; "
         "Ingot does not read it and stops after 128",
-        "takes top_k 50, its own default; Ingot takes 0 (all tokens)",
+        "uses top_k 50, its own default; Ingot uses 0 (all tokens)",
     )
