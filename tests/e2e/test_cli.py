@@ -182,7 +182,9 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     assert manifest.chat_template == "vicuna"
     assert read_own_plan(tmp_path / "out").gpu == "Some GPU"
     shown = ingot("inspect", tmp_path / "out").stdout
-    assert "kernel plan   1 choices other than the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
+    assert (
+        "kernel plan   1 choices other than the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
+    )
 
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:

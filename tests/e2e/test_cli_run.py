@@ -171,7 +171,10 @@ def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -
     words = ("--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
     result = ingot("run", engine, "x" * 120, *words)
     notes = result.stderr.splitlines()
-    assert notes[0] == "note: the prompt's 120 tokens leave room for 8 new ones, not 50: the engine's limit is 128"
+    assert (
+        notes[0]
+        == "note: the prompt's 120 tokens leave room for 8 new ones, not 50: the engine's limit is 128"
+    )
     assert notes[1] == "(the answer was cut off; the engine's --max-seq-len sets the limit)"
     (line,) = run_json(engine, "x" * 120, *words[:-2])
     assert (len(line["answers"][0]["token_ids"]), line["answers"][0]["finish_reason"]) == (8, "length")

@@ -176,7 +176,9 @@ def test_a_recorded_failure_is_told_from_its_absence(
         assert not bundle.facts.as_expected
         found = replay(bundle, CPU)
         assert (found.agrees, found.repeats) == (False, True)
-        assert "not as expected, the same as recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
+        assert (
+            "not as expected, the same as recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
+        )
     found = replay(bundle, CPU)
     assert (found.agrees, found.repeats) == (True, False)
     shown = ingot("repro", "--run", path, "--device", "cpu")

@@ -115,7 +115,10 @@ def test_defaults() -> None:
         ({"scheme": "w4a8", "symmetric": True}, r"seen: True; allowed: .*False.*--asymmetric"),
         ({"scheme": "w4a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
         ({"scheme": "w4a8", "activations": "static"}, r"seen: static; allowed: .*dynamic"),
-        ({"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}}, r"w4a8 and RPTQ cannot be combined in one model"),
+        (
+            {"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}},
+            r"w4a8 and RPTQ cannot be combined in one model",
+        ),
         (
             {"scheme": "w8a8", "rotation": True},
             r"seen: True; allowed: .*False.*--rotate, which w8a8 does not take: .*a --quant of w4a8$",
@@ -147,7 +150,9 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"match no linear layer; seen: \['layers.9.\*'\].*layers.0.mlp"):
         config.check_names(["layers.0.mlp.up_proj", "lm_head"])
     config = QuantConfig("w4a16", layers={"lm_head": "w8a16"})
-    with pytest.raises(ConfigError, match=r"seen: \['lm_head'\].*for lm_head, set `head: w8a16` next to layers"):
+    with pytest.raises(
+        ConfigError, match=r"seen: \['lm_head'\].*for lm_head, set `head: w8a16` next to layers"
+    ):
         config.check_names(["layers.0.mlp.up_proj", "lm_head"])
 
 
@@ -166,7 +171,11 @@ def test_a_file_holds_a_scheme_for_each_layer(tmp_path: Path) -> None:
     [
         ("scheme: [", "is not YAML"),
         ("- w4a16", "contains no fields"),
-        ("schema: w4a16", r"unknown field in the --quant file; seen: \['schema'\].*in .*mixed\.yaml: did you mean scheme instead of schema\?"),
+        (
+            "schema: w4a16",
+            r"unknown field in the --quant file; seen: \['schema'\].*"
+            r"in .*mixed\.yaml: did you mean scheme instead of schema\?",
+        ),
         (
             "group_size: 64\nxyz: 1",
             r"seen: \['group_size', 'xyz'\].*mixed\.yaml: did you mean group instead of group_size\?$",
