@@ -47,7 +47,7 @@ class ModelFlags:
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Maximum tokens per request; for an engine, up to its built-in limit.",
+            help="Maximum tokens per request; for an engine, up to its own limit.",
             show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
             min=1,
             rich_help_panel=PANEL,
@@ -75,7 +75,7 @@ class SideFlags(ModelFlags):
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Maximum requests per step; for an engine, up to its built-in limit.",
+            help="Maximum requests per step; for an engine, up to its own limit.",
             min=1,
             show_default="as built, or as needed",
             rich_help_panel=PANEL,

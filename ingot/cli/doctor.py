@@ -140,7 +140,7 @@ def doctor(
     """Measure what quantization costs layer by layer; write the mix of schemes that meets a budget.
 
     Exit code 0: the file holds a mix that was measured within the budget; 1: there is none, nothing is
-    written; 2: misused.
+    written; 2: usage error.
     """
     allowed = _budget(budget)
     _check_target(out, "--out", (".yaml", ".yml"))

@@ -123,7 +123,7 @@ class EvalFlags:
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Maximum tokens per request; for an engine, up to its built-in limit.",
+            help="Maximum tokens per request; for an engine, up to its own limit.",
             min=2,
             show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
             rich_help_panel=PANEL,

@@ -44,7 +44,7 @@ TokenBudget = Annotated[
 MaxBatchSize = Annotated[
     int | None,
     typer.Option(
-        help="Maximum requests per step, up to the engine's built-in limit.",
+        help="Maximum requests per step, up to the engine's own limit.",
         min=1,
         show_default="as built",
         rich_help_panel=PANEL,
@@ -53,7 +53,7 @@ MaxBatchSize = Annotated[
 MaxSeqLen = Annotated[
     int | None,
     typer.Option(
-        help="Maximum tokens per request, prompt plus output, up to the engine's built-in limit.",
+        help="Maximum tokens per request, prompt plus output, up to the engine's own limit.",
         min=1,
         show_default="as built",
         rich_help_panel=PANEL,

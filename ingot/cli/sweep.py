@@ -85,7 +85,7 @@ def sweep(
     """Measure speed, memory and quality by precision and batch size, until one no longer fits.
 
     Points are saved as they are measured: the same command resumes where the last one ended. Exit
-    code 0: measured, including sizes that do not fit; 1: a process died; 2: misused.
+    code 0: measured, including sizes that do not fit; 1: a process died; 2: usage error.
     """
     if out is None:
         raise typer.BadParameter("give the folder for the results", param_hint="--out")

@@ -27,7 +27,7 @@ def verify(
 ) -> None:
     """Check every hash of an engine, then replay its golden cases on this machine.
 
-    Exit code 0: proven here; 1: failed, naming what is wrong; 2: misused; 3: unproven here:
+    Exit code 0: proven here; 1: failed, naming what is wrong; 2: usage error; 3: unproven here:
     nothing could be replayed. The result is written to verify.json in the engine, if its folder is writable.
     """
     console = stderr()

@@ -121,7 +121,7 @@ def _prompt(call: GenerateCall) -> Iterator[str]:
     if isinstance(chat, FramedFormat):
         yield (
             f"does not know the built-in format {chat.name}: apply_chat_template takes the tokenizer's own "
-            "template, or raises where there is none"
+            "template, or raises if there is none"
         )
     for token in tokenizer.prefix_ids:
         shown = tokenizer.token_text(token)
@@ -195,7 +195,7 @@ def _ends(call: GenerateCall) -> Iterator[str]:
 def _hf_ends(call: GenerateCall) -> tuple[Sequence[int], str]:
     """The ids that end generate's answer, and where they are from."""
     if call.params.stop_token_ids:
-        return call.params.stop_token_ids, "the call, where it replaces generation_config's"
+        return call.params.stop_token_ids, "the call, which overrides generation_config"
     if call.generation:
         return eos_ids(call.generation.get("eos_token_id")), "generation_config"
     from_config = {CONFIG, CONFIG_OR_TOKENIZER}

@@ -173,7 +173,7 @@ def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
         raise RequestError(
-            "no such step", seen=step, allowed=f"0 to {room}: the engine's length", fix="--step"
+            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", fix="--step"
         )
     if llm.executor.has_work:
         raise RequestError(

@@ -77,7 +77,7 @@ class Admission:
                 "the prompt is too long",
                 seen=f"{len(ids)} tokens",
                 allowed=f"<= {self.max_seq_len - room} tokens",
-                fix="shorten the prompt, or raise --max-seq-len, up to the engine's built-in limit",
+                fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
             )
         return ids
 

@@ -185,11 +185,11 @@ class Executor:
         sizes = list(range(1, self.max_batch_size + 1) if batch_sizes is None else batch_sizes)
         if any(not 1 <= size <= self.max_batch_size for size in sizes):
             raise RequestError(
-                "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
+                "unsupported batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
             )
         kinds = list(kinds)
         if not set(kinds) <= set(KINDS):
-            raise RequestError("no such kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
+            raise RequestError("unknown kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):

@@ -128,5 +128,5 @@ def test_logits_of_every_token_and_taps_of_every_layer(llm: LLM) -> None:
 def test_warm_up_knows_the_engines_batch(llm: LLM) -> None:
     llm.warm_up([1, 2])
     llm.warm_up()
-    with pytest.raises(RequestError, match="no such batch size"):
+    with pytest.raises(RequestError, match="unsupported batch size"):
         llm.warm_up([0])
