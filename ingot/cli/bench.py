@@ -105,7 +105,7 @@ def throughput(
 @bench.command()
 @bench_flags
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
-    """Time every kernel and PyTorch's own at a model's shapes. Needs a GPU, reads no weights.
+    """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 
     In a decode step the context is --prompt-tokens plus --new-tokens tokens long.
     """

@@ -32,7 +32,8 @@ _BEYOND = 1
 evaluate = typer.Typer(
     name="eval",
     help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers.\n\n"
-    "Exit code 0: done, every difference from the reference within its limit; 1: one beyond; 2: usage error.",
+    "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
+    "2: usage error.",
     no_args_is_help=True,
     add_completion=False,
 )

@@ -46,7 +46,7 @@ def run(
     device: Device = None,
     threads: Threads = None,
 ) -> None:
-    """Answer prompts, all at the same time.
+    """Answer prompts, batched together.
 
     Sampling values that are not given come from the checkpoint's generation_config.
     """

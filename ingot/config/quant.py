@@ -305,7 +305,10 @@ class QuantConfig(JsonConfig):
             parts.append(f"activations in blocks of {self.group} reordered columns")
         parts += ["columns grouped by act-order"] if self.act_order else []
         if _INNER in schemes:
-            parts += [f"one scale per {self.group} columns", "rotated" if self.rotation else "not rotated"]
+            parts += [
+                f"one inner scale per {self.group} columns",
+                "rotated" if self.rotation else "not rotated",
+            ]
         if schemes & {_BOTH, _INNER}:
             parts.append(f"{self.activations} activations")
             parts += ["one weight scale per layer"] if self.weight_scales == "tensor" else []

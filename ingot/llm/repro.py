@@ -95,7 +95,7 @@ def capture_layer(
         expected: a trace with the output to expect; None: plain PyTorch in the next wider dtype.
 
     Raises:
-        RequestError: no such layer or step, or other other requests are running.
+        RequestError: no such layer or step, or other requests are running.
         CheckpointError: the trace lacks the layer, or is of other tokens.
     """
     ids = llm.prompt_ids(prompt)
