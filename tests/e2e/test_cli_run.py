@@ -157,7 +157,7 @@ def test_keys_that_are_not_read_are_named_and_sampling_values_refused(engine: Pa
     rows.write_text('{"prompt": "a"}\n{"prompt": "a", "temperature": 1, "max_tokens": 3}\n')
     result = ingot("run", engine, "--file", rows, "--device", "cpu")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{rows}, line 2 holds sampling values" in result.stderr
+    assert f"{rows}, line 2 sets sampling values" in result.stderr
     assert "--temperature, --max-new-tokens" in result.stderr
 
 

@@ -350,8 +350,8 @@ def test_the_verb(tmp_path: Path) -> None:
         (("{engine}", "--layer", 0, "--ids", "1 x"), "--ids takes token ids"),
         (("{engine}", "--layer", 9, "--ids", "1 2", "--device", "cpu"), "no such layer"),
         (("{engine}", "--layer", 0, "--ids", "999", "--device", "cpu"), "outside the vocabulary"),
-        (("{engine}", "--run", "x"), "not ENGINE"),
-        (("--run", "x", "--layer", 1), "not --layer"),
+        (("{engine}", "--run", "x"), "leave out ENGINE"),
+        (("--run", "x", "--layer", 1), "leave out --layer"),
         (("--run", "x"), "no such file"),
     ],
 )

@@ -133,7 +133,7 @@ def test_refused() -> None:
         call(block_steps(96, 32, 8, True, "cpu"))
     with pytest.raises(IngotError, match="steps has the wrong shape"):
         call(block_steps(64, 32, 8, False, "cpu"))
-    with pytest.raises(IngotError, match="bits"):
+    with pytest.raises(IngotError, match="unsupported bit width"):
         call(BlockSteps(right.steps, right.zeros, 32, 5))
     with pytest.raises(IngotError, match="zeros is not contiguous"):
         call(BlockSteps(right.steps, right.zeros.repeat_interleave(2)[::2], 32, 8))
