@@ -181,7 +181,7 @@ class QuantConfig(JsonConfig):
             fix = (
                 "" if smooth else f"{{alpha}}, which only smoothquant supports: leave it out, or add {lacks}"
             )
-            raise QuantFieldError("alpha", "unsupported alpha", seen=alpha, allowed=allowed, advice=fix)
+            raise QuantFieldError("alpha", "invalid alpha", seen=alpha, allowed=allowed, advice=fix)
         object.__setattr__(self, "activations", activations)
         object.__setattr__(self, "alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
