@@ -42,7 +42,7 @@ def resolve_device(name: str | torch.device) -> torch.device:
     if kind != "cuda" or (index and not index.isdigit()):
         raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", fix="--device")
     if not torch.cuda.is_available():
-        raise DeviceError("there is no CUDA device that PyTorch can use", seen=name, fix="--device cpu")
+        raise DeviceError("PyTorch finds no usable CUDA device", seen=name, fix="--device cpu")
     number = int(index or 0)
     if number >= torch.cuda.device_count():
         raise DeviceError(
@@ -65,7 +65,7 @@ def expect_e4m3(device: torch.device) -> None:
     found = torch.cuda.get_device_capability(device)
     if found < _E4M3_SINCE:
         raise DeviceError(
-            "this GPU does not have the numbers of a KV cache in fp8",
+            "this GPU does not support an fp8 KV cache",
             seen="compute capability {}.{}".format(*found),
             allowed="{}.{} or later".format(*_E4M3_SINCE),
             fix="--kv-dtype int8 (kv_dtype=)",
@@ -116,7 +116,7 @@ def _group_limits(proc: Path) -> Iterator[_Bound]:
             stat = _words(folder / "memory.stat")
             prefix = "total_" if "total_active_file" in stat else ""  # v1: with its children's
             cached = sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-            yield "the control group's memory limit", limit, limit - used + min(cached, used)
+            yield "the cgroup's memory limit", limit, limit - used + min(cached, used)
 
 
 def _groups(proc: Path) -> Iterator[tuple[Path, tuple[str, str]]]:

@@ -30,19 +30,19 @@ def align(
         ),
     ],
     prompt: Annotated[
-        list[str] | None, typer.Option(help="A prompt; may be given several times.", show_default=False)
+        list[str] | None, typer.Option(help="A prompt; may be repeated.", show_default=False)
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Prompts from a file, one a line ('-': stdin). Lines of a .jsonl file are objects with "
+            help="Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with "
             "prompt, messages or prompt_token_ids."
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Make each prompt a user's message of the chat format.")
+        bool, typer.Option("--chat", help="Wrap each prompt as a user message in the chat format.")
     ] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids separated by spaces.")] = False,
     steps: Annotated[
         int | None, typer.Option(help="Cached decode steps after each prompt.", min=0, show_default="4")
     ] = None,
@@ -52,28 +52,28 @@ def align(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="The engine's arithmetic: fp16, bf16 or fp32.", show_default="its own; fp32 on a CPU"
+            help="The engine's compute dtype: fp16, bf16 or fp32.", show_default="its own; fp32 on a CPU"
         ),
     ] = None,
     original: Annotated[
         str | None,
         typer.Option(
-            help="Who runs the reference's checkpoint: hf (Hugging Face's class), ingot (our unfused fp32 "
-            "path) or auto (hf where it has a class).",
+            help="What runs the reference checkpoint: hf (the Hugging Face class), ingot (our "
+            "unfused fp32 path) or auto (hf if it has a class).",
             show_default="auto",
         ),
     ] = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:
-    """Find the first stage at which an engine leaves the original.
+    """Find the first stage at which an engine diverges from the original.
 
     Compares rendered prompt, token ids, embedding, every layer's norms, attention and MLP, final norm, logits
     and greedy ids, for prompts and cached decode steps, each against a noise floor measured on the spot
     (docs/align.md). Exit code 0: aligned, 1: diverged, 2: could not be compared.
     """
     if html is not None and not html.parent.is_dir():
-        raise typer.BadParameter(f"no folder {html.parent}", param_hint="--html")
+        raise typer.BadParameter(f"no such folder: {html.parent}", param_hint="--html")
     prompts = read_prompts(prompt or [], data, chat=chat, ids=ids) if prompt or data else []
     options = given(steps=steps, device=device, dtype=dtype, original=original)
     report = _align(engine, reference, prompts, threads, options)

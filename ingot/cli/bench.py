@@ -45,7 +45,7 @@ def latency(
     batch: Batch = BATCHES,
     repeats: Annotated[int, typer.Option(help="Timed runs of each batch size.")] = LATENCY_REPEATS,
 ) -> None:
-    """Time batches of equal requests: to the first token, and a decode step."""
+    """Time batches of equal requests: time to first token and time per decode step."""
     from ingot.bench.latency import Latency
     from ingot.bench.load import parse_batches
     from ingot.bench.session import bench_latency
@@ -64,31 +64,29 @@ def throughput(
     flags: SideFlags,
     requests: Annotated[
         Path | None,
-        typer.Option(help="Lengths from ShareGPT-shaped JSON: first human turn, and the answer after it."),
+        typer.Option(help="Lengths from ShareGPT-style JSON: the first human turn and its answer."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many of --requests.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Use the first N of --requests.", min=1)] = None,
     mixed: Annotated[
         int | None,
-        typer.Option(
-            help="So many requests of lognormal lengths from a fixed seed.", show_default=str(MIXED)
-        ),
+        typer.Option(help="N requests of lognormal lengths from a fixed seed.", show_default=str(MIXED)),
     ] = None,
     fixed: Annotated[
-        int | None, typer.Option(help="So many requests of --prompt-tokens and --new-tokens each.")
+        int | None, typer.Option(help="N requests of --prompt-tokens and --new-tokens each.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs of the load.")] = THROUGHPUT_REPEATS,
     hf_batch: Annotated[
-        int, typer.Option(help="Requests of one padded batch, for --against hf.", min=1)
+        int, typer.Option(help="Requests per padded batch, for --against hf.", min=1)
     ] = HF_BATCH,
 ) -> None:
-    """Answer many requests that arrive at once."""
+    """Measure throughput with many requests that arrive at once."""
     from ingot.bench.load import fixed as fixed_load
     from ingot.bench.load import mixed as mixed_load
     from ingot.bench.session import Throughput, bench_throughput
 
     spec = _side(flags, MIXED_BATCH)
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
-        raise typer.BadParameter("--requests, --mixed and --fixed exclude each other")
+        raise typer.BadParameter("--requests, --mixed and --fixed are mutually exclusive")
     if limit is not None and requests is None:
         raise typer.BadParameter("--limit needs --requests")
     if requests is not None:
@@ -107,9 +105,9 @@ def throughput(
 @bench.command()
 @bench_flags
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
-    """Time every kernel at a model's shapes beside PyTorch's; needs a GPU, reads no weights.
+    """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 
-    A decode step's requests see --prompt-tokens and --new-tokens tokens together.
+    In a decode step the context is --prompt-tokens plus --new-tokens tokens long.
     """
     from ingot.bench.kernels import Kernels
     from ingot.bench.load import parse_batches
@@ -119,7 +117,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     rows = tuple(parse_batches(batch))
     spec = _spec(flags, max_batch_size=max(rows))
     if resolve_device(spec.device).type != "cuda":
-        raise typer.BadParameter("kernels are measured on a GPU, and this is a CPU", param_hint="--device")
+        raise typer.BadParameter("kernels are measured on a GPU, not on a CPU", param_hint="--device")
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
     with progress() as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
@@ -138,9 +136,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
         **runtime_values(flags),
     )
     if spec.dtype == "fp16" and resolve_device(spec.device).type == "cpu":
-        stderr().print(
-            "note: fp16 on a CPU is several times slower than fp32, which --dtype auto takes there"
-        )
+        stderr().print("note: fp16 on a CPU is several times slower than fp32, which --dtype auto uses there")
     return spec
 
 

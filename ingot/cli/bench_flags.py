@@ -21,7 +21,7 @@ from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
 
-Batch = Annotated[str, typer.Option(help="Batch sizes, with commas between.")]
+Batch = Annotated[str, typer.Option(help="Batch sizes, separated by commas.")]
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class ModelFlags:
     ] = None
     random_weights: Annotated[
         str | None,
-        typer.Option(help="A config.json (or its folder) to fill with random weights, instead of an engine."),
+        typer.Option(help="A config.json (or its folder), run with random weights instead of an engine."),
     ] = None
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512
-    new_tokens: Annotated[int, typer.Option(help="Tokens generated for each.")] = 128
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128
     as_json: AsJson = False
     json_file: JsonFile = None
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of one request; of an engine at most what it was built for.",
+            help="Maximum tokens per request; for an engine, up to its own limit.",
             show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
             min=1,
             rich_help_panel=PANEL,
         ),
     ] = None
     dtype: Annotated[
-        str, typer.Option(help="Dtype of arithmetic: fp16, bf16, fp32; auto: the model's, fp32 on a CPU.")
+        str, typer.Option(help="Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.")
     ] = "auto"
     device: Device = None
 
@@ -66,8 +66,8 @@ class SideFlags(ModelFlags):
     against: Annotated[
         str | None,
         typer.Option(
-            help="The side to compare with: hf (Hugging Face's class on the same weights), hf:CHECKPOINT, or "
-            "another engine or checkpoint.",
+            help="What to compare with: hf (the Hugging Face class on the same weights), "
+            "hf:CHECKPOINT, or another engine or checkpoint.",
             metavar="hf|CHECKPOINT",
         ),
     ] = None
@@ -75,7 +75,7 @@ class SideFlags(ModelFlags):
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Most requests in one step; of an engine at most what it was built for.",
+            help="Maximum requests per step; for an engine, up to its own limit.",
             min=1,
             show_default="as built, or as needed",
             rich_help_panel=PANEL,

@@ -31,27 +31,27 @@ Finish = Callable[[Path], None]
 def build(
     proving: ProveFlags,
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or a Hugging Face id.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The engine folder to make.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The engine folder to create.")],
     dtype: Annotated[
         str | None,
         typer.Option(help="fp16, bf16, fp32, or auto: the checkpoint's own.", show_default="auto"),
     ] = None,
     device: Device = None,
     max_batch_size: Annotated[
-        int | None, typer.Option(help="Most requests in one step.", show_default=str(DEFAULT_MAX_BATCH_SIZE))
+        int | None, typer.Option(help="Maximum requests per step.", show_default=str(DEFAULT_MAX_BATCH_SIZE))
     ] = None,
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of one request, prompt and output together.",
+            help="Maximum tokens per request, prompt plus output.",
             show_default=f"the model's, at most {DEFAULT_MAX_SEQ_LEN}",
         ),
     ] = None,
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="What the KV cache holds unless a run says otherwise: int8 or fp8 "
-            "(docs/quantization.md), or model, the engine's dtype.",
+            help="Default dtype of the KV cache: int8 or fp8 (docs/quantization.md), or model: the "
+            "engine's dtype.",
             metavar="model|int8|fp8",
             show_default="model",
             rich_help_panel=RARE_QUANT,
@@ -69,7 +69,7 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Fewer bits: w8a16, w4a16, w8a8, w4a8, rptq-w8a8, -w4a8, -w4a4, or FILE.yaml.",
+            help="Quantize: w8a16, w4a16, w8a8, w4a8, rptq-w8a8, -w4a8, -w4a4, or FILE.yaml.",
             show_default="none",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -77,8 +77,8 @@ def build(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16 (0: a row), a step in w4a8, or of a block in RPTQ: 32 "
-            "(not w4a8), 64, 128.",
+            help="Columns per scale in w4a16 (0: one scale per row) and w4a8, or per block in "
+            "RPTQ: 32 (not w4a8), 64, 128.",
             show_default="128",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -87,27 +87,27 @@ def build(
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether w4a16 goes without zeros.",
+            help="Whether w4a16 goes without zero points.",
             show_default="asymmetric",
             rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     quant_head: Annotated[
         bool,
-        typer.Option("--quant-head", help="Store the head in 8 bits, too.", rich_help_panel=QUANT_PANEL),
+        typer.Option("--quant-head", help="Also store the head in 8 bits.", rich_help_panel=QUANT_PANEL),
     ] = False,
     method: Annotated[
         str | None,
         typer.Option(
-            help="How numbers are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant.",
-            show_default="round, gptq of RPTQ",
+            help="How quantized values are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant.",
+            show_default="round; gptq for RPTQ",
             rich_help_panel=QUANT_PANEL,
         ),
     ] = None,
     activations: Annotated[
         str | None,
         typer.Option(
-            help="Of w8a8: dynamic, a scale with each token, or static, from --calib.",
+            help="Activation scales in w8a8: dynamic, one per token, or static, from --calib.",
             show_default="dynamic",
             rich_help_panel=RARE_QUANT,
         ),
@@ -115,7 +115,8 @@ def build(
     alpha: Annotated[
         str | None,
         typer.Option(
-            help="Of smoothquant: 0 to 1, the more the quieter activations become, or search.",
+            help="Strength of smoothquant: 0 to 1 (higher moves more of the outliers into the "
+            "weights), or search.",
             show_default="0.5",
             rich_help_panel=RARE_QUANT,
         ),
@@ -123,7 +124,7 @@ def build(
     weight_scales: Annotated[
         str | None,
         typer.Option(
-            help="Of w8a8: a scale for each channel, or for the tensor.",
+            help="Weight scales in w8a8: one per channel, or one per tensor.",
             show_default="channel",
             rich_help_panel=RARE_QUANT,
         ),
@@ -132,22 +133,22 @@ def build(
         bool | None,
         typer.Option(
             "--rotate/--no-rotate",
-            help="Whether w4a8 turns the stream, so that no channel is loud.",
-            show_default="rotate, with w4a8",
+            help="Whether w4a8 rotates the hidden states to spread outliers over channels.",
+            show_default="rotate for w4a8",
             rich_help_panel=RARE_QUANT,
         ),
     ] = None,
     calib: Annotated[
         Path | None,
         typer.Option(
-            help="Samples to calibrate with (.jsonl, .json or .txt), like those it will run.",
+            help="Calibration samples (.jsonl, .json or .txt), similar to what the engine will run.",
             rich_help_panel=QUANT_PANEL,
         ),
     ] = None,
     calib_samples: Annotated[
         int | None,
         typer.Option(
-            help="Most samples to take of --calib, up to 512 tokens each.",
+            help="Maximum samples to use from --calib, up to 512 tokens each.",
             show_default="128",
             rich_help_panel=RARE_QUANT,
         ),
@@ -158,7 +159,7 @@ def build(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="Take this plan.json as it is; nothing is measured.", rich_help_panel=RARELY),
+        typer.Option(help="Use this plan.json as it is; nothing is measured.", rich_help_panel=RARELY),
     ] = None,
     tune: Annotated[
         bool,
@@ -175,7 +176,7 @@ def build(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an engine that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing engine.")] = False,
 ) -> None:
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
     start = time.perf_counter()
@@ -235,7 +236,9 @@ def _tell_of_ranges(engine: Path, calib: Path | None) -> None:
 
     file = cache_path(engine)
     if calib is not None and file.is_file():
-        what = "caches what calibration saw; the next build with these samples is faster. Delete it any time."
+        what = (
+            "caches calibration statistics: the next build with these samples is faster. Delete it any time."
+        )
         stderr().print(f"note: {file} ({size_text(file.stat().st_size)}) {what}", markup=False)
 
 

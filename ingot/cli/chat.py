@@ -25,7 +25,7 @@ _HELP = """/clear        forget the conversation
 /system TEXT  set the system message; without TEXT: show it
 /help         this
 /exit         end (so does Ctrl-D)
-Three double quotes begin and end a message of several lines. Ctrl-C stops an answer."""
+Three double quotes begin and end a multi-line message. Ctrl-C stops an answer."""
 
 
 @limit_flags
@@ -39,7 +39,7 @@ def chat(
     device: Device = None,
     threads: Threads = None,
 ) -> None:
-    """Talk with an engine. /help lists the commands; lines on a piped stdin are turns."""
+    """Chat with an engine. /help lists the commands; each line of a piped stdin is a turn."""
     llm = open_llm(engine, device, threads, limits)
     from ingot.llm.conversation import Conversation
 
@@ -81,7 +81,7 @@ def _next_message() -> str | None:
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise
-        stderr().print("\n(thrown away; /exit or Ctrl-D ends the chat)", style="dim")
+        stderr().print("\n(discarded; /exit or Ctrl-D ends the chat)", style="dim")
         return ""
 
 
@@ -104,10 +104,10 @@ def _command(talk: Conversation, message: str) -> bool:
         return False
     if name == "/clear":
         talk.clear()
-        console.print("the conversation is forgotten", style="dim")
+        console.print("conversation cleared", style="dim")
     elif name == "/system":
         talk.system = rest.strip() or talk.system
-        console.print(f"system: {talk.system or '(the chat format has its own)'}", style="dim", markup=False)
+        console.print(f"system: {talk.system or '(from the chat format)'}", style="dim", markup=False)
     elif name == "/help":
         console.print(_HELP, markup=False)
     else:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def diff(
     left: Annotated[Path, typer.Argument(help="An engine folder.", metavar="A")],
-    right: Annotated[Path, typer.Argument(help="Another one.", metavar="B")],
+    right: Annotated[Path, typer.Argument(help="Another engine folder.", metavar="B")],
     every: Annotated[
-        bool, typer.Option("--all", help="List every tensor, those of layers in fewer bits too.")
+        bool, typer.Option("--all", help="List every tensor, including those of quantized layers.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explain how two engines differ. Exit code 0: equal, 1: different, 2: not to be compared."""
+    """Explain how two engines differ. Exit code 0: equal, 1: different, 2: cannot be compared."""
     from ingot.engine.compare import compare_engines
 
     console = stderr()
@@ -48,12 +48,13 @@ def _show(found: Comparison, every: bool) -> None:
     for title, changes in (("config", found.config), ("plan", found.plan), ("versions", found.versions)):
         _section(title, [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in changes])
     _section("files", [_file_line(c) for c in found.files])
-    _section("layers in fewer bits", _layer_lines(found), len(found.layers))
+    _section("quantized layers", _layer_lines(found), len(found.layers))
     layers = () if every else {layer.name for layer in found.layers}
     others = [change for change in found.tensors if change.name.rpartition(".")[0] not in layers]
     _section("tensors" if every or not layers else "other tensors", _tensor_lines(others), len(others))
     _section(
-        "metrics, not counted", [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in found.metrics]
+        "metrics (not part of the verdict)",
+        [f"{c.name}: {_value(c.left)} -> {_value(c.right)}" for c in found.metrics],
     )
 
 
@@ -73,7 +74,7 @@ def _file_line(change: FieldChange) -> str:
 
     if change.left == ABSENT:
         return f"{change.name}: only in B"
-    return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: other content"
+    return f"{change.name}: only in A" if change.right == ABSENT else f"{change.name}: contents differ"
 
 
 def _layer_lines(found: Comparison) -> list[str]:
@@ -84,10 +85,10 @@ def _layer_lines(found: Comparison) -> list[str]:
     lines = []
     for (left, right), layers in groups.items():
         errors = [(layer.relative, layer.name) for layer in layers if layer.relative is not None]
-        told = f"weights not compared: {found.incomparable or 'other shapes'}"
+        told = f"weights not compared: {found.incomparable or 'shapes differ'}"
         if errors:
             mean, (most, name) = sum(error for error, _ in errors) / len(errors), max(errors)
-            told = f"dequantized error {mean:.2%}, at most {most:.2%} ({name})"
+            told = f"dequantized error {mean:.2%} on average, at most {most:.2%} ({name})"
         lines.append(f"{len(layers)} layers: {left} -> {right}, {told}")
     return lines
 

@@ -42,23 +42,26 @@ def doctor(
     data: Annotated[
         Path,
         typer.Option(
-            help="Texts like those it will run: .jsonl (a record a line), .json (a list), .txt (a text).",
+            help="Texts similar to what it will run: .jsonl (one record per line), .json (a list), "
+            ".txt (one text).",
             show_default=False,
         ),
     ],
     quant: Annotated[
-        str, typer.Option(help="The scheme to begin with: w4a16, w8a16 or w8a8.", show_default=False)
+        str, typer.Option(help="The scheme to start from: w4a16, w8a16 or w8a8.", show_default=False)
     ],
     budget: Annotated[
         str,
         typer.Option(
-            help="The most that the next token's mean KL may be, in nats.", metavar="kl=X", show_default=False
+            help="Limit on the mean KL divergence of the next token, in nats.",
+            metavar="kl=X",
+            show_default=False,
         ),
     ],
     least: Annotated[
         str | None,
         typer.Option(
-            help="What the mix takes least of: bytes or time. One for w4a16 and w8a16; w8a8 has time alone.",
+            help="What the mix minimizes: bytes or time. w4a16 and w8a16 take either, w8a8 only time.",
             metavar="bytes|time",
             show_default="bytes; w8a8: time",
         ),
@@ -66,13 +69,14 @@ def doctor(
     up_to: Annotated[
         str | None,
         typer.Option(
-            help="No layer goes beyond this scheme: w8a16, or none, the engine's dtype.", show_default="none"
+            help="The highest precision that a layer may get: w8a16, or none: the engine's dtype.",
+            show_default="none",
         ),
     ] = None,
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns that share a scale in w4a16: 32, 64, 128, or 0: a scale a row.",
+            help="Columns per scale in w4a16: 32, 64, 128, or 0: one scale per row.",
             show_default="128",
             rich_help_panel=RARELY,
         ),
@@ -81,7 +85,7 @@ def doctor(
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether w4a16 goes without zeros.",
+            help="Whether w4a16 goes without zero points.",
             show_default="asymmetric",
             rich_help_panel=RARELY,
         ),
@@ -93,7 +97,7 @@ def doctor(
     as_json: AsJson = False,
     json_file: JsonFile = None,
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
-    limit: Annotated[int, typer.Option(help="Take the first so many items of --data.", min=1)] = LIMIT,
+    limit: Annotated[int, typer.Option(help="Use the first N items of --data.", min=1)] = LIMIT,
     where: Annotated[
         list[str] | None,
         typer.Option(
@@ -107,14 +111,14 @@ def doctor(
         bool,
         typer.Option(
             "--skip-bad",
-            help="Pass over bad lines of the data instead of refusing it.",
+            help="Skip bad lines of the data instead of refusing it.",
             rich_help_panel=RARELY,
         ),
     ] = False,
     window: Annotated[
         int | None,
         typer.Option(
-            help="Tokens computed together.",
+            help="Tokens per window.",
             show_default="the context, at most 1024",
             min=2,
             rich_help_panel=RARELY,
@@ -123,7 +127,7 @@ def doctor(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Take the first so many tokens of each text.",
+            help="Use the first N tokens of each text.",
             min=2,
             show_default="2048",
             rich_help_panel=RARELY,
@@ -131,19 +135,17 @@ def doctor(
     ] = None,
     device: Device = None,
     threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
-    """Measure what fewer bits cost layer by layer; write the mix of schemes that keeps a budget.
+    """Measure what quantization costs layer by layer; write the mix of schemes that meets a budget.
 
     Exit code 0: the file holds a mix that was measured within the budget; 1: there is none, nothing is
-    written; 2: misused.
+    written; 2: usage error.
     """
     allowed = _budget(budget)
     _check_target(out, "--out", (".yaml", ".yml"))
     if out.exists() and not force:
-        raise ConfigError(
-            "the file exists", seen=out, fix="--force replaces it, or choose another place with --out"
-        )
+        raise ConfigError("the file exists", seen=out, fix="--force replaces it; --out chooses another file")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)
     if threads is not None:
         import torch
@@ -197,9 +199,7 @@ def _budget(text: str) -> float:
     except ValueError:
         allowed = -1.0
     if name.strip() != _METRIC or not 0 < allowed < float("inf"):
-        raise ConfigError(
-            "the budget is no divergence", seen=text, allowed="kl=X, X nats above 0", fix="--budget kl=0.01"
-        )
+        raise ConfigError("invalid budget", seen=text, allowed="kl=X, in nats, X > 0", fix="--budget kl=0.01")
     return allowed
 
 
@@ -215,11 +215,14 @@ def _check_target(path: Path, flag: str, ends: tuple[str, ...] = ()) -> None:
     """Refuse, before anything is computed, a place that cannot be written."""
     if ends and path.suffix not in ends:
         raise ConfigError(
-            "`ingot build --quant` knows its files by their end", seen=path, allowed=ends, fix=flag
+            "`ingot build --quant` recognizes its files by their extension", seen=path, allowed=ends, fix=flag
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(
-            "the file cannot be written", seen=path, allowed="a file in a folder that is there", fix=flag
+            "the file cannot be written",
+            seen=path,
+            allowed="a file in an existing, writable folder",
+            fix=flag,
         )
 
 

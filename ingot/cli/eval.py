@@ -32,7 +32,8 @@ _BEYOND = 1
 evaluate = typer.Typer(
     name="eval",
     help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers.\n\n"
-    "Exit code 0: done, every difference to the reference within its limit; 1: one beyond; 2: misused.",
+    "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
+    "2: usage error.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -45,14 +46,16 @@ def summarize(
     lang: Annotated[
         str,
         typer.Option(
-            help="What ROUGE counts: en words, zh characters; auto: characters where the reference has CJK."
+            help="What ROUGE counts: en (words), zh (characters), or auto: characters if the "
+            "reference has CJK."
         ),
     ] = "auto",
     stemmer: Annotated[bool, typer.Option("--stemmer", help="Stem English words before counting.")] = False,
     template: Annotated[
         str | None,
         typer.Option(
-            help="Text around {article}.", show_default="a request in chat, '{article} TL;DR:' otherwise"
+            help="Prompt text around {article}.",
+            show_default="a request in chat, '{article} TL;DR:' otherwise",
         ),
     ] = None,
 ) -> None:
@@ -71,7 +74,7 @@ def summarize(
 @evaluate.command()
 @eval_flags
 def answers(flags: AskFlags) -> None:
-    """Share of greedy answers that are a reference, and that contain one (normalised as SQuAD does)."""
+    """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
     from ingot.evaluate.answering import Asking, asks
     from ingot.evaluate.answering import answers as run
 
@@ -86,7 +89,7 @@ def answers(flags: AskFlags) -> None:
 @evaluate.command()
 @eval_flags
 def perplexity(flags: ReadFlags) -> None:
-    """Perplexity and bits per byte of running text, by sliding windows."""
+    """Perplexity and bits per byte of running text, with sliding windows."""
     from ingot.evaluate.perplexity import Reading
     from ingot.evaluate.perplexity import perplexity as run
 
@@ -103,7 +106,7 @@ def perplexity(flags: ReadFlags) -> None:
 def divergence(flags: ReadFlags) -> None:
     """KL(reference || engine) and agreement of the likeliest token, on the same tokens.
 
-    --against names the reference. Without --stride the windows are apart.
+    --against names the reference. Without --stride the windows do not overlap.
     """
     from ingot.evaluate.divergence import divergence as run
     from ingot.evaluate.perplexity import Reading
@@ -111,7 +114,7 @@ def divergence(flags: ReadFlags) -> None:
     limits = _start(flags, "divergence")
     spec, other = flags.sides()
     if other is None:
-        raise typer.BadParameter("a divergence needs a reference", param_hint="--against")
+        raise typer.BadParameter("divergence needs a reference", param_hint="--against")
     data = _data(flags)
     reading = Reading(flags.window, flags.stride, flags.max_tokens)
     with bar_shown() as progress:
@@ -125,7 +128,7 @@ def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
 
     if flags.max_delta and flags.against is None:
         raise typer.BadParameter(
-            "it needs --against, which says what to differ from", param_hint="--max-delta"
+            "it needs --against, the reference to compare with", param_hint="--max-delta"
         )
     if flags.threads is not None:
         import torch

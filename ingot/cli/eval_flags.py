@@ -58,23 +58,24 @@ class EvalFlags:
     data: Annotated[
         Path,
         typer.Option(
-            help="Items: .jsonl (a record a line), .json (a list of records), .txt (running text).",
+            help="Items: .jsonl (one record per line), .json (a list of records), .txt (running text).",
             show_default=False,
         ),
     ]
     against: Annotated[
         str | None,
         typer.Option(
-            help="The reference: hf (Hugging Face's class on the same checkpoint), hf:CHECKPOINT, or another "
+            help="The reference: hf (the Hugging Face class on the same checkpoint), "
+            "hf:CHECKPOINT, or another "
             "engine or checkpoint.",
             metavar="hf|CHECKPOINT",
         ),
     ] = None
-    limit: Annotated[int | None, typer.Option(help="Take the first so many items.", min=1)] = None
+    limit: Annotated[int | None, typer.Option(help="Use the first N items.", min=1)] = None
     max_delta: Annotated[
         list[str] | None,
         typer.Option(
-            help="The largest |difference| that exits with 0: X, or METRIC=X; may be repeated.",
+            help="Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated.",
             metavar="X|METRIC=X",
             show_default="by metric",
         ),
@@ -83,13 +84,13 @@ class EvalFlags:
     json_file: JsonFile = None
     items: Annotated[
         str | None,
-        typer.Option(help="Write a line of JSON for each item.", metavar="FILE", callback=writable_file),
+        typer.Option(help="Write one line of JSON per item.", metavar="FILE", callback=writable_file),
     ] = None
     skip_bad: Annotated[
         bool,
         typer.Option(
             "--skip-bad",
-            help="Pass over bad lines of the data instead of refusing it.",
+            help="Skip bad lines of the data instead of refusing it.",
             rich_help_panel=RARELY,
         ),
     ] = False
@@ -105,24 +106,24 @@ class EvalFlags:
     dtype: Annotated[
         str,
         typer.Option(
-            help="Dtype of arithmetic: fp16, bf16, fp32; auto: the model's, fp32 on a CPU.", callback=_dtype
+            help="Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.", callback=_dtype
         ),
     ] = "auto"
     quant: Quant = None
     against_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtype of the reference's arithmetic.", show_default="as --dtype", rich_help_panel=RARELY
+            help="Compute dtype of the reference.", show_default="as --dtype", rich_help_panel=RARELY
         ),
     ] = None
     against_batch: Annotated[
         int,
-        typer.Option(help="Prompts of one padded batch, for --against hf.", min=1, rich_help_panel=RARELY),
+        typer.Option(help="Prompts per padded batch, for --against hf.", min=1, rich_help_panel=RARELY),
     ] = 8
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of one request; of an engine at most what it was built for.",
+            help="Maximum tokens per request; for an engine, up to its own limit.",
             min=2,
             show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
             rich_help_panel=PANEL,
@@ -163,13 +164,13 @@ class EvalFlags:
 class AskFlags(EvalFlags):
     """And how items are asked."""
 
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens of an answer.", min=1)] = 128
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens per answer.", min=1)] = 128
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--no-chat",
-            help="Make articles and prompts a user's message of the chat template.",
-            show_default="articles, where the engine has a template",
+            help="Wrap articles and prompts as user messages in the chat template.",
+            show_default="articles, if the engine has a template",
         ),
     ] = None
 
@@ -180,15 +181,15 @@ class ReadFlags(EvalFlags):
 
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens computed together.", show_default="the smaller context", min=2),
+        typer.Option(help="Tokens per window.", show_default="the smaller context", min=2),
     ] = None
     stride: Annotated[
         int | None,
-        typer.Option(help="Tokens from one window to the next: the last so many of each count.", min=1),
+        typer.Option(help="Tokens from one window to the next; only the last N of each window count.", min=1),
     ] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Take the first so many tokens of each text.", min=2, rich_help_panel=RARELY),
+        typer.Option(help="Use the first N tokens of each text.", min=2, rich_help_panel=RARELY),
     ] = None
 
 

@@ -27,9 +27,9 @@ def explain(
     ids: PromptIds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the exact prompt, its tokens, what ends the answer, and where each value is from.
+    """Show the exact prompt, its tokens, what ends the answer, and where each value comes from.
 
-    Nothing is run and no weights are read. The last part tells what Hugging Face's generate would do
+    Nothing is run and no weights are read. The last part says what Hugging Face's generate would do
     differently for this request.
     """
     request = one_prompt(messages, prompt, ids)
@@ -48,18 +48,18 @@ def explain(
 
 def _show(found: Explanation) -> None:
     """Every part under its own heading."""
-    limit = "" if found.max_new_tokens == found.room else f", at most {found.max_new_tokens} of them wanted"
+    limit = "" if found.max_new_tokens == found.room else f", at most {found.max_new_tokens} requested"
     how = f" by {found.chat_format}" if found.chat_format else ""
     _part(f"prompt ({found.kind}{how})", [] if found.prompt_text is None else [found.prompt_text])
     if found.rendered_text not in (None, found.prompt_text):
-        _part("what the chat format wrote, before it became ids", [str(found.rendered_text)])
-    head = f"{found.num_prompt_tokens} tokens, of {found.max_seq_len}: room for {found.room} new ones{limit}"
+        _part("text rendered by the chat format, before tokenization", [str(found.rendered_text)])
+    head = f"{found.num_prompt_tokens} of {found.max_seq_len} tokens, room for {found.room} new ones{limit}"
     _part(head, _table([_token_row(i, t) for i, t in enumerate(found.tokens)], right=2))
-    _part("ends at", _table([_stop_row(s) for s in found.stops]) or ["nothing but the limit"])
+    _part("ends at", _table([_stop_row(s) for s in found.stops]) or ["only the limit"])
     rows = [(flag_name(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
     _part("values", _table(rows))
     steps = [*found.processors, found.choice]
-    _part("each token", [f"{i}. {step}" for i, step in enumerate(steps, start=1)])
+    _part("for each token", [f"{i}. {step}" for i, step in enumerate(steps, start=1)])
     _part("seed", [found.seed])
     _part(_HF if found.differences else f"{_HF} would do the same", found.differences)
     if found.notes:

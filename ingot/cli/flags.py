@@ -33,14 +33,15 @@ Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", s
 Quant = Annotated[
     str | None,
     typer.Option(
-        help="Load a checkpoint in fewer bits: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine has its own.",
+        help="Quantize a checkpoint on load: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine keeps "
+        "its own scheme.",
         show_default="none",
     ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
-        help="CPU threads; give each its share when several processes compute on the same cores.",
+        help="CPU threads; lower it when several processes share the same cores.",
         min=1,
         show_default="PyTorch's choice",
         rich_help_panel=RARELY,

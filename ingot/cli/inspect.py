@@ -79,11 +79,11 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     calibration = found.manifest.calibration
     if calibration is not None:
         samples = f"{calibration.samples} samples, {calibration.tokens:,} tokens"
-        yield "calibrated on", f"{samples}, of a file with sha256 {calibration.sha256[:16]}…"
+        yield "calibrated on", f"{samples}, from a file with sha256 {calibration.sha256[:16]}…"
     yield "size on disk", size_text(found.bytes_on_disk)
     cache = build.dtype if build.kv_dtype == "model" else build.kv_dtype
-    yield "KV cache", f"{size_text(found.kv_bytes_per_token)} a token in {cache}"
-    yield "limits", f"{build.max_batch_size} requests a step, {build.max_seq_len} tokens a request"
+    yield "KV cache", f"{size_text(found.kv_bytes_per_token)} per token in {cache}"
+    yield "limits", f"{build.max_batch_size} requests per step, {build.max_seq_len} tokens per request"
     yield "tokenizer", f"{found.tokenizer}, {found.vocabulary} ids" if found.tokenizer else "none"
     yield "vocabulary", f"{model.vocab_size} rows"
     yield "chat format", found.chat_format or "none"
@@ -136,7 +136,7 @@ def _plan(found: Description) -> str:
         return "defaults, nothing measured"
     measured = sum(map(len, plan.measured.values()))
     where = f"measured on {plan.gpu} with Triton {plan.triton}"
-    text = f"{plan.num_choices} choices beside the defaults, {measured} {where}"
+    text = f"{plan.num_choices} choices other than the defaults, {measured} {where}"
     return text if found.plan_unused is None else f"{text}; not used here: {found.plan_unused}"
 
 

@@ -21,7 +21,7 @@ PANEL = "Memory and limits"
 MemoryFraction = Annotated[
     float | None,
     typer.Option(
-        help="Share of the GPU's memory, or of a CPU's available memory, to use.",
+        help="Fraction of GPU memory, or of available CPU memory, to use.",
         min=0.01,
         max=1.0,
         show_default="0.9",
@@ -31,22 +31,20 @@ MemoryFraction = Annotated[
 CacheTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of KV cache.",
+        help="KV cache size, in tokens.",
         min=1,
-        show_default="a full batch of longest requests, or what fits; on a CPU 256 MiB of it",
+        show_default="a full batch of the longest requests, or what fits; on a CPU at most 256 MiB",
         rich_help_panel=PANEL,
     ),
 ]
 TokenBudget = Annotated[
     int | None,
-    typer.Option(
-        help="Most tokens that one step computes.", min=1, show_default="2048", rich_help_panel=PANEL
-    ),
+    typer.Option(help="Maximum tokens per step.", min=1, show_default="2048", rich_help_panel=PANEL),
 ]
 MaxBatchSize = Annotated[
     int | None,
     typer.Option(
-        help="Most requests in one step, at most what the engine was built for.",
+        help="Maximum requests per step, up to the engine's own limit.",
         min=1,
         show_default="as built",
         rich_help_panel=PANEL,
@@ -55,7 +53,7 @@ MaxBatchSize = Annotated[
 MaxSeqLen = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens of one request, prompt and output together, at most what the engine was built for.",
+        help="Maximum tokens per request, prompt plus output, up to the engine's own limit.",
         min=1,
         show_default="as built",
         rich_help_panel=PANEL,
@@ -65,15 +63,16 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="Compute a request to the same bits whatever runs beside it; slower (docs/numerics.md).",
+        help="Make each answer bitwise independent of the other requests in the batch; slower "
+        "(docs/numerics.md).",
         rich_help_panel=PANEL,
     ),
 ]
 KvDtype = Annotated[
     str | None,
     typer.Option(
-        help="Numbers of the KV cache: int8 or fp8 (half the bytes of 16 bits, cost quality), model (the "
-        "dtype of arithmetic), or auto: as built.",
+        help="Dtype of the KV cache: int8 or fp8 (half the bytes of 16 bits, at some cost in "
+        "quality), model (the compute dtype), or auto: as built.",
         metavar="auto|model|int8|fp8",
         show_default="auto",
         rich_help_panel=PANEL,

@@ -23,7 +23,7 @@ def metric_line(metric: Metric) -> tuple[str, str]:
         parts.append(f"(limit {sign} {metric.limit:g}{unit}{missed})")
     parts.append(f"on {metric.data}" if metric.items is None else f"on {metric.items} of {metric.data}")
     if metric.window is not None:
-        parts.append("by window {}, stride {}".format(*metric.window))
+        parts.append("with window {}, stride {}".format(*metric.window))
     if metric.dtype is not None:
         parts.append(f"in {metric.dtype}")
     if metric.against is not None:

@@ -31,9 +31,9 @@ MessagesFile = Annotated[
         "('-': stdin).",
     ),
 ]
-PromptText = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as it is.")]
+PromptText = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A prompt, used as it is.")]
 PromptIds = Annotated[
-    str | None, typer.Option("--ids", metavar="IDS", help="A prompt as token ids with spaces between.")
+    str | None, typer.Option("--ids", metavar="IDS", help="A prompt as token ids separated by spaces.")
 ]
 
 
@@ -55,7 +55,7 @@ def _ids(text: str) -> list[int]:
         return [int(word) for word in text.split()]
     except ValueError:
         raise RequestError(
-            "--ids takes token ids", seen=text[:80], allowed="integers with spaces between", fix="--ids"
+            "--ids takes token ids", seen=text[:80], allowed="integers separated by spaces", fix="--ids"
         ) from None
 
 
@@ -67,12 +67,12 @@ def _conversation(file: str) -> Messages:
     except OSError as error:
         raise RequestError("the messages cannot be read", seen=error, fix="--messages") from None
     except JsonError as error:
-        raise RequestError(f"{file} is no JSON", seen=error, fix="--messages") from None
+        raise RequestError(f"{file} is not JSON", seen=error, fix="--messages") from None
     if isinstance(value, dict):
         value = value.get("messages")
     if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
         raise RequestError(
-            f"{file} holds no conversation",
+            f"{file} contains no conversation",
             seen=json.dumps(value)[:80],
             allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
             fix="--messages",

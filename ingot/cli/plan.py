@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ingot.engine.ledger import Capacity, Ledger
     from ingot.engine.memory_sizes import HostBytes
 
-_NO_GPU = "no GPU on this machine: no verdict, the table by cards below; --gpu 24GiB asks about one"
+_NO_GPU = (
+    "no GPU on this machine, so no verdict: see the table of cards below, or ask about one with --gpu 24GiB"
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="An engine or checkpoint folder, a config.json, or a Hugging Face id (of which only "
+            help="An engine or checkpoint folder, a config.json, or a Hugging Face id (only its "
             "config.json is downloaded).",
             metavar="CHECKPOINT|ENGINE|CONFIG",
         ),
@@ -54,42 +56,40 @@ def plan(
     gpu: Annotated[
         str,
         typer.Option(
-            help="What to plan for: a size (23.6GiB; GB are 10^9 bytes, GiB 2^30), auto (this machine's), "
-            "cuda:N, or cpu."
+            help="What to plan for: a memory size (23.6GiB; GB: 10^9 bytes, GiB: 2^30), auto (this "
+            "machine's GPU), cuda:N, or cpu."
         ),
     ] = "auto",
     max_batch_size: Annotated[
         int | None,
         typer.Option(
-            help="Most requests in one step.", show_default=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"
+            help="Maximum requests per step.", show_default=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"
         ),
     ] = None,
     max_seq_len: Annotated[
         int | None,
         typer.Option(
-            help="Most tokens of one request, prompt and output together.",
+            help="Maximum tokens per request, prompt plus output.",
             show_default=f"the engine's, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
         ),
     ] = None,
     cache_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Tokens of KV cache.",
+            help="KV cache size, in tokens.",
             min=1,
-            show_default="a full batch of longest requests; on a CPU 256 MiB of it",
+            show_default="a full batch of the longest requests; on a CPU at most 256 MiB",
             rich_help_panel=RARELY,
         ),
     ] = None,
     token_budget: Annotated[
         int | None,
-        typer.Option(
-            help="Most tokens that one step computes.", min=1, show_default="2048", rich_help_panel=RARELY
-        ),
+        typer.Option(help="Maximum tokens per step.", min=1, show_default="2048", rich_help_panel=RARELY),
     ] = None,
     memory_fraction: Annotated[
         float | None,
         typer.Option(
-            help="Share of the GPU's memory, or of a CPU's available memory, to use.",
+            help="Fraction of GPU memory, or of available CPU memory, to use.",
             min=0.01,
             max=1.0,
             show_default="0.9",
@@ -99,7 +99,7 @@ def plan(
     kv_dtype: Annotated[
         str | None,
         typer.Option(
-            help="Numbers of the KV cache: int8, fp8, or model: the dtype of arithmetic.",
+            help="Dtype of the KV cache: int8, fp8, or model: the compute dtype.",
             metavar="auto|model|int8|fp8",
             show_default="auto: the engine's, or model",
         ),
@@ -109,10 +109,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count every byte that a model will take, before any is allocated; exit code 0: it fits, 1: it does not.
+    """Count every byte that a model needs, before any is allocated. Exit code 0: it fits, 1: it does not.
 
-    "Fits" means that the KV cache holds a full batch of requests of the longest length, or --cache-tokens.
-    What does not fit comes with changes that make it fit, the cheapest first.
+    "Fits" means that the KV cache holds a full batch of the longest requests, or --cache-tokens.
+    If it does not fit, the changes that make it fit are listed, cheapest first.
     """
     from ingot.config.runtime import RuntimeConfig
     from ingot.engine.fixes import fits_by_card, fixes
@@ -180,15 +180,17 @@ def _show(answer: _Answer) -> None:
     head = f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}, {setting.dtype}"
     head += "" if scheme == "none" else f", {scheme}"
     stdout().print(head, style="bold", markup=False)
-    limits = f"{setting.max_batch_size} requests a step, {setting.max_seq_len} tokens a request"
-    typer.echo(f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} a token\n")
+    limits = f"{setting.max_batch_size} requests per step, {setting.max_seq_len} tokens per request"
+    typer.echo(
+        f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} per token\n"
+    )
     _table(("", "", "bytes", ""), _bill_rows(bill), right=(2,))
     typer.echo("")
     typer.echo("\n".join(_verdict(bill)))
     if not answer.options and bill.capacity is not None and not bill.fits:
-        typer.echo("no change of its limits is enough here")
+        typer.echo("no change of limits makes it fit")
     if answer.options:
-        typer.echo("\nto make it fit, the cheapest first:")
+        typer.echo("\nto make it fit, cheapest first:")
         rows = [
             (f.flags, f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
             for f in answer.options
@@ -219,15 +221,15 @@ def _verdict(bill: Ledger) -> Iterator[str]:
     sold = next((name for name in CARDS if bill.capacity.name == f"--gpu {name.replace(' ', '')}"), None)
     if sold is not None:
         has = f"{gib_text(CARDS[sold])}, which is {size_text(CARDS[sold])}"
-        yield f"note: GB are 10^9 bytes; a card sold as {sold} has {has}: --gpu {gib_text(CARDS[sold])}"
+        yield f"note: a GB is 10^9 bytes; a card sold as {sold} has {has}: use --gpu {gib_text(CARDS[sold])}"
     if bill.fits:
-        yield f"fits: {size_text(bill.used)} in use at most"
+        yield f"fits: at most {size_text(bill.used)} in use"
     elif bill.loads:
         at_once = (
             f"{bill.requests_at_once} of {setting.max_batch_size} requests of {setting.max_seq_len} tokens"
         )
         tokens = f"{bill.blocks * setting.runtime.block_size} tokens"
-        yield f"does not fit as asked; it runs with a cache of {tokens}: {at_once} at once"
+        yield f"does not fit as asked, but runs with a cache of {tokens}: {at_once} at once"
     else:
         yield f"does not fit: not even one request of {setting.max_seq_len} tokens"
 
@@ -244,7 +246,7 @@ def _show_cards(answer: _Answer) -> None:
     }
     for field, title in titles.items():
         share = f"memory_fraction {setting.runtime.memory_fraction:g}"
-        typer.echo(f"\n{title}, by what cards sold as {sold} GB have, {share}")
+        typer.echo(f"\n{title}, by actual memory of cards sold as {sold} GB, {share}")
         rows = [
             (dtype, quant, *(str(getattr(found[card, dtype, quant], field) or "-") for card in cards))
             for dtype, quant in formats

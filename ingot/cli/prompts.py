@@ -58,7 +58,7 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
     if texts and file is not None:
         raise typer.BadParameter("give prompts or --file, not both")
     if chat and ids:
-        raise typer.BadParameter("--chat needs text, --ids gives token ids")
+        raise typer.BadParameter("--chat needs text, but --ids gives token ids")
     if file is None and not texts and (sys.stdin is None or sys.stdin.isatty()):
         raise typer.BadParameter("give a prompt, --file, or text on stdin")
     if file is None:
@@ -68,7 +68,7 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
         unread: dict[str, None] = {}
         found = [_of_object(line, f"{file}, line {number}", chat, ids, unread) for number, line in lines]
         if unread:
-            stderr().print(f"note: {file}: not read: {', '.join(unread)}", style="dim", markup=False)
+            stderr().print(f"note: {file}: ignored keys: {', '.join(unread)}", style="dim", markup=False)
     else:
         found = [_of_text(line, chat, ids) for _, line in lines]
     if not found:
@@ -109,7 +109,7 @@ def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
         raise RequestError(
             "--ids takes token ids",
             seen=text[:80],
-            allowed="integers with spaces between",
+            allowed="integers separated by spaces",
             fix="--ids, or the prompt",
         ) from None
 
@@ -124,7 +124,7 @@ def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, N
     kind = str if keys == ["prompt"] else list
     if len(keys) != 1 or not isinstance(value[keys[0]], kind):
         raise RequestError(
-            f"{where} is no prompt",
+            f"{where} is not a prompt",
             seen=line[:80],
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
             fix="--file",
@@ -139,8 +139,8 @@ def _check_others(where: str, others: list[str], unread: dict[str, None]) -> Non
     if values:
         flags = ", ".join(flag_name("max_new_tokens" if key == "max_tokens" else key) for key in values)
         raise RequestError(
-            f"{where} holds sampling values, which are set for all prompts together",
+            f"{where} sets sampling values, which can only be set for all prompts together",
             seen=values,
-            fix=f"{flags}, and take them out of the file",
+            fix=f"{flags}, and remove them from the file",
         )
     unread.update(dict.fromkeys(others))

@@ -42,7 +42,7 @@ class ProveFlags:
     against: Annotated[
         str | None,
         typer.Option(
-            help="What --prove compares with: hf (Hugging Face's class on the same checkpoint), "
+            help="What --prove compares with: hf (the Hugging Face class on the same checkpoint), "
             "hf:CHECKPOINT, or another engine or checkpoint.",
             metavar="hf|CHECKPOINT",
             rich_help_panel=_PANEL,
@@ -50,29 +50,27 @@ class ProveFlags:
     ] = None
     against_dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Dtype of the reference's arithmetic.", show_default="its own", rich_help_panel=_PANEL
-        ),
+        typer.Option(help="Compute dtype of the reference.", show_default="its own", rich_help_panel=_PANEL),
     ] = None
     threshold: Annotated[
         list[str] | None,
         typer.Option(
-            help="The worst that a metric may be, by its name in the proof; a build that misses one keeps "
-            "nothing. May be repeated.",
+            help="Limit on a metric, by its name in the proof; a build that misses a limit is "
+            "discarded. May be repeated.",
             metavar="NAME=X",
-            show_default="of differences, the limits of `ingot eval`",
+            show_default="for differences, the limits of `ingot eval`",
             rich_help_panel=_PANEL,
         ),
     ] = None
     prove_samples: Annotated[
-        int | None, typer.Option(help="Take the first so many items.", min=1, rich_help_panel=_PANEL)
+        int | None, typer.Option(help="Use the first N items.", min=1, rich_help_panel=_PANEL)
     ] = None
     prove_with: Annotated[
         list[str] | None,
         typer.Option(
             help="Evaluations to run: perplexity, divergence, summarize, answers. May be repeated.",
             metavar="VERB",
-            show_default="by the shape of the data",
+            show_default="chosen by the data",
             rich_help_panel=_PANEL,
         ),
     ] = None
@@ -85,7 +83,7 @@ class ProveFlags:
         """
         if self.prove is not None and not proof:
             raise typer.BadParameter(
-                "metrics are stored in the proof, which --no-proof leaves out", param_hint="--prove"
+                "metrics are stored in the proof, and --no-proof omits it", param_hint="--prove"
             )
         if self.against_dtype is not None and self.against_dtype not in DTYPES:
             raise typer.BadParameter(
@@ -96,7 +94,7 @@ class ProveFlags:
         for field in fields(self):
             if self.prove is None and getattr(self, field.name) is not None:
                 flag = f"--{field.name.replace('_', '-')}"
-                raise typer.BadParameter("it needs --prove, which says what to measure on", param_hint=flag)
+                raise typer.BadParameter("it needs --prove, the data to measure on", param_hint=flag)
 
     def plan(self, checkpoint: str, revision: str | None, chat_template: str | None) -> Proving | None:
         """What is to be measured, checked before anything is built; None without ``--prove``.

@@ -32,25 +32,25 @@ def repro(
         ),
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="The layer to cut out, from 0.", show_default=False)
+        int | None, typer.Option(help="The layer to extract, counted from 0.", show_default=False)
     ] = None,
     prompt: PromptText = None,
     ids: PromptIds = None,
     messages: MessagesFile = None,
     step: Annotated[
         int | None,
-        typer.Option(help="Decode steps to go beyond the prompt.", show_default="0, the prompt alone"),
+        typer.Option(help="Decode steps to run after the prompt.", show_default="0: only the prompt"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to write.", show_default="ENGINE-layerN.safetensors"),
+        typer.Option(metavar="FILE", help="The file to write.", show_default="ENGINE-layerN.safetensors"),
     ] = None,
     expected: Annotated[
         Path | None,
         typer.Option(
             metavar="TRACE",
-            help="A trace with the output to expect.",
-            show_default="plain PyTorch, in the next wider dtype",
+            help="A trace with the expected output.",
+            show_default="plain PyTorch in the next wider dtype",
         ),
     ] = None,
     run: Annotated[
@@ -60,12 +60,12 @@ def repro(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a failure down to one layer, as one small file; --run replays such a file.
+    """Reduce a failure to one layer in one small file; --run replays such a file.
 
-    The file holds the layer's weights, what it was given and gave while the engine ran, what was expected,
-    and the versions and machine. It holds the prompt's hidden states: send it as you would the prompt.
-    --run exits with 1 where the layer does not give what was expected, within the file's own floor, and with
-    2 where that floor would let any output pass.
+    The file holds the layer's weights, its inputs and outputs in the engine, the expected outputs, and the
+    versions and machine. It contains the prompt's hidden states: share it only as you would share the prompt.
+    --run exits with 1 if the output is not as expected, within the file's own floor, and with 2 if that floor
+    would let any output pass.
     """
     if run is not None:
         named = {"ENGINE": engine, "--layer": layer, "--prompt": prompt, "--ids": ids, "--messages": messages}
@@ -90,7 +90,7 @@ def _refuse(given: dict[str, object]) -> None:
     """Refuse what a bundle has of its own."""
     named = [name for name, value in given.items() if value is not None]
     if named:
-        raise typer.BadParameter(f"--run takes all from its file, not {', '.join(named)}")
+        raise typer.BadParameter(f"--run takes everything from its file: leave out {', '.join(named)}")
 
 
 def _name(engine: str) -> str:
@@ -125,7 +125,7 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
         "layer": f"{facts.layer} of {facts.engine}, {facts.model.architecture}, {facts.dtype}",
         "tokens": f"{sum(facts.counts)}: {calls}",
         "expected": facts.expected_from,
-        "relative L2": f"{facts.output_error:.3g} of the engine's output, floor {facts.floor:.3g}",
+        "relative L2": f"{facts.output_error:.3g} for the engine's output, floor {facts.floor:.3g}",
         "verdict": "as expected" if facts.as_expected else "not as expected",
     }
     for name, value in rows.items():
@@ -167,7 +167,7 @@ def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
         "recorded": f"on {gpu}, torch {facts.machine.get('torch')}, ingot {facts.ingot_version}",
         "here": f"on {found.device}, {found.dtype}",
         "to expected": f"{found.against_expected:.3g} relative L2, floor {found.floor:.3g}",
-        "to recorded": f"{found.against_output:.3g} relative L2 to what the engine gave",
+        "to recorded": f"{found.against_output:.3g} relative L2 to the engine's output",
         "expected": f"{facts.expected_from}; the engine's output was {found.recorded:.3g} from it",
         "worst token": f"position {found.worst_position}, {found.worst:.3g}, floor {found.token_floor:.3g}",
         "verdict": _verdict(found, facts.as_expected),
@@ -181,5 +181,9 @@ def _verdict(found: Replay, recorded_right: bool) -> str:
     if found.agrees and not found.proves:
         return f"none: the file's floor of {found.floor:.3g} lets any output pass"
     if found.agrees:
-        return "as expected" if recorded_right else "as expected: what was recorded does not happen here"
-    return "not as expected, as was recorded" if found.repeats else "not as expected, and not as was recorded"
+        return "as expected" if recorded_right else "as expected: the recorded failure does not occur here"
+    return (
+        "not as expected, the same as recorded"
+        if found.repeats
+        else "not as expected, and not the same as recorded"
+    )

@@ -28,26 +28,27 @@ def run(
     sampling: dict[str, Any],
     limits: Limits,
     prompts: Annotated[
-        list[str] | None, typer.Argument(help="Prompts; none: stdin is one prompt.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Prompts; without any, stdin is one prompt.", show_default=False),
     ] = None,
     file: Annotated[
         str | None,
         typer.Option(
-            help="Prompts from a file, one a line ('-': stdin). Lines of a .jsonl file are objects with "
+            help="Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with "
             "prompt, messages or prompt_token_ids."
         ),
     ] = None,
     as_json: AsJson = False,
     chat: Annotated[
-        bool, typer.Option("--chat/--no-chat", help="Make each prompt a user's message of the chat format.")
+        bool, typer.Option("--chat/--no-chat", help="Wrap each prompt as a user message in the chat format.")
     ] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids with spaces between.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids separated by spaces.")] = False,
     device: Device = None,
     threads: Threads = None,
 ) -> None:
-    """Answer prompts, all in flight together.
+    """Answer prompts, batched together.
 
-    Sampling values that are not given are those of the checkpoint's generation_config.
+    Sampling values that are not given come from the checkpoint's generation_config.
     """
     if "logprobs" in sampling and not as_json:
         raise typer.BadParameter("--logprobs needs --json, which shows them")
@@ -92,7 +93,7 @@ def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:
     if len(lengths) > 1:
         some = f"{len(tight)} of {len(lengths)} prompts leave room for fewer than {wanted} new tokens"
         text = f"{some}, the longest ({longest} tokens) for {room}"
-    stderr().print(f"note: {text}: the engine takes {limit}", style="dim")
+    stderr().print(f"note: {text}: the engine's limit is {limit}", style="dim")
 
 
 def _stream(

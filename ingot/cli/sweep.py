@@ -39,57 +39,56 @@ def sweep(
     ] = None,
     random_weights: Annotated[
         str | None,
-        typer.Option(
-            help="A config.json (or its folder) to fill with random weights, instead of a checkpoint."
-        ),
+        typer.Option(help="A config.json (or its folder), run with random weights instead of a checkpoint."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of points.jsonl, sweep.json, sweep.html, sweep.png.", show_default=False),
+        typer.Option(help="Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", show_default=False),
     ] = None,
     quant: Annotated[
-        str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, with commas between.")
+        str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, separated by commas.")
     ] = "none",
     kv_dtype: Annotated[
-        str, typer.Option(help="Numbers of the KV cache: model, int8, fp8, with commas between.")
+        str, typer.Option(help="Dtypes of the KV cache: model, int8, fp8, separated by commas.")
     ] = "model",
     dtype: Annotated[
         str,
-        typer.Option(help="fp16, bf16, fp32, with commas between; auto: the model's own, fp32 on a CPU."),
+        typer.Option(help="fp16, bf16, fp32, separated by commas; auto: the model's own, fp32 on a CPU."),
     ] = "auto",
     batch: Annotated[
-        str, typer.Option(help="Batch sizes, with commas between; auto doubles until one does not fit.")
+        str, typer.Option(help="Batch sizes, separated by commas; auto doubles until one does not fit.")
     ] = "auto",
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 512,
-    new_tokens: Annotated[int, typer.Option(help="Tokens generated for each.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each point.")] = REPEATS,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
+    new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128,
+    repeats: Annotated[int, typer.Option(help="Timed runs per point.")] = REPEATS,
     data: Annotated[
-        Path | None, typer.Option(help="Text whose perplexity is each precision's quality.")
+        Path | None, typer.Option(help="Text on which perplexity measures each precision's quality.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Take the first so many items of --data.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Use the first N items of --data.", min=1)] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            help="hf: Hugging Face's class in the first dtype, as a line of its own; hf:CHECKPOINT.",
+            help="hf (the Hugging Face class in the first dtype, as a line of its own) or hf:CHECKPOINT.",
             metavar="hf",
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the points that --out holds.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the points already in --out.")] = False,
     draw: Annotated[
-        bool, typer.Option("--draw", help="Measure nothing: table and picture of the points in --out.")
+        bool,
+        typer.Option("--draw", help="Measure nothing; draw the table and picture of the points in --out."),
     ] = False,
-    no_png: Annotated[bool, typer.Option("--no-png", help="Draw HTML alone, without matplotlib.")] = False,
+    no_png: Annotated[bool, typer.Option("--no-png", help="Write only HTML, without matplotlib.")] = False,
     device: Device = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure precision by batch up to the size that no longer fits: speed, memory, quality.
+    """Measure speed, memory and quality by precision and batch size, until one no longer fits.
 
-    Points are kept as they are measured: the same command again goes on where the last one ended. Exit code
-    0: measured, sizes that do not fit included; 1: a process died; 2: misused.
+    Points are saved as they are measured: the same command resumes where the last one ended. Exit
+    code 0: measured, including sizes that do not fit; 1: a process died; 2: usage error.
     """
     if out is None:
-        raise typer.BadParameter("give the folder that the results go to", param_hint="--out")
+        raise typer.BadParameter("give the folder for the results", param_hint="--out")
     if not no_png:
         from ingot.bench.picture import check_matplotlib
 
@@ -138,7 +137,7 @@ def _run(
 def _words(text: str, flag: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
-        raise ConfigError("names with commas between were expected", seen=repr(text), fix=flag)
+        raise ConfigError("expected names separated by commas", seen=repr(text), fix=flag)
     return words
 
 

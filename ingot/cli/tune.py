@@ -23,7 +23,7 @@ def tune(
         typer.Option("--output", "-o", help="Write the plan here.", show_default="into the engine"),
     ] = None,
     ops: Annotated[
-        str | None, typer.Option(help="Only these ops, with commas between.", show_default="all")
+        str | None, typer.Option(help="Only these ops, separated by commas.", show_default="all")
     ] = None,
     device: Device = None,
     as_json: AsJson = False,

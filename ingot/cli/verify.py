@@ -27,8 +27,8 @@ def verify(
 ) -> None:
     """Check every hash of an engine, then replay its golden cases on this machine.
 
-    Exit code 0: proven here; 1: failed, with what is wrong named; 2: misused; 3: unproven here, since nothing
-    could be replayed. The result is left in the engine as verify.json where its folder can be written.
+    Exit code 0: proven here; 1: failed, naming what is wrong; 2: usage error; 3: unproven here:
+    nothing could be replayed. The result is written to verify.json in the engine, if its folder is writable.
     """
     console = stderr()
     with console.status("loading") if console.is_terminal else _nothing() as status:
@@ -58,11 +58,9 @@ def _show(found: Verification) -> None:
     for failure in found.failures:
         _line(failure.kind, failure.message)
     if found.verdict == "unproven":
-        _line("hashes", f"{found.num_tensors} tensors are those that were built")
+        _line("hashes", f"{found.num_tensors} tensors unchanged since the build")
         if found.proven_by is None:
-            _line(
-                "cases", "none: it was built with --no-proof, or by an Ingot without proofs; build it again"
-            )
+            _line("cases", "none: the engine was built with --no-proof or by an older Ingot; build it again")
     elif found.dtype is not None:
         _line("steps", f"{found.num_steps} of {found.num_tokens} tokens, {_worst_step(found)}")
         _line("cases", f"{found.num_cases}, {_worst(found)}")
@@ -101,7 +99,7 @@ def _limits(limits: dict[str, float]) -> str:
 
     if limits["logits"] > _WIDE:
         share = percent(limits["logits"])
-        return f"end to end rounding may move a row of logits by {share}: the steps are what is proven"
+        return f"rounding may move a row of logits by {share} end to end: the proof rests on the steps"
     least, most = limits["modules, least"], limits["modules, most"]
     return (
         f"{percent(limits['logits'])} of a row of logits, {limits['logprobs']:.2g} nats of a "

@@ -84,5 +84,5 @@ def _too_deep() -> JsonError:
 
 def _reason(error: ValueError) -> str:
     if isinstance(error, UnicodeEncodeError):
-        return f"half of a UTF-16 pair, {error.object[error.start]!a}, which is no character"
+        return f"unpaired UTF-16 surrogate {error.object[error.start]!a}"
     return str(error)

@@ -103,7 +103,7 @@ class Measured(JsonConfig):
         for name in ("default_us", "best_us"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} is no time", seen=value, allowed="microseconds", fix="--plan")
+                raise ConfigError(f"{name} is not a time", seen=value, allowed="microseconds", fix="--plan")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class KernelPlan(JsonConfig):
             return None
         pairs = {
             "GPU": (f"{there.gpu} ({there.capability})", f"{here.gpu} ({here.capability})"),
-            "bytes a value": (there.value_bytes, here.value_bytes),
+            "bytes per value": (there.value_bytes, here.value_bytes),
             "Triton": (_series(there.triton), _series(here.triton)),
         }
         odd = [f"{name} {a}, not {b}" for name, (a, b) in pairs.items() if a != b]

@@ -52,8 +52,8 @@ class QuantConfig(JsonConfig):
 
     Attributes:
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
-        group: neighbouring columns that share a scale in w4a16, 0: a scale a row, or a step in w4a8, 64 or
-            128; in RPTQ's schemes the columns of a block. None: 128 for these, else 0.
+        group: neighbouring columns that share a scale in w4a16, 0: one scale per row, or a step in w4a8, 64
+            or 128; in RPTQ's schemes the columns of a block. None: 128 for these, else 0.
         symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16 and w4a8, else True.
         method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
             take samples to calibrate with (w4a8 has no ``awq``). None: ``gptq`` where a layer is of RPTQ,
@@ -93,37 +93,41 @@ class QuantConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         _expect_one("scheme", "unknown quantization scheme", self.scheme, SCHEMES)
-        _expect_one("head", "the head has no such scheme", self.head, HEADS)
+        _expect_one("head", "unsupported scheme for the head", self.head, HEADS)
         if not isinstance(self.layers, dict):
             raise QuantFieldError("layers", "layers maps patterns to schemes", seen=self.layers)
         for pattern, scheme in self.layers.items():
-            _expect_one("layers", f"unknown quantization scheme of {pattern!r}", scheme, SCHEMES)
+            _expect_one("layers", f"unknown quantization scheme for {pattern!r}", scheme, SCHEMES)
         schemes = {self.scheme, *self.layers.values()}
         clusters = bool(schemes & {*RPTQ})
         if self.method is None:
             object.__setattr__(self, "method", "gptq" if clusters else "round")
         _expect_one("method", "unknown quantization method", self.method, METHODS)
-        _expect_one("source", "no such source of numbers", self.source, ("", *SOURCES))
+        _expect_one("source", "unknown source of quantized weights", self.source, ("", *SOURCES))
         inner = _INNER in schemes
         if inner and clusters:
-            raise QuantFieldError("layers", "w4a8 and RPTQ are not for one model", seen=sorted(schemes))
+            raise QuantFieldError(
+                "layers", "w4a8 and RPTQ cannot be combined in one model", seen=sorted(schemes)
+            )
         self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), clusters, inner)
-        _expect_one("act_order", "no such order", self.act_order, (False, True) if self.source else (False,))
+        _expect_one(
+            "act_order", "unsupported act_order", self.act_order, (False, True) if self.source else (False,)
+        )
         self._check_method(schemes, clusters)
         self._check_activations(_BOTH in schemes, _INNER in schemes)
         rotation = self.rotation if self.rotation is not None else _INNER in schemes
         rotations = (True, False) if _INNER in schemes else (False,)
         fix = "" if inner else self._of_others("rotation", [_INNER])
-        _expect_one("rotation", "no such rotation", rotation, rotations, fix)
+        _expect_one("rotation", "unsupported rotation", rotation, rotations, fix)
         object.__setattr__(self, "rotation", rotation)
 
     def _of_others(self, name: str, owners: Iterable[str]) -> str:
         """How to mend a field that is of ``owners``, none of which the config has."""
         schemes = ", ".join(owners)
         if {self.scheme, *self.layers.values()} == {"none"}:
-            return f"{{scheme}}, which is missing or none: {{{name}}} is of {schemes}"
-        unfit = f"{{{name}}}, which {self.layers_label} does not take"
-        return f"{unfit}: leave it out, or take a {{scheme}} of {schemes}"
+            return f"{{scheme}}, which is missing or none: {{{name}}} needs one of {schemes}"
+        unfit = f"{{{name}}}, which {self.layers_label} does not support"
+        return f"{unfit}: leave it out, or use a {{scheme}} of {schemes}"
 
     def _check_method(self, schemes: Collection[str], clusters: bool) -> None:
         """``clusters``: a layer is of RPTQ, whose methods are the only ones then."""
@@ -132,13 +136,13 @@ class QuantConfig(JsonConfig):
         methods = [m for m in METHODS if m in (_RPTQ_METHODS if clusters else every)]
         owners = ", ".join(scheme for scheme, own in _METHODS_OF.items() if self.method in own)
         if self.source:
-            fix = "{method}: leave it out, the checkpoint's numbers are kept"
+            fix = "{method}: leave it out, the checkpoint's quantized values are kept"
         elif {*schemes} == {"none"}:
-            fix = f"{{scheme}}, which is missing or none: {{method}} {self.method} is of {owners}"
+            fix = f"{{scheme}}, which is missing or none: {{method}} {self.method} needs one of {owners}"
         else:
-            told = f"{self.layers_label} takes {', '.join(methods)}; {self.method} is of {owners}"
+            told = f"{self.layers_label} supports {', '.join(methods)}; {self.method} needs one of {owners}"
             fix = f"{{method}} or {{scheme}}: {told}"
-        _expect_one("method", "no such method", self.method, methods, fix)
+        _expect_one("method", "unsupported quantization method", self.method, methods, fix)
 
     def _check_group(self, grouped: bool, clusters: bool, inner: bool) -> None:
         """``grouped``: weights may have groups and zeros; ``clusters``: a layer is of RPTQ, whose blocks are
@@ -149,10 +153,10 @@ class QuantConfig(JsonConfig):
         symmetric = self.symmetric if self.symmetric is not None else not (grouped or inner)
         sizes = INNER_GROUPS if inner else GROUPS[1:] if clusters else GROUPS if grouped else (0,)
         fix = "" if grouped or clusters or inner else self._of_others("group", (_GROUPED, _INNER, *RPTQ))
-        _expect_one("group", "no such group size", group, sizes, fix)
+        _expect_one("group", "unsupported group size", group, sizes, fix)
         allowed = (True, False) if grouped else (not inner,)
         fix = "" if grouped else self._of_others("symmetric", [_GROUPED])
-        _expect_one("symmetric", "no such symmetry", symmetric, allowed, fix)
+        _expect_one("symmetric", "unsupported symmetry", symmetric, allowed, fix)
         object.__setattr__(self, "group", group)
         object.__setattr__(self, "symmetric", symmetric)
 
@@ -166,16 +170,18 @@ class QuantConfig(JsonConfig):
         if inner or (both and self.method not in ("round", "smoothquant")):
             of_both = of_both[:1]  # nothing else than these two finds a scale
         fix = "" if both else self._of_others("activations", [_BOTH])
-        _expect_one("activations", "no such activations", activations, of_both, fix)
+        _expect_one("activations", "unsupported activations", activations, of_both, fix)
         scales = WEIGHT_SCALES if both else WEIGHT_SCALES[:1]
         fix = "" if both else self._of_others("weight_scales", [_BOTH])
-        _expect_one("weight_scales", "no such scales of weights", self.weight_scales, scales, fix)
+        _expect_one("weight_scales", "unsupported weight scales", self.weight_scales, scales, fix)
         number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 <= alpha <= 1
         if not (number or alpha == SEARCH if smooth else alpha is None):
             allowed = f"0 to 1, or {SEARCH}" if smooth else "none"
             lacks = "{method} smoothquant" if both else f"{{scheme}} {_BOTH} and {{method}} smoothquant"
-            fix = "" if smooth else f"{{alpha}}, which smoothquant alone takes: leave it out, or add {lacks}"
-            raise QuantFieldError("alpha", "no such alpha", seen=alpha, allowed=allowed, advice=fix)
+            fix = (
+                "" if smooth else f"{{alpha}}, which only smoothquant supports: leave it out, or add {lacks}"
+            )
+            raise QuantFieldError("alpha", "invalid alpha", seen=alpha, allowed=allowed, advice=fix)
         object.__setattr__(self, "activations", activations)
         object.__setattr__(self, "alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
@@ -219,9 +225,9 @@ class QuantConfig(JsonConfig):
         if idle:
             leaves = sorted({name.rpartition(".")[2] for name in names})
             of_head = [p for p in idle if fnmatch.fnmatchcase(HEAD, p)]
-            fix = f"; for {HEAD}, `head: w8a16` beside layers" if of_head else ""
+            fix = f"; for {HEAD}, set `head: w8a16` next to layers" if of_head else ""
             raise ConfigError(
-                "patterns of layers match no linear layer",
+                "patterns in layers match no linear layer",
                 seen=idle,
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
                 fix=f"--quant: layers in its file{fix}",
@@ -240,9 +246,9 @@ class QuantConfig(JsonConfig):
                 flags += f" --method {self.method}" if by_method else " --activations static"
             what = self.method_word if by_method else "a static scale"
             raise ConfigError(
-                f"{'RPTQ' if self.in_clusters else what} calibrates, which only a build does",
+                f"{'RPTQ' if self.in_clusters else what} needs calibration, which only a build does",
                 seen=self.needs_samples,
-                allowed="a scheme that is not RPTQ's, method round, activations dynamic",
+                allowed="a scheme other than RPTQ, method round, activations dynamic",
                 fix=f"`ingot build CHECKPOINT -o ENGINE {flags} --calib FILE`, then load that engine",
             )
 
@@ -293,25 +299,28 @@ class QuantConfig(JsonConfig):
         parts = [self.label]
         schemes = {self.scheme, *self.layers.values()}
         if _GROUPED in schemes or self.source:
-            parts.append(f"a scale for {self.group} columns" if self.group else "a scale a row")
+            parts.append(f"one scale per {self.group} columns" if self.group else "one scale per row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
         if self.in_clusters:
             parts.append(f"activations in blocks of {self.group} reordered columns")
-        parts += ["columns in groups of their own order"] if self.act_order else []
+        parts += ["columns grouped by act-order"] if self.act_order else []
         if _INNER in schemes:
-            parts += [f"a step for {self.group} columns", "rotated" if self.rotation else "not rotated"]
+            parts += [
+                f"one inner scale per {self.group} columns",
+                "rotated" if self.rotation else "not rotated",
+            ]
         if schemes & {_BOTH, _INNER}:
             parts.append(f"{self.activations} activations")
-            parts += ["a weight scale a layer"] if self.weight_scales == "tensor" else []
+            parts += ["one weight scale per layer"] if self.weight_scales == "tensor" else []
         if self.method == "smoothquant":
             parts.append(f"by SmoothQuant with alpha {self.alpha}")
         elif self.source:
-            parts.append(f"as the {SOURCES[self.source]} checkpoint has them")
+            parts.append(f"as in the {SOURCES[self.source]} checkpoint")
         elif not self.dense:
             parts.append(f"by {self.method_word}")
         if self.layers:
             count = len(self.layers)
-            parts.append(f"{count} {'pattern' if count == 1 else 'patterns'} of layers over {self.scheme}")
+            parts.append(f"{count} layer {'pattern' if count == 1 else 'patterns'} over {self.scheme}")
         return ", ".join(parts)
 
 

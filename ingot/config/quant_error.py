@@ -2,7 +2,7 @@
 
 Owns the names that people know fields by. Knows no scheme.
 
-    raise QuantFieldError("alpha", "no such alpha", seen=0.7, advice="{method} smoothquant, which takes it")
+    raise QuantFieldError("alpha", "invalid alpha", seen=0.7, advice="{method} smoothquant, which takes it")
 """
 
 from __future__ import annotations

@@ -34,11 +34,13 @@ class _PlainLoader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.composer.ComposerError(
-                None, None, "aliases are not read", self.peek_event().start_mark
+                None, None, "aliases are not supported", self.peek_event().start_mark
             )
         if self.levels == _MOST_LEVELS:
             mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_LEVELS} levels", mark)
+            raise yaml.composer.ComposerError(
+                None, None, f"nested more than {_MOST_LEVELS} levels deep", mark
+            )
         self.levels += 1
         try:
             return super().compose_node(parent, index)
@@ -113,12 +115,12 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         found = yaml.load(read_text(path), _PlainLoader)
     except OSError as error:
-        raise ConfigError("the file of --quant cannot be read", seen=error, fix="--quant") from None
+        raise ConfigError("the --quant file cannot be read", seen=error, fix="--quant") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("the file of --quant is no YAML", seen=f"{path}: {error}", fix="--quant") from None
+        raise ConfigError("the --quant file is not YAML", seen=f"{path}: {error}", fix="--quant") from None
     if not isinstance(found, dict):
         raise ConfigError(
-            "the file of --quant holds no fields",
+            "the --quant file contains no fields",
             seen=path,
             allowed="scheme, group, layers, …",
             fix="--quant",
@@ -127,9 +129,9 @@ def _fields(path: Path) -> dict[str, Any]:
     unknown = [str(key) for key in found if key not in known]
     if unknown:
         near = [(key, difflib.get_close_matches(key, known, n=1)) for key in unknown]
-        meant = [f"{key} is perhaps {names[0]}" for key, names in near if names]
+        meant = [f"did you mean {names[0]} instead of {key}?" for key, names in near if names]
         raise ConfigError(
-            "the file of --quant has no such field",
+            "unknown field in the --quant file",
             seen=unknown,
             allowed=known,
             fix=f"--quant, in {path}: {', '.join(meant) or 'leave it out'}",

@@ -17,7 +17,7 @@ from ingot.config.base import JsonConfig
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
-_BOTH = "max_tokens and max_new_tokens are the same value: give one of them"
+_BOTH = "max_tokens and max_new_tokens are the same parameter: give only one"
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near else None
-            raise RequestError("no such sampling value", seen=name, allowed=known, fix=fix)
+            raise RequestError("unknown sampling parameter", seen=name, allowed=known, fix=fix)
     if len(found) < len(values):
         raise RequestError(_BOTH, seen=list(values), fix="max_new_tokens")
     return found

@@ -79,7 +79,7 @@ def quantize_in_blocks(x: torch.Tensor, steps: BlockSteps) -> Int8Rows:
 def expect_steps(steps: BlockSteps, width: int, like: torch.Tensor) -> None:
     """Raise unless the steps are ones of rows [width] on the device of ``like``."""
     if steps.bits not in (4, 8):
-        raise KernelArgumentError("there are no numbers of so many bits", seen=steps.bits, allowed=[4, 8])
+        raise KernelArgumentError("unsupported bit width", seen=steps.bits, allowed=[4, 8])
     expect_range("the block", steps.block, *BLOCKS)
     blocks = -(-width // steps.block)
     expect("steps", steps.steps, (blocks,), like=like, dtype=torch.float32)

@@ -110,7 +110,9 @@ def dequantize(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     """
     if weight.bits == 16:
         if weight.values.dtype != dtype:
-            raise KernelArgumentError("a dense weight has its dtype", seen=dtype, allowed=weight.values.dtype)
+            raise KernelArgumentError(
+                "a dense weight keeps its dtype", seen=dtype, allowed=weight.values.dtype
+            )
         return weight.values
     like = torch.empty((0, weight.in_features), dtype=dtype, device=weight.values.device)
     expect_float("dtype", like)

@@ -113,7 +113,7 @@ def expect_int4(weight: Int4Weight) -> None:
         KernelArgumentError: a shape, dtype, device or stride, or the group.
     """
     if weight.group not in GROUPS:
-        raise KernelArgumentError("no such group", seen=weight.group, allowed=list(GROUPS))
+        raise KernelArgumentError("unsupported group size", seen=weight.group, allowed=list(GROUPS))
     outputs, groups = weight.pairs.shape[0], num_groups(weight.in_features, weight.group)
     like = weight.pairs
     expect("pairs", like, (None, groups * weight.group // 2), like=like, dtype=torch.uint8)

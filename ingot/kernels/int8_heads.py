@@ -136,7 +136,7 @@ def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tens
             expect_result("out", out, like=q)
         if scales is not None and q.shape[2] % OPERAND_SPAN:
             raise KernelArgumentError(
-                "the operand's order changes columns within whole spans",
+                "the operand's order needs whole spans of columns",
                 seen=f"heads of {q.shape[2]} channels",
                 allowed=f"a multiple of {OPERAND_SPAN}",
             )
@@ -160,7 +160,7 @@ def _expect_whole_blocks(steps: BlockSteps, q: torch.Tensor) -> None:
     expect_steps(steps, width, q)
     if not takes_steps(steps, width):
         raise KernelArgumentError(
-            "blocks do not fill attention's rows in their order: let in_blocks make numbers of its output",
+            "attention cannot quantize its output in these blocks: use in_blocks on the output",
             seen=f"blocks of {steps.block} columns{'' if steps.order is None else ', ordered'}",
             allowed=f"blocks that divide {width}, without an order",
         )

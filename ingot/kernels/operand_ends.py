@@ -110,7 +110,7 @@ def silu_mul_operand(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = No
 def _expect_spans(width: int) -> None:
     if width % OPERAND_SPAN:
         raise KernelArgumentError(
-            "the operand's order changes columns within whole spans",
+            "the operand's order needs whole spans of columns",
             seen=f"{width} columns",
             allowed=f"a multiple of {OPERAND_SPAN}",
         )

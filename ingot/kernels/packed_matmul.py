@@ -242,7 +242,7 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
     choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split, ordered), tiles)
     if ordered != (choice["DIRECT"] > 0) or (ordered and weight.out_features % BLOCK_ROWS):
         raise KernelArgumentError(
-            "words go straight into registers where x has its columns in the operand's order, and only there",
+            "tile DIRECT must be on exactly when x has its columns in the operand's order",
             seen=f"x {'in' if ordered else 'not in'} that order, tile DIRECT {choice['DIRECT']}, "
             f"{weight.out_features} outputs",
             allowed=f"both or neither; outputs in whole blocks of {BLOCK_ROWS}",

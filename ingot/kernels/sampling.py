@@ -245,7 +245,9 @@ def draw(
         expect(name, tensor, rows, like=logits, dtype=torch.int64)
     if not runs_on_gpu(logits):
         raise DeviceError(
-            "draws without a GPU are the runtime's sampler's", seen=logits.device, allowed="cuda"
+            "this kernel samples on a GPU only; elsewhere the runtime's sampler does",
+            seen=logits.device,
+            allowed="cuda",
         )
     return draw_triton(logits, temperature, top_k, top_p, min_p, seed, step, select, tiles)
 

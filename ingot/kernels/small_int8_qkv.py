@@ -152,7 +152,7 @@ def small_int8_qkv(
     if head_dim % 2:
         raise KernelArgumentError("head_dim must be even", seen=head_dim)
     if x.group:
-        raise KernelArgumentError("rows with groups have no QKV product", seen=x.group)
+        raise KernelArgumentError("the QKV product does not support rows with groups", seen=x.group)
     outputs = (num_heads + 2 * num_kv_heads) * head_dim
     expect_product(x, weight, outputs)
     rows = x.values.shape[0]

@@ -162,11 +162,11 @@ def expect_weight(weight: StoredWeight, x: torch.Tensor, out_features: int | Non
     if weight.in_features != columns:
         raise KernelArgumentError("weight has another width", seen=weight.in_features, allowed=columns)
     if weight.bits not in (4, 8):
-        raise KernelArgumentError("no such number of bits", seen=weight.bits, allowed="4, 8, 16")
+        raise KernelArgumentError("unsupported bit width", seen=weight.bits, allowed="4, 8, 16")
     if weight.order is not None:
-        raise KernelArgumentError("the weight's columns have an order", fix="gather the input's columns")
+        raise KernelArgumentError("the weight's columns are reordered", fix="gather the input's columns")
     if weight.group and weight.group not in GROUPS:
-        raise KernelArgumentError("no such group size", seen=weight.group, allowed=GROUPS)
+        raise KernelArgumentError("unsupported group size", seen=weight.group, allowed=GROUPS)
     if weight.scales is None:
         raise KernelArgumentError("weight has no scales", seen=f"{weight.bits} bits")
     words = num_words(columns, weight.bits, weight.group)

@@ -98,7 +98,9 @@ def params_for(
             "params must be SamplingParams or a list of them", seen=repr(params)[:80], fix="params"
         )
     if len(params) != count:
-        raise RequestError("as many params as prompts", seen=len(params), allowed=count, fix="params")
+        raise RequestError(
+            "params must be one or as many as prompts", seen=len(params), allowed=count, fix="params"
+        )
     if tokenizer is None and any(v.stop for v in params):
         raise RequestError(
             "the engine has no tokenizer to find stop strings with", seen="stop", fix="stop_token_ids"

@@ -41,10 +41,10 @@ def expected_output(path: Path, layer: int, counts: Sequence[int], tokens: Seque
     rows = torch.cat(found) if found else torch.empty(0, 0)
     if rows.dim() != 2 or rows.shape[0] < total:
         raise CheckpointError(
-            f"the trace does not hold layer {layer} for all tokens",
+            f"the trace does not contain layer {layer} for all tokens",
             seen=f"{path}: {len(rows)} tokens",
             allowed=f"{total} tokens, under keys like 0/model.layers.{layer}",
-            fix="--expected, or a smaller --step",
+            fix="--expected with another trace, or a smaller --step",
         )
     return rows[:total]
 
@@ -65,9 +65,9 @@ def _check_tokens(file: Any, tokens: Sequence[int]) -> None:
     place = next((i for i in range(both) if ran[i] != tokens[i]), None)
     if place is not None:
         raise CheckpointError(
-            "the trace is of other tokens",
+            "the trace is for different tokens",
             seen=f"token {place} is {ran[place]}, the engine's is {tokens[place]}",
-            fix="--ids, the trace's own",
+            fix="--ids with the trace's tokens",
         )
 
 

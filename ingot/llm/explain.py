@@ -150,7 +150,7 @@ def _given_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) 
 
 def _used_note(name: str, used: SamplingParams, generation: Mapping[str, Any]) -> str | None:
     if name == "temperature" and generation.get(name) is None:
-        return "do_sample is true and no temperature is named"
+        return "do_sample is true and no temperature is given"
     return "no effect: temperature 0 is greedy" if name in SAMPLED_FIELDS and used.temperature == 0 else None
 
 
@@ -161,7 +161,7 @@ def _default_note(
     if name in defaults.refused:
         return f"generation_config says {told}, which is out of range"
     if name in defaults.used:
-        return f"the request gives all values; generation_config would say {told}"
+        return f"the request sets all values; generation_config says {told}"
     if name in SAMPLED_FIELDS and told not in (None, getattr(used, name)) and not generation.get("do_sample"):
         return f"generation_config says {told}, but not do_sample: true"
     extra = used.stop[len(wanted.stop) :]
@@ -176,40 +176,40 @@ def _processors(params: SamplingParams, ids: list[int], manifest: Manifest) -> I
 
 def _told(processor: LogitsProcessor, params: SamplingParams, stops: frozenset[int]) -> str:
     if isinstance(processor, RepetitionPenalty):
-        return f"repetition_penalty {params.repetition_penalty:g}, over prompt and answer"
+        return f"repetition_penalty {params.repetition_penalty:g}, on tokens of the prompt and the answer"
     if isinstance(processor, CountPenalty):
         parts = (
             f"presence_penalty {params.presence_penalty:g}",
             f"frequency_penalty {params.frequency_penalty:g}",
         )
-        return f"{' and '.join(parts)}, over the answer"
+        return f"{' and '.join(parts)}, on tokens of the answer"
     banned = ", ".join(map(str, sorted(params.end_ids(stops))))
-    return f"min_new_tokens {params.min_new_tokens}: until then no end token ({banned})"
+    return f"min_new_tokens {params.min_new_tokens}: no end token before that ({banned})"
 
 
 def _choice(params: SamplingParams) -> str:
     if params.num_beams > 1:
-        ends = "at the first finished beams" if params.early_stopping else "when no beam can become better"
+        ends = "at the first finished beams" if params.early_stopping else "when no beam can improve"
         exponent = f"length_penalty {params.length_penalty:g}"
         return f"beam search with {params.num_beams} beams, {exponent}, ending {ends}"
     if params.temperature == 0:
-        return "greedy: the highest score, the lowest id among equals"
+        return "greedy: the highest score; ties go to the lowest id"
     filters = [f"temperature {params.temperature:g}"]
     filters += [f"top_k {params.top_k}"] if params.top_k else []
     filters += [f"top_p {params.top_p:g}"] if params.top_p < 1 else []
     filters += [f"min_p {params.min_p:g}"] if params.min_p else []
-    return "drawn after " + ", then ".join(filters)
+    return "sampled after " + ", then ".join(filters)
 
 
 def _seed_rule(params: SamplingParams) -> str:
     if params.temperature == 0 or params.num_beams > 1:
-        return "none needed: nothing is drawn"
+        return "not needed: nothing is sampled"
     if params.seed is None:
-        return "none given: each call draws another, so answers differ from call to call"
-    answers = ", its number among the answers" if params.n > 1 else ""
+        return "none given: each call uses a new one, so answers differ from call to call"
+    answers = ", its index among the answers" if params.n > 1 else ""
     return (
-        f"{params.seed}: a token depends on its logits, this seed{answers} and its place in the answer, "
-        "not on what runs beside it"
+        f"{params.seed}: a token depends on its logits, this seed{answers} and its position in "
+        "the answer, not on other requests"
     )
 
 
@@ -220,7 +220,9 @@ def _notes(
     if not ids:
         yield "refused: the prompt is empty"
     if len(ids) >= limit:
-        yield f"refused: the prompt has {len(ids)} tokens; with the answer's the engine takes {limit}"
+        yield (
+            f"refused: the prompt has {len(ids)} tokens; the engine's limit is {limit}, including the answer"
+        )
     unknown = [i for i in ids if not 0 <= i < vocabulary]
     if unknown:
         yield f"refused: ids outside the model's vocabulary of {vocabulary}: {unknown[:5]}"
@@ -228,7 +230,7 @@ def _notes(
     if params.max_new_tokens is not None and 0 < room < params.max_new_tokens:
         yield f"the prompt leaves room for {room} new tokens, not {params.max_new_tokens}"
     if params.stop and params.num_beams > 1:
-        yield "beam search knows stop ids, not stop strings: these cut the text afterwards"
+        yield "beam search ends at stop ids only: stop strings cut the text afterwards"
     if params.stop and text.tokenizer is None:
         yield "refused: the engine has no tokenizer to find stop strings with"
     if messages is not None and is_conversation(messages) and text.chat is not None:

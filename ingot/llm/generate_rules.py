@@ -121,20 +121,20 @@ def _prompt(call: GenerateCall) -> Iterator[str]:
     if isinstance(chat, FramedFormat):
         yield (
             f"does not know the built-in format {chat.name}: apply_chat_template takes the tokenizer's own "
-            "template, or raises where there is none"
+            "template, or raises if there is none"
         )
     for token in tokenizer.prefix_ids:
         shown = tokenizer.token_text(token)
         if call.rendered.startswith(shown):
             yield (
-                f"gets a second {shown} (id {token}) at the start when the rendered prompt is encoded by "
-                "tokenizer(text), unless with add_special_tokens=False"
+                f"gets a second {shown} (id {token}) at the start when the rendered prompt is "
+                "encoded by tokenizer(text), unless add_special_tokens=False"
             )
     typed = [] if isinstance(chat, ChatML) else _typed(call.messages, tokenizer.special_tokens)
     if typed:
         yield (
-            f"makes a control token of {', '.join(typed)} inside a message, as its tokenizer does wherever a "
-            "text spells one; in Ingot it stays text"
+            f"turns {', '.join(typed)} inside a message into a control token, as its tokenizer does "
+            "in any text; in Ingot it stays text"
         )
 
 
@@ -151,7 +151,7 @@ def _length(call: GenerateCall) -> Iterator[str]:
     theirs = call.hf_value("max_new_tokens", None)
     if theirs is not None:
         if theirs != ours:
-            limit = f"the engine ends at {call.manifest.build.max_seq_len} tokens in all"
+            limit = f"the engine's limit is {call.manifest.build.max_seq_len} tokens in total"
             reason = limit if ours == call.room else "the request's limit"
             yield f"stops after {theirs} new tokens; Ingot after {ours}: {reason}"
     elif told is not None:
@@ -177,7 +177,7 @@ def _ends(call: GenerateCall) -> Iterator[str]:
         yield f"does not stop at {named}: its eos_token_id is {list(theirs) or None}, from {source}"
     missed = [i for i in theirs if i not in {s.id for s in ours}]
     if missed:
-        yield f"stops at {', '.join(map(str, missed))} all the same: it has no ignore_eos"
+        yield f"still stops at {', '.join(map(str, missed))}: it has no ignore_eos"
     strings = [s.text for s in call.stops if s.id is None]
     if strings:
         yield (
@@ -186,7 +186,8 @@ def _ends(call: GenerateCall) -> Iterator[str]:
         )
     if call.params.min_new_tokens and extra:
         yield (
-            f"bans only its eos_token_id until {call.params.min_new_tokens} new tokens are there; Ingot bans "
+            f"bans only its eos_token_id before {call.params.min_new_tokens} new tokens are "
+            "generated; Ingot bans "
             f"{', '.join(str(s.id) for s in extra)} too"
         )
 
@@ -194,7 +195,7 @@ def _ends(call: GenerateCall) -> Iterator[str]:
 def _hf_ends(call: GenerateCall) -> tuple[Sequence[int], str]:
     """The ids that end generate's answer, and where they are from."""
     if call.params.stop_token_ids:
-        return call.params.stop_token_ids, "the call, where it replaces generation_config's"
+        return call.params.stop_token_ids, "the call, which overrides generation_config"
     if call.generation:
         return eos_ids(call.generation.get("eos_token_id")), "generation_config"
     from_config = {CONFIG, CONFIG_OR_TOKENIZER}
@@ -205,14 +206,16 @@ def _choice(call: GenerateCall) -> Iterator[str]:
     params = call.params
     temperature = call.hf_value("temperature", 1.0)
     if call.hf_samples and temperature == 0:
-        yield "raises ValueError: do_sample is true in generation_config and temperature 0 is no temperature"
+        yield (
+            "raises ValueError: do_sample is true in generation_config and temperature 0 is not allowed then"
+        )
     elif call.hf_samples and not call.samples:
         how = f"searches with {params.num_beams} beams" if params.num_beams > 1 else "is greedy"
         yield f"samples at temperature {temperature}: do_sample is true in generation_config; Ingot {how}"
     elif call.samples and not call.hf_samples:
         yield (
             f"stays greedy and ignores temperature {params.temperature:g}: do_sample is not true in "
-            "generation_config, and the call must say do_sample=True"
+            "generation_config, so the call must set do_sample=True"
         )
         yield from (f"with do_sample=True it {sentence}" for sentence in _draw(call))
     elif call.samples:
@@ -225,23 +228,23 @@ def _draw(call: GenerateCall) -> Iterator[str]:
     for name, default in _VALUES.items():
         theirs, ours = call.hf_value(name, default), getattr(call.params, name)
         if name in refused and name not in call.given:
-            yield f"takes generation_config's {name} {theirs} as it is; Ingot refuses it and takes {ours:g}"
+            yield f"uses generation_config's {name} {theirs} as it is; Ingot refuses it and uses {ours:g}"
         elif (theirs or 0) != ours:
             told = name in call.generation and call.generation[name] is not None
             source = "generation_config" if told else "its own default"
             all_tokens = " (all tokens)" if name == "top_k" and ours == 0 else ""
-            yield f"takes {name} {theirs}, {source}; Ingot takes {ours:g}{all_tokens}"
+            yield f"uses {name} {theirs}, {source}; Ingot uses {ours:g}{all_tokens}"
     if call.params.seed is not None:
         yield (
-            f"has no seed of a request (here {call.params.seed}): its draws come from torch's global "
-            "generator, and with the same number give other tokens"
+            f"has no per-request seed (here {call.params.seed}): it samples with torch's global "
+            "generator, so the same seed gives different tokens"
         )
 
 
 def _penalties(call: GenerateCall) -> Iterator[str]:
     theirs, ours = call.hf_value("repetition_penalty", 1.0), call.params.repetition_penalty
     if theirs != ours:
-        yield f"takes repetition_penalty {theirs}, generation_config; Ingot takes {ours:g}"
+        yield f"uses repetition_penalty {theirs}, generation_config; Ingot uses {ours:g}"
     for name in ("presence_penalty", "frequency_penalty"):
         if getattr(call.params, name):
             yield f"has no {name} (here {getattr(call.params, name):g})"
@@ -257,7 +260,7 @@ def _obeyed(call: GenerateCall) -> Iterator[str]:
         told = call.generation.get(name)
         if told is None or told in neutral or _OUR_NAMES.get(name, name) in call.given:
             continue
-        yield f"obeys {name} {told} of generation_config, which Ingot does not read"
+        yield f"applies {name} {told} from generation_config, which Ingot does not read"
 
 
 def _answers(call: GenerateCall) -> Iterator[str]:
@@ -265,12 +268,16 @@ def _answers(call: GenerateCall) -> Iterator[str]:
     if params.n == 1:
         return
     if params.num_beams == 1 and not call.hf_samples:
-        unless = " unless the call says do_sample=True" if call.samples else ""
+        unless = " unless the call sets do_sample=True" if call.samples else ""
         yield f"raises ValueError{unless}: greedy search gives one answer, not {params.n}"
         return
     theirs, source = _hf_ends(call)
     pad = call.generation.get("pad_token_id")
     filler = pad if pad is not None else next(iter(theirs), None)
     if filler is not None:
-        why = "pad_token_id" if pad is not None else f"the first eos_token_id, from {source}, as none pads"
-        yield f"fills the shorter of the {params.n} answers up with id {filler} ({why}); Ingot pads nothing"
+        why = (
+            "pad_token_id"
+            if pad is not None
+            else f"the first eos_token_id, from {source}, since there is no pad_token_id"
+        )
+        yield f"pads the shorter of the {params.n} answers with id {filler} ({why}); Ingot does not pad"

@@ -79,7 +79,7 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     """
     played = Replay()
     if not claims.cases:
-        played.notes.append("the engine takes too few tokens for a golden case: only hashes were compared")
+        played.notes.append("max_seq_len is too small for a golden case: only hashes were compared")
         return played
     floor = claims.floors[dtype_name(llm.engine.dtype)]
     _limits(floor, played)
@@ -94,8 +94,8 @@ def replay(llm: LLM, claims: Claims, say: Callable[[str], None]) -> Replay:
     _modules(llm, claims, floor, played)
     if played.failures and played.first_bad_module is None and played.failures[0].kind != "tokenizer":
         played.notes.append(
-            "module by module every layer is right: what differs is what runs instead of modules (CUDA "
-            "graphs, fused kernels), the head or the sampler"
+            "run module by module, every layer is right: the fault is in what runs instead of "
+            "modules (CUDA graphs, fused kernels), in the head or in the sampler"
         )
     order = ("module", "engine", "logits", "ids", "tokenizer")
     played.failures.sort(key=lambda failure: order.index(failure.kind))
@@ -124,7 +124,7 @@ def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
         ids = tuple(llm.tokenizer.encode(case.text))[: len(case.prompt_ids)]
         if ids != case.prompt_ids:
             where = _first_difference(ids, case.prompt_ids)
-            text = f'case "{case.name}": the tokenizer gives other ids from token {where} on'
+            text = f'case "{case.name}": the tokenizer gives different ids from token {where} on'
             played.fail("tokenizer", case.name, text)
 
 
@@ -236,9 +236,9 @@ def _deviations(llm: LLM, case: Case) -> Iterator[tuple[str, str, float]]:
 
 def _told(error: float, floor: float) -> str:
     if floor >= OVERFLOW:
-        return "overflows in this dtype, as where it was built; build it with --dtype bf16"
+        return "overflows in this dtype, as it did when built; build it with --dtype bf16"
     if not error < OVERFLOW:
-        return "is no number"
+        return "is not finite"
     return f"is off by {error:.3g}, {error / floor:.3g} noise floors"
 
 

@@ -95,7 +95,7 @@ def capture_layer(
         expected: a trace with the output to expect; None: plain PyTorch in the next wider dtype.
 
     Raises:
-        RequestError: no such layer or step, or other requests are under way.
+        RequestError: no such layer or step, or other requests are running.
         CheckpointError: the trace lacks the layer, or is of other tokens.
     """
     ids = llm.prompt_ids(prompt)
@@ -130,7 +130,9 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
             output = run_layer(layer, bundle.inputs, rope, device=device, kv_dtype=facts.kv_dtype, **sizes)
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
-        raise OutOfMemoryError("the layer does not fit the device", seen=seen, fix="--device cpu") from None
+        raise OutOfMemoryError(
+            "the layer does not fit on the device", seen=seen, fix="--device cpu"
+        ) from None
     apart = row_errors(output, bundle.expected)
     worst = int(apart.argmax())
     return Replay(
@@ -171,10 +173,12 @@ def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
         raise RequestError(
-            "no such step", seen=step, allowed=f"0 to {room}: the engine's length", fix="--step"
+            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", fix="--step"
         )
     if llm.executor.has_work:
-        raise RequestError("requests are under way", fix="wait for them, so that the layer sees one alone")
+        raise RequestError(
+            "other requests are running", fix="wait for them: the layer must see one request alone"
+        )
 
 
 def _bundle(
@@ -189,7 +193,7 @@ def _bundle(
     module, engine = llm.engine.model.layers[layer], llm.engine
     assert isinstance(module, DecoderLayer)
     reference, noise, token_noise = _reference(llm, module, inputs)
-    source = f"plain PyTorch, {_WIDER[engine.dtype]}".replace("torch.", "")
+    source = f"plain PyTorch in {_WIDER[engine.dtype]}".replace("torch.", "")
     if trace is not None:
         reference, source = expected_output(trace, layer, inputs.counts, tokens), f"the trace {trace.name}"
     expected = reference.float()
@@ -274,7 +278,7 @@ def _layer(
     found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
     odd = sorted({name for name, _ in wanted.items() ^ found.items()})
     if odd:
-        raise EngineError("the bundle's weights are not those of its layer", seen=odd[:5], fix="--run")
+        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], fix="--run")
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
         own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum

@@ -35,8 +35,8 @@ from ingot.runtime.one_layer import LayerInputs
 
 BUNDLE_VERSION = 1
 PRIVATE = (
-    "The file holds the hidden states of a prompt, from which its words can be guessed: "
-    "send it as you would the prompt."
+    "The file contains the hidden states of a prompt, from which its words can be guessed: "
+    "share it only as you would share the prompt."
 )
 _KEY = "ingot_repro"
 _WEIGHTS = "weights."
@@ -101,7 +101,7 @@ class BundleFacts(JsonConfig):
                 odd.append("counts")
         if odd:
             seen = {name: getattr(self, name, "another type") for name in odd}
-            raise ConfigError("fields that no bundle has like this", seen=seen)
+            raise ConfigError("the bundle has invalid fields", seen=seen)
 
     @property
     def as_expected(self) -> bool:
@@ -127,7 +127,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
         BuildError: the place cannot be written, or holds a file that is no bundle.
     """
     if path.exists() and not is_bundle(path):
-        raise BuildError("a file that is no bundle is there", seen=path, fix="--out, another file")
+        raise BuildError("the file exists and is not a bundle", seen=path, fix="--out with another file")
     inputs = bundle.inputs
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
     tensors |= {"input.delta": inputs.delta, "input.positions": inputs.positions}
@@ -170,19 +170,23 @@ def read_bundle(path: Path) -> Bundle:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise EngineError(
-            "the bundle cannot be read", seen=f"{path}: {error}", fix="--run, a file that `ingot repro` wrote"
+            "the bundle cannot be read",
+            seen=f"{path}: {error}",
+            fix="--run with a file that `ingot repro` wrote",
         ) from None
     try:
         return _bundle(facts, tensors)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", fix="--run, a whole file"
+            "the bundle is damaged", seen=f"{path}: {error}", fix="--run with an intact file"
         ) from None
 
 
 def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
-        raise EngineError("the file is no bundle", seen=path, fix="--run, a file that `ingot repro` wrote")
+        raise EngineError(
+            "the file is not a bundle", seen=path, fix="--run with a file that `ingot repro` wrote"
+        )
     try:
         data = parse_json(text)
         version = data["version"]
@@ -190,10 +194,10 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
             return BundleFacts.from_json(data)
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
         raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", fix="--run, a whole file"
+            "the bundle is damaged", seen=f"{path}: {error}", fix="--run with an intact file"
         ) from None
     raise EngineError(
-        "the bundle has another version",
+        "the bundle has a different format version",
         seen=version,
         allowed=BUNDLE_VERSION,
         fix="--run with the version of Ingot that wrote it",

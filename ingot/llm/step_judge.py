@@ -105,7 +105,7 @@ class Judge:
             chosen = labels == label
             worst, beyond = float(rows[chosen].max()), int((rows[chosen] > 1).sum())
             of_tokens = f"in {beyond} of {int(chosen.sum())} {_LABELS[label]} tokens"
-            self._keep(kind, place, worst, f"is off by {worst:.3g} times what rounding can do, {of_tokens}")
+            self._keep(kind, place, worst, f"is off by {worst:.3g} times the limit for rounding, {of_tokens}")
             factor, allowed = self._factor(signed[chosen], of[chosen])
             told = f"is off by a factor of {1 + factor:.5g} in {_LABELS[label]} tokens"
             self._keep(kind, place, abs(factor) / allowed, told)

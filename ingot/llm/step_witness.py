@@ -107,7 +107,7 @@ class TokenRows:
 
     def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
         if logits is not None and not bool(logits[token] == logits.max()):
-            text = f"token {token} was chosen where the step's own logits say {int(logits.argmax())}"
+            text = f"token {token} was chosen, but the step's own logits say {int(logits.argmax())}"
             self.wrong_tokens.append(("sampler", text))
 
 

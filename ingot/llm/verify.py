@@ -156,10 +156,10 @@ def _proven_cache(runtime: RuntimeConfig, manifest: Manifest) -> RuntimeConfig:
     own = manifest.build.kv_dtype
     if runtime.kv_dtype not in ("auto", own):
         raise ConfigError(
-            "the engine's golden cases are of another KV cache",
+            "the engine's golden cases use another KV cache dtype",
             seen=f"kv_dtype {runtime.kv_dtype}",
             allowed=f"auto, {own}",
-            fix="no kv_dtype, or a build with --kv-dtype",
+            fix="leave out kv_dtype, or build with --kv-dtype",
         )
     return runtime.of_engine(own)
 
@@ -212,7 +212,9 @@ def _where(file: str, tensor: str | None) -> str:
 def _metrics(proof: Proof) -> Iterator[Failure]:
     for metric in proof.claims.metrics:
         if metric.met is False:
-            yield Failure("metric", metric.name, f"{metric.name} {metric.value:g} misses {metric.limit:g}")
+            yield Failure(
+                "metric", metric.name, f"{metric.name} {metric.value:g} misses its limit {metric.limit:g}"
+            )
 
 
 def _leave_note(folder: Path, found: Verification, proof: Proof | None, device: str) -> bool:

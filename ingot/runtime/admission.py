@@ -70,14 +70,14 @@ class Admission:
                 "token ids outside the vocabulary",
                 seen=bad[:5],
                 allowed=f"0 to {self.vocab_size - 1}",
-                fix="the prompt's ids, or the tokenizer that made them: it must be this model's",
+                fix="the prompt's ids, or the tokenizer that produced them: it must be this model's",
             )
         if len(ids) > self.max_seq_len - room:
             raise RequestError(
                 "the prompt is too long",
                 seen=f"{len(ids)} tokens",
                 allowed=f"<= {self.max_seq_len - room} tokens",
-                fix="shorten the prompt, or a larger --max-seq-len, at most what the engine was built for",
+                fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
             )
         return ids
 
@@ -92,11 +92,11 @@ class Admission:
         width = params.num_beams
         if width > 1 and params.logprobs is not None:
             raise RequestError(
-                "beam search gives scores, no log-probabilities", seen=params.logprobs, fix="logprobs"
+                "beam search returns scores, not log-probabilities", seen=params.logprobs, fix="logprobs"
             )
         if width > self.max_batch_size:
             raise RequestError(
-                "more beams than the engine's batch",
+                "more beams than the engine's batch size",
                 seen=width,
                 allowed=f"<= {self.max_batch_size}",
                 fix="num_beams",
@@ -105,8 +105,8 @@ class Admission:
         worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))
         if width > 1 and worst > self.blocks.num_blocks:
             raise RequestError(
-                "the beams do not fit the KV cache",
+                "the beams do not fit in the KV cache",
                 seen=f"{worst} blocks at worst",
                 allowed=f"<= {self.blocks.num_blocks} blocks",
-                fix="fewer num_beams, fewer max_new_tokens, or more cache_tokens",
+                fix="lower num_beams or max_new_tokens, or raise cache_tokens",
             )

@@ -187,11 +187,11 @@ class Executor:
         sizes = list(range(1, self.max_batch_size + 1) if batch_sizes is None else batch_sizes)
         if any(not 1 <= size <= self.max_batch_size for size in sizes):
             raise RequestError(
-                "no such batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
+                "unsupported batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
             )
         kinds = list(kinds)
         if not set(kinds) <= set(KINDS):
-            raise RequestError("no such kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
+            raise RequestError("unknown kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):
@@ -215,7 +215,7 @@ class Executor:
             self._prompt_logits.clear()
             self._keep.clear()
             if ran_out(error) and self._setting is not None:
-                what, capacity = "a step does not fit the device's memory", capacity_of(self.runner.device)
+                what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
                 raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
             raise
 

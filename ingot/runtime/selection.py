@@ -123,9 +123,9 @@ class TokenSelector:
 def not_a_number(request: Request) -> EngineError:
     """The error for a model that gives no numbers."""
     return EngineError(
-        "the model's logits are not numbers",
+        "the model's logits are not numbers (NaN)",
         seen=f"NaN after {request.num_known} tokens",
-        fix="build with --dtype bf16 or fp32 if fp16 overflows; else the weights are broken",
+        fix="build with --dtype bf16 or fp32 if fp16 overflows; otherwise the weights are broken",
     )
 
 

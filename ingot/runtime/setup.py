@@ -43,7 +43,7 @@ def make_executor(
     if config.batch_invariant:
         make_batch_invariant(model)
     setting = _setting(model, device, dtype, max_batch_size, max_seq_len, config)
-    what = "the weights leave too little of the device's memory to run"
+    what = "the weights leave too little device memory to run"
     own = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)

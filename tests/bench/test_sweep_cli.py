@@ -84,7 +84,7 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         ((checkpoint, "--batch", "1,x", *out), "batch sizes must be whole numbers"),
         ((checkpoint, "--batch", "0", *out), "batch sizes must be whole numbers"),
         ((checkpoint, *out, "--prompt-tokens", 128), "longer than the model's context"),
-        ((checkpoint, "--dtype", "fp32,", *out), "names with commas between"),
+        ((checkpoint, "--dtype", "fp32,", *out), "expected names separated by commas"),
         ((checkpoint, "--quant", "w3", *out), "unknown quantization scheme"),
         ((checkpoint, "--limit", "3", *out), "--limit needs --data"),
         (("--random-weights", checkpoint, "--data", "x", *out), "random weights have no quality"),

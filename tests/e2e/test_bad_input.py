@@ -236,7 +236,7 @@ class TestParams:
                 call(IDS, temprature=1)
             with pytest.raises(RequestError, match="temperature is out of range"):
                 call(IDS, temperature=-1)
-        with pytest.raises(RequestError, match="no such sampling value; seen: best_of"):
+        with pytest.raises(RequestError, match="unknown sampling parameter; seen: best_of"):
             llm.chat([{"role": "user", "content": "Hi"}], best_of=3)
 
     def test_beams_that_cannot_fit(self, llm: LLM) -> None:

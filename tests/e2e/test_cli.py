@@ -182,7 +182,9 @@ def test_build_flags_reach_the_engine(checkpoint: Path, tmp_path: Path) -> None:
     assert manifest.chat_template == "vicuna"
     assert read_own_plan(tmp_path / "out").gpu == "Some GPU"
     shown = ingot("inspect", tmp_path / "out").stdout
-    assert "kernel plan   1 choices beside the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
+    assert (
+        "kernel plan   1 choices other than the defaults, 1 measured on Some GPU with Triton 3.6.0" in shown
+    )
 
 
 def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
@@ -201,8 +203,8 @@ def test_inspect_names_the_facts(engine: Path, checkpoint: Path) -> None:
     facts = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines()[1:])
     facts = {name: value.strip() for name, value in facts.items()}
     assert facts["parameters"] == "47,456"
-    assert facts["KV cache"] == "256 bytes a token in fp16"  # 2 · 2 layers · 32 wide · 2 bytes
-    assert facts["limits"] == "4 requests a step, 128 tokens a request"
+    assert facts["KV cache"] == "256 bytes per token in fp16"  # 2 · 2 layers · 32 wide · 2 bytes
+    assert facts["limits"] == "4 requests per step, 128 tokens per request"
     assert facts["tokenizer"] == "tiktoken, 464 ids"
     assert facts["chat format"] == "chatml"
     assert facts["sampling"] == "max_new_tokens 8"

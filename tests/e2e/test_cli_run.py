@@ -145,7 +145,7 @@ def test_a_bad_line_is_named(engine: Path, tmp_path: Path, line: str) -> None:
     rows.write_text('{"prompt": "a"}\n\n' + line + "\n")
     result = ingot("run", engine, "--file", rows)
     assert result.exit_code == 2
-    assert f"{rows}, line 3 is no prompt" in result.stderr
+    assert f"{rows}, line 3 is not a prompt" in result.stderr
 
 
 def test_keys_that_are_not_read_are_named_and_sampling_values_refused(engine: Path, tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_keys_that_are_not_read_are_named_and_sampling_values_refused(engine: Pa
     rows.write_text('{"prompt": "a", "id": 7, "temprature": 1}\n')
     result = ingot("run", engine, "--file", rows, "--device", "cpu")
     assert result.exit_code == 0
-    assert f"note: {rows}: not read: id, temprature" in result.stderr
+    assert f"note: {rows}: ignored keys: id, temprature" in result.stderr
     rows.write_text('{"prompt": "a"}\n{"prompt": "a", "temperature": 1, "max_tokens": 3}\n')
     result = ingot("run", engine, "--file", rows, "--device", "cpu")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{rows}, line 2 holds sampling values" in result.stderr
+    assert f"{rows}, line 2 sets sampling values" in result.stderr
     assert "--temperature, --max-new-tokens" in result.stderr
 
 
@@ -171,7 +171,10 @@ def test_an_answer_that_the_context_cuts_is_told_of_with_numbers(engine: Path) -
     words = ("--max-new-tokens", 50, "--ignore-eos", "--device", "cpu")
     result = ingot("run", engine, "x" * 120, *words)
     notes = result.stderr.splitlines()
-    assert notes[0] == "note: the prompt's 120 tokens leave room for 8 new ones, not 50: the engine takes 128"
+    assert (
+        notes[0]
+        == "note: the prompt's 120 tokens leave room for 8 new ones, not 50: the engine's limit is 128"
+    )
     assert notes[1] == "(the answer was cut off; the engine's --max-seq-len sets the limit)"
     (line,) = run_json(engine, "x" * 120, *words[:-2])
     assert (len(line["answers"][0]["token_ids"]), line["answers"][0]["finish_reason"]) == (8, "length")

@@ -76,7 +76,7 @@ def test_logits_that_are_no_numbers_are_an_error(llm: LLM, monkeypatch: pytest.M
     weight = llm.engine.model.norm.weight
     before = weight.data.clone()
     weight.data.fill_(float("nan"))
-    with pytest.raises(EngineError, match="not numbers"):
+    with pytest.raises(EngineError, match="logits are not numbers"):
         llm.generate("Once")
     weight.data.copy_(before)
     assert idle(llm)

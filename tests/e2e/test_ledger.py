@@ -139,7 +139,7 @@ class TestRunningOut:
 
     def test_the_cache(self, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("ingot.runtime.setup.make_caches", self.fail)
-        with pytest.raises(OutOfMemoryError, match="too little of the device's memory") as error:
+        with pytest.raises(OutOfMemoryError, match="too little device memory to run") as error:
             LLM(checkpoints["llama"], "cpu")
         self.check(error.value)
 
@@ -187,13 +187,13 @@ class TestVerb:
     def test_gb_are_not_gib_and_what_a_card_is_sold_as_is_neither(self) -> None:
         told = ingot("plan", SHAPE, "--gpu", "24GB").stdout
         assert "there are 24.0 GB (--gpu 24GB)" in told
-        assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: --gpu 23.6GiB" in told
+        assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: use --gpu 23.6GiB" in told
         assert "a card sold as" not in ingot("plan", SHAPE, "--gpu", "25GB").stdout.partition("host")[0]
 
     def test_nothing_helps(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "1GiB")
         assert done.exit_code == 1
-        assert "no change of its limits is enough" in done.stdout
+        assert "no change of limits makes it fit" in done.stdout
 
     def test_json(self) -> None:
         done = ingot("plan", SHAPE, "--gpu", "24GiB", "--json")

@@ -107,7 +107,7 @@ def test_logprobs_are_the_models_own(llm: LLM) -> None:
 def test_one_params_each(llm: LLM) -> None:
     outputs = llm.generate(["The sea", "Once"], [greedy(3), greedy(5)])
     assert [len(o.token_ids) for o in outputs] == [3, 5]
-    with pytest.raises(RequestError, match="as many params"):
+    with pytest.raises(RequestError, match="as many as prompts"):
         llm.generate(["a", "b"], [greedy()])
 
 
@@ -128,5 +128,5 @@ def test_logits_of_every_token_and_taps_of_every_layer(llm: LLM) -> None:
 def test_warm_up_knows_the_engines_batch(llm: LLM) -> None:
     llm.warm_up([1, 2])
     llm.warm_up()
-    with pytest.raises(RequestError, match="no such batch size"):
+    with pytest.raises(RequestError, match="unsupported batch size"):
         llm.warm_up([0])

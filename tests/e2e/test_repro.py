@@ -85,7 +85,7 @@ def test_sixteen_bits(make: Make, dtype: str) -> None:
     found = replay(bundle, CPU)
     assert (found.agrees, found.against_output, found.dtype) == (True, 0, dtype)
     assert bundle.output.dtype == bundle.inputs.delta.dtype == parse_dtype(dtype)
-    assert bundle.facts.expected_from == "plain PyTorch, float32"
+    assert bundle.facts.expected_from == "plain PyTorch in float32"
 
 
 @pytest.mark.gpu
@@ -131,7 +131,7 @@ def test_no_prompt_in_the_facts(bundle_file: Path) -> None:
         assert not [name for name in file.keys() if "ids" in name]  # noqa: SIM118
         text = file.metadata()["ingot_repro"]
     assert ", ".join(map(str, IDS[:5])) not in text
-    assert "send it as you would the prompt" in text
+    assert "share it only as you would share the prompt" in text
 
 
 def test_each_token_has_a_floor_too(make: Make) -> None:
@@ -160,7 +160,7 @@ def test_a_changed_kernel_is_seen(bundle_file: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(norms, "rms_norm", off_by_little)
     shown = ingot("repro", "--run", bundle_file, "--device", "cpu")
     assert shown.exit_code == 1
-    assert "not as expected, and not as was recorded" in shown.stdout
+    assert "not as expected, and not the same as recorded" in shown.stdout
 
 
 def test_a_recorded_failure_is_told_from_its_absence(
@@ -176,12 +176,14 @@ def test_a_recorded_failure_is_told_from_its_absence(
         assert not bundle.facts.as_expected
         found = replay(bundle, CPU)
         assert (found.agrees, found.repeats) == (False, True)
-        assert "not as expected, as was recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
+        assert (
+            "not as expected, the same as recorded" in ingot("repro", "--run", path, "--device", "cpu").stdout
+        )
     found = replay(bundle, CPU)
     assert (found.agrees, found.repeats) == (True, False)
     shown = ingot("repro", "--run", path, "--device", "cpu")
     assert shown.exit_code == 0
-    assert "what was recorded does not happen here" in shown.stdout
+    assert "the recorded failure does not occur here" in shown.stdout
 
 
 def test_numbers_that_are_none_are_kept(folders: dict[str, Path]) -> None:
@@ -194,7 +196,7 @@ def test_numbers_that_are_none_are_kept(folders: dict[str, Path]) -> None:
     found = replay(bundle, CPU)
     assert (found.agrees, found.repeats) == (True, True)  # its weights give no numbers in any arithmetic
     assert not llm.executor.has_work
-    with pytest.raises(EngineError, match="not numbers"):
+    with pytest.raises(EngineError, match="logits are not numbers"):
         capture_layer(llm, IDS, 1, step=2)
 
 
@@ -238,7 +240,7 @@ def test_expected_from_a_trace(make: Make, trace: Path) -> None:
 
 def test_traces_that_do_not_fit(make: Make, trace: Path, tmp_path: Path) -> None:
     llm = make("llama")
-    with pytest.raises(CheckpointError, match="other tokens"):
+    with pytest.raises(CheckpointError, match="different tokens"):
         capture_layer(llm, [*IDS[:-1], 0], 1, expected=trace)
     with pytest.raises(CheckpointError, match="for all tokens"):
         capture_layer(llm, IDS, 1, step=2, expected=trace)
@@ -262,7 +264,7 @@ def test_only_when_idle(make: Make) -> None:
     llm = make("llama")
     stream = llm.stream(IDS, SamplingParams(max_new_tokens=8))
     next(stream)
-    with pytest.raises(RequestError, match="under way"):
+    with pytest.raises(RequestError, match="requests are running"):
         capture_layer(llm, IDS, 0)
     stream.close()
 
@@ -286,7 +288,7 @@ def without(path: Path, *names: str) -> Path:
 
 
 def test_other_files_are_refused(bundle_file: Path, folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="no bundle"):
+    with pytest.raises(EngineError, match="not a bundle"):
         read_bundle(next(folders["llama"].glob("*.safetensors")))
     (tmp_path / "text").write_text("hello")
     (tmp_path / "cut").write_bytes(bundle_file.read_bytes()[:-100])
@@ -295,14 +297,14 @@ def test_other_files_are_refused(bundle_file: Path, folders: dict[str, Path], tm
             read_bundle(tmp_path / name)
     with pytest.raises(NoSuchPathError):
         read_bundle(tmp_path / "none")
-    with pytest.raises(EngineError, match="another version"):
+    with pytest.raises(EngineError, match="a different format version"):
         read_bundle(changed(bundle_file, version=99))
     for facts in ({"counts": [5]}, {"dtype": 3, "unknown": 1}, {"model": None}):
         with pytest.raises(EngineError, match="damaged"):
             read_bundle(changed(bundle_file, **facts))
     with pytest.raises(EngineError, match="damaged"):
         read_bundle(without(bundle_file, "expected"))
-    with pytest.raises(EngineError, match="not those of its layer"):
+    with pytest.raises(EngineError, match="do not match its layer"):
         replay(read_bundle(without(bundle_file, "weights.mlp.down_proj.weight")), CPU)
 
 
@@ -348,8 +350,8 @@ def test_the_verb(tmp_path: Path) -> None:
         (("{engine}", "--layer", 0, "--ids", "1 x"), "--ids takes token ids"),
         (("{engine}", "--layer", 9, "--ids", "1 2", "--device", "cpu"), "no such layer"),
         (("{engine}", "--layer", 0, "--ids", "999", "--device", "cpu"), "outside the vocabulary"),
-        (("{engine}", "--run", "x"), "not ENGINE"),
-        (("--run", "x", "--layer", 1), "not --layer"),
+        (("{engine}", "--run", "x"), "leave out ENGINE"),
+        (("--run", "x", "--layer", 1), "leave out --layer"),
         (("--run", "x"), "no such file"),
     ],
 )

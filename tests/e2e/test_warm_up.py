@@ -27,7 +27,7 @@ def test_unknown_kinds_are_named(folders: dict[str, Path]) -> None:
     llm = LLM(folders["llama"], "cpu", max_batch_size=2)
     llm.warm_up([1], kinds=["greedy"])
     llm.warm_up()
-    with pytest.raises(RequestError, match=r"no such kind of sampling.*greedy, unfiltered, filtered.*kinds"):
+    with pytest.raises(RequestError, match=r"unknown kind of sampling.*greedy, unfiltered, filtered.*kinds"):
         llm.warm_up([1], kinds=["greedy", "beams"])
 
 

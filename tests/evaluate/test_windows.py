@@ -37,5 +37,5 @@ def test_perplexity_is_told_with_its_window(tmp_path: Path) -> None:
 
 def test_a_metric_of_a_proof_names_its_window() -> None:
     metric = Metric("perplexity", 7.5, None, "lower", "wiki.jsonl", "00", window=(1024, 512))
-    assert metric_line(metric)[1] == "perplexity 7.5 on wiki.jsonl by window 1024, stride 512"
+    assert metric_line(metric)[1] == "perplexity 7.5 on wiki.jsonl with window 1024, stride 512"
     assert Metric.from_json(metric.to_json()) == metric

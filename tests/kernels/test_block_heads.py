@@ -127,13 +127,13 @@ def test_refused() -> None:
         call(right, None)
     with pytest.raises(IngotError, match="out has the wrong dtype"):
         call(right, torch.zeros_like(q))
-    with pytest.raises(IngotError, match=r"let in_blocks make numbers.*\n*.*divide 96"):
+    with pytest.raises(IngotError, match=r"use in_blocks on the output.*\n*.*divide 96"):
         call(block_steps(96, 64, 8, False, "cpu"))
-    with pytest.raises(IngotError, match=r"let in_blocks make numbers"):
+    with pytest.raises(IngotError, match=r"use in_blocks on the output"):
         call(block_steps(96, 32, 8, True, "cpu"))
     with pytest.raises(IngotError, match="steps has the wrong shape"):
         call(block_steps(64, 32, 8, False, "cpu"))
-    with pytest.raises(IngotError, match="bits"):
+    with pytest.raises(IngotError, match="unsupported bit width"):
         call(BlockSteps(right.steps, right.zeros, 32, 5))
     with pytest.raises(IngotError, match="zeros is not contiguous"):
         call(BlockSteps(right.steps, right.zeros.repeat_interleave(2)[::2], 32, 8))

@@ -27,7 +27,7 @@ def test_what_it_takes() -> None:
     assert dequantize(StoredWeight(dense, 3), torch.float32) is dense
     with pytest.raises(IngotError, match="scales has the wrong dtype"):
         dequantize(random_weight((8, 0, False), 4, 64, torch.float16, "cpu"), torch.bfloat16)
-    with pytest.raises(IngotError, match="a dense weight has its dtype"):
+    with pytest.raises(IngotError, match="a dense weight keeps its dtype"):
         dequantize(StoredWeight(dense, 3), torch.float16)
 
 

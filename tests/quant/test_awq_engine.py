@@ -209,7 +209,7 @@ def test_the_verb_on_the_pocket_model(tmp_path: Path) -> None:
     done = ingot("build", str(POCKET), "-o", str(folder), *flags, "--no-proof", "--device", "cpu")
     assert done.exit_code == 0, done.stderr
     text = ingot("inspect", str(folder)).stdout
-    assert "w4a16, a scale for 128 columns, asymmetric, by AWQ" in text
+    assert "w4a16, one scale per 128 columns, asymmetric, by AWQ" in text
     assert "16 samples, " in text
     assert isinstance(Manifest.read(folder).calibration, CalibrationEntry)
     exact, plain, near = LLM(POCKET, "cpu"), LLM(POCKET, "cpu", quant="w4a16"), LLM(folder, "cpu")

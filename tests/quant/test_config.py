@@ -69,11 +69,11 @@ def test_defaults() -> None:
         ({"scheme": "w4a16", "group": 48}, r"group size; seen: 48; allowed: .*32, 64, 128.*--group-size"),
         (
             {"scheme": "w8a16", "group": 128},
-            r"seen: 128; allowed: .*0.*--group-size, which w8a16 does not take.*w4a16, w4a8",
+            r"seen: 128; allowed: .*0.*--group-size, which w8a16 does not support.*w4a16, w4a8",
         ),
         (
             {"group": 64},
-            r"seen: 64; .*fix: --quant, which is missing.*--group-size is of w4a16, w4a8, rptq-w8a8",
+            r"seen: 64; .*fix: --quant, which is missing.*--group-size needs one of w4a16, w4a8, rptq-w8a8",
         ),
         ({"scheme": "w8a16", "symmetric": False}, r"seen: False; allowed: .*True.*--asymmetric"),
         ({"scheme": "w4a16", "group": "64"}, r"seen: '64' of type str; allowed: .*32, 64, 128"),
@@ -96,7 +96,7 @@ def test_defaults() -> None:
         ({"scheme": "w8a16", "method": "smoothquant"}, r"seen: smoothquant; allowed: .*round.*gptq"),
         (
             {"scheme": "w8a8", "method": "gptq"},
-            r"seen: gptq; .*w8a8 takes round, smoothquant; gptq is of w8a16, w4a16, w4a8",
+            r"seen: gptq; .*w8a8 supports round, smoothquant; gptq needs one of w8a16, w4a16, w4a8",
         ),
         (
             {"scheme": "w8a16", "method": "gptq", "source": "gptq"},
@@ -109,16 +109,20 @@ def test_defaults() -> None:
         ({"scheme": "rptq-w8a8", "activations": "dynamic"}, r"seen: dynamic; allowed: .*none"),
         (
             {"scheme": "none", "method": "gptq"},
-            r"seen: gptq; allowed: .*round\b.*--quant, which is missing.*gptq is of w8a16, w4a16, w4a8",
+            r"seen: gptq; allowed: .*round\b.*--quant, which is missing.*"
+            r"gptq needs one of w8a16, w4a16, w4a8",
         ),
         ({"scheme": "w4a8", "group": 32}, r"seen: 32; allowed: .*64, 128.*--group-size"),
         ({"scheme": "w4a8", "symmetric": True}, r"seen: True; allowed: .*False.*--asymmetric"),
         ({"scheme": "w4a8", "method": "awq"}, r"seen: awq; allowed: .*round.*gptq"),
         ({"scheme": "w4a8", "activations": "static"}, r"seen: static; allowed: .*dynamic"),
-        ({"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}}, r"w4a8 and RPTQ are not for one model"),
+        (
+            {"scheme": "w4a8", "layers": {"*.o_proj": "rptq-w4a8"}},
+            r"w4a8 and RPTQ cannot be combined in one model",
+        ),
         (
             {"scheme": "w8a8", "rotation": True},
-            r"seen: True; allowed: .*False.*--rotate, which w8a8 does not take: .*a --quant of w4a8$",
+            r"seen: True; allowed: .*False.*--rotate, which w8a8 does not support: .*a --quant of w4a8$",
         ),
         ({"scheme": "w4a8", "rotation": "yes"}, r"seen: yes; allowed: .*True, False.*--rotate"),
         (
@@ -147,7 +151,9 @@ def test_a_pattern_that_matches_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"match no linear layer; seen: \['layers.9.\*'\].*layers.0.mlp"):
         config.check_names(["layers.0.mlp.up_proj", "lm_head"])
     config = QuantConfig("w4a16", layers={"lm_head": "w8a16"})
-    with pytest.raises(ConfigError, match=r"seen: \['lm_head'\].*for lm_head, `head: w8a16` beside layers"):
+    with pytest.raises(
+        ConfigError, match=r"seen: \['lm_head'\].*for lm_head, set `head: w8a16` next to layers"
+    ):
         config.check_names(["layers.0.mlp.up_proj", "lm_head"])
 
 
@@ -164,19 +170,23 @@ def test_a_file_holds_a_scheme_for_each_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("scheme: [", "is no YAML"),
-        ("- w4a16", "holds no fields"),
-        ("schema: w4a16", r"no such field; seen: \['schema'\].*in .*mixed\.yaml: schema is perhaps scheme"),
+        ("scheme: [", "is not YAML"),
+        ("- w4a16", "contains no fields"),
+        (
+            "schema: w4a16",
+            r"unknown field in the --quant file; seen: \['schema'\].*"
+            r"in .*mixed\.yaml: did you mean scheme instead of schema\?",
+        ),
         (
             "group_size: 64\nxyz: 1",
-            r"seen: \['group_size', 'xyz'\].*mixed\.yaml: group_size is perhaps group$",
+            r"seen: \['group_size', 'xyz'\].*mixed\.yaml: did you mean group instead of group_size\?$",
         ),
         ("xyz: 1", r"seen: \['xyz'\].*in .*mixed\.yaml: leave it out"),
         ("scheme: w4a16\ngroup: 48", r"seen: 48; .*fix: --quant, in .*mixed\.yaml: group$"),
         ("scheme: w4a16\nhead: w4a16", r"seen: w4a16; .*fix: --quant, in .*mixed\.yaml: head$"),
         (
             "scheme: w4a16\nlayers: {a.*: w5}",
-            r"of 'a\.\*'; seen: w5; .*fix: --quant, in .*mixed\.yaml: layers$",
+            r"for 'a\.\*'; seen: w5; .*fix: --quant, in .*mixed\.yaml: layers$",
         ),
         ("scheme: w8a8\nalpha: 0.7", r"in .*mixed\.yaml: alpha, .*, or add method smoothquant$"),
     ],
@@ -215,10 +225,13 @@ def test_w8a8_beside_others() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (QuantConfig("w8a8", method="smoothquant"), r"SmoothQuant calibrates.*--method smoothquant --calib"),
+        (
+            QuantConfig("w8a8", method="smoothquant"),
+            r"SmoothQuant needs calibration.*--method smoothquant --calib",
+        ),
         (
             QuantConfig("w8a8", activations="static"),
-            r"a static scale calibrates.*--activations static --calib",
+            r"a static scale needs calibration.*--activations static --calib",
         ),
         (
             QuantConfig("rptq-w8a8", method="round"),
@@ -226,7 +239,7 @@ def test_w8a8_beside_others() -> None:
         ),
         (
             QuantConfig("w4a16", layers={"*.o_proj": "rptq-w4a8"}),
-            r"RPTQ calibrates.*--quant FILE.yaml --calib",
+            r"RPTQ needs calibration.*--quant FILE.yaml --calib",
         ),
     ],
 )

@@ -231,8 +231,8 @@ class TestVerb:
         done = ingot("build", str(checkpoints["llama"]), "-o", engine, *flags)
         assert done.exit_code == 0, done.stderr
         text = ingot("inspect", engine, "--tensors").stdout
-        assert "w4a16+w8a16, head w8a16, a scale for 64 columns, asymmetric, by rounding" in text
-        assert "by rounding, 1 pattern of layers over w4a16\n" in text
+        assert "w4a16+w8a16, head w8a16, one scale per 64 columns, asymmetric, by rounding" in text
+        assert "by rounding, 1 layer pattern over w4a16\n" in text
         assert "  layers.1.mlp.down_proj: w8a16\n" in text
         assert "layers.0.mlp.down_proj.words" in text
         told = json.loads(ingot("inspect", engine, "--json").stdout)

@@ -240,7 +240,7 @@ def test_the_verb_on_the_pocket_model(tmp_path: Path) -> None:
     done = ingot("build", str(POCKET), "-o", str(folder), *flags, "--no-proof", "--device", "cpu")
     assert done.exit_code == 0, done.stderr
     text = ingot("inspect", str(folder)).stdout
-    assert "w4a16, a scale for 128 columns, asymmetric, by GPTQ" in text
+    assert "w4a16, one scale per 128 columns, asymmetric, by GPTQ" in text
     assert "48 samples, " in text
     told = json.loads(ingot("inspect", str(folder), "--json").stdout)["calibration"]
     assert (told["samples"], told["length"]) == (48, 512)

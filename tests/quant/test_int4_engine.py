@@ -221,7 +221,7 @@ class TestVerb:
         done = ingot("build", source, "-o", engine, *flags)
         assert done.exit_code == 0, done.stderr
         text = " ".join(ingot("inspect", engine, "--tensors").stdout.split())
-        assert "w4a8, a step for 64 columns, not rotated, dynamic activations, by rounding" in text
+        assert "w4a8, one inner scale per 64 columns, not rotated, dynamic activations, by rounding" in text
         assert json.loads(ingot("inspect", engine, "--json").stdout)["quant"]["rotation"] is False
         planned = ingot("plan", source, "--quant", "w4a8", "--gpu", "24GiB")
         assert planned.exit_code == 0

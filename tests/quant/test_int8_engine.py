@@ -191,7 +191,7 @@ class TestVerb:
         done = ingot("build", str(checkpoints["llama"]), "-o", engine, *flags)
         assert done.exit_code == 0, done.stderr
         text = " ".join(ingot("inspect", engine, "--tensors").stdout.split())
-        assert "w8a8, dynamic activations, a weight scale a layer, by rounding" in text
+        assert "w8a8, dynamic activations, one weight scale per layer, by rounding" in text
         assert json.loads(ingot("inspect", engine, "--json").stdout)["quant"]["activations"] == "dynamic"
         planned = ingot("plan", str(checkpoints["llama"]), "--quant", "w8a8", "--gpu", "24GiB")
         assert planned.exit_code == 0

@@ -199,7 +199,7 @@ def test_the_head_may_be_rounded_and_layers_left_out(tmp_path: Path) -> None:
 def test_it_is_told_of(tmp_path: Path) -> None:
     written = write_packed(tmp_path / "checkpoint", Packing("gptq", act_order=True))
     folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
-    words = "w4a16, a scale for 32 columns, symmetric, columns in groups of their own order, as the GPTQ"
+    words = "w4a16, one scale per 32 columns, symmetric, columns grouped by act-order, as in the GPTQ"
     for path in (written.folder, folder):
         assert words in " ".join(ingot("inspect", str(path)).stdout.split())
         assert read_setting(str(path)).quant == Manifest.read(folder).quant
@@ -262,7 +262,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("quant", ["w8a16", "w4a16", QuantConfig("w4a16", method="gptq")])
     def test_another_quantization(self, written_gptq: Path, tmp_path: Path, quant: str | QuantConfig) -> None:
-        words = r"quantized already \(GPTQ\); seen: .*allowed: w4a16, a scale for 32 columns.*leave it out"
+        words = r"quantized already \(GPTQ\); seen: .*allowed: w4a16, one scale per 32 columns.*leave it out"
         with pytest.raises(ConfigError, match=words):
             build(written_gptq, tmp_path / "engine", quant=quant, calib="none.jsonl", device="cpu")
         assert not (tmp_path / "engine").exists()

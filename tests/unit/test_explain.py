@@ -87,7 +87,7 @@ def test_values_that_need_do_sample_are_default_with_a_note() -> None:
 
 
 def test_do_sample_alone_gives_a_temperature() -> None:
-    note = "do_sample is true and no temperature is named"
+    note = "do_sample is true and no temperature is given"
     assert origin(explained(generation={"do_sample": True}), "temperature") == (
         1.0,
         "generation_config",
@@ -116,7 +116,7 @@ def test_values_without_effect_say_so() -> None:
 def test_whole_params_leave_nothing_to_generation_config() -> None:
     found = explained(params=SamplingParams(temperature=0.6), generation=SAMPLED)
     assert origin(found, "temperature")[1] == "request"
-    note = "the request gives all values; generation_config would say 20"
+    note = "the request sets all values; generation_config says 20"
     assert origin(found, "top_k") == (0, "default", note)
 
 
@@ -183,7 +183,7 @@ def test_llama3_headers_and_end_of_turn(tmp_path: Path) -> None:
     assert [t.id for t in found.tokens if t.special] == [256, 258, 259, 260, 258, 259]
     origins = [(s.text, s.origins) for s in found.stops]
     assert origins == [("<|end_of_text|>", ("tokenizer",)), ("<|eot_id|>", ("chat format",))]
-    assert differs(found, "makes a control token of <|eot_id|>")
+    assert differs(found, "turns <|eot_id|> inside a message into a control token")
     assert differs(found, "second <|begin_of_text|>")
 
 
@@ -260,7 +260,7 @@ def test_processors_are_those_that_run() -> None:
 def test_choice_and_seed() -> None:
     assert explained().choice.startswith("greedy")
     drawn = explained(params={"temperature": 0.5, "top_k": 4, "top_p": 0.9, "min_p": 0.1, "seed": 7})
-    assert drawn.choice == "drawn after temperature 0.5, then top_k 4, then top_p 0.9, then min_p 0.1"
+    assert drawn.choice == "sampled after temperature 0.5, then top_k 4, then top_p 0.9, then min_p 0.1"
     assert drawn.seed.startswith("7: ")
     assert "differ from call to call" in explained(params={"temperature": 0.5}).seed
     assert explained(params={"num_beams": 3}).choice.startswith("beam search with 3 beams")

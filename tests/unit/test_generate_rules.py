@@ -56,18 +56,18 @@ def test_generate_does_what_is_told() -> None:
         ({"do_sample": True}, {"temperature": 0.0}, ("raises ValueError", "temperature 0")),
         ({"do_sample": True}, SamplingParams(), ("samples at temperature 1",)),
         ({}, {"temperature": 0.7}, ("stays greedy", "do_sample=True")),
-        ({"do_sample": True}, {"seed": 5}, ("no seed of a request",)),
+        ({"do_sample": True}, {"seed": 5}, ("no per-request seed",)),
         ({"max_length": 100}, {}, ("stops after 97 new tokens", "counts the prompt's 3")),
         ({"max_length": 3}, {}, ("raises ValueError", "max_length 3")),
-        ({"max_new_tokens": 600}, {}, ("stops after 600", "512 tokens in all")),
+        ({"max_new_tokens": 600}, {}, ("stops after 600", "512 tokens in total")),
         ({}, {"presence_penalty": 0.5}, ("no presence_penalty",)),
-        ({"repetition_penalty": 1.3}, SamplingParams(), ("repetition_penalty 1.3", "Ingot takes 1")),
-        ({"no_repeat_ngram_size": 3}, {}, ("obeys no_repeat_ngram_size 3",)),
-        ({"do_sample": True, "typical_p": 0.5}, {}, ("obeys typical_p 0.5",)),
+        ({"repetition_penalty": 1.3}, SamplingParams(), ("repetition_penalty 1.3", "Ingot uses 1")),
+        ({"no_repeat_ngram_size": 3}, {}, ("applies no_repeat_ngram_size 3",)),
+        ({"do_sample": True, "typical_p": 0.5}, {}, ("applies typical_p 0.5",)),
         ({}, {"n": 2}, ("raises ValueError", "one answer, not 2")),
         ({"do_sample": True, "eos_token_id": 3}, {"n": 2}, ("id 3", "first eos_token_id")),
         ({"do_sample": True, "pad_token_id": 0}, {"n": 2}, ("id 0 (pad_token_id)",)),
-        ({"eos_token_id": 3}, {"stop_token_ids": (9,)}, ("does not stop at 3", "[9]", "replaces")),
+        ({"eos_token_id": 3}, {"stop_token_ids": (9,)}, ("does not stop at 3", "[9]", "overrides")),
         ({"eos_token_id": 9}, {"min_new_tokens": 2}, ("bans only", "bans 3 too")),
     ],
 )
@@ -113,5 +113,5 @@ def test_published_generation_configs(llama: Tokenizer) -> None:
     assert found.differences == (
         "stops after 4094 new tokens: generation_config's max_length 4096 counts the prompt's 2 tokens; "
         "Ingot does not read it and stops after 128",
-        "takes top_k 50, its own default; Ingot takes 0 (all tokens)",
+        "uses top_k 50, its own default; Ingot uses 0 (all tokens)",
     )

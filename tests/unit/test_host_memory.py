@@ -72,7 +72,7 @@ def test_a_group_of_version_2(proc: Path, root: str, path: str) -> None:
     write(proc / "self/mountinfo", MOUNT.format(root=root, mounted=mounted, kind="cgroup2", options=""))
     group(mounted / path.removeprefix(root).lstrip("/"), 500 * MIB, used=300, cached=100)
     found = host_memory(proc)
-    assert found == HostMemory("the control group's memory limit", 500 * MIB, 300 * MIB, 50 * MIB)
+    assert found == HostMemory("the cgroup's memory limit", 500 * MIB, 300 * MIB, 50 * MIB)
 
 
 def test_a_parent_s_limit_holds_too(proc: Path) -> None:

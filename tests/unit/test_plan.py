@@ -134,7 +134,7 @@ def test_a_lookup_finds_bucket_and_shape() -> None:
         ({"triton": "3.7.0"}, "Triton 3.6, not 3.7"),
         ({"gpu": "NVIDIA A100"}, "GPU NVIDIA H200"),
         ({"capability": "8.0"}, r"not NVIDIA H200 \(8.0\)"),
-        ({"value_bytes": 4}, "bytes a value 2, not 4"),
+        ({"value_bytes": 4}, "bytes per value 2, not 4"),
     ],
 )
 def test_choices_hold_where_they_were_measured(change: dict[str, Any], told: str | None) -> None:
