@@ -134,7 +134,7 @@ def test_sharegpt_takes_first_turns_that_pass_the_filters(tmp_path: Path) -> Non
         "with a turn under 4 tokens": 2,
         "with a prompt over 1024 tokens": 1,
         "over 2048 tokens together": 1,
-        "without a human's turn and an answer first": 6,
+        "that do not start with a human turn and an answer": 6,
     }
     assert load == Load("requests.json", (Ask(10, 20), Ask(1024, 1024), Ask(4, 4)), left_out)
     assert load.to_json()["left_out"] == left_out

@@ -258,7 +258,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / POINTS).write_text('{"no": "point"}\n{"line"')
     with pytest.raises(ConfigError, match="line 1 is no point"):
         Store(tmp_path).open({})
-    with pytest.raises(ConfigError, match="there are no points"):
+    with pytest.raises(ConfigError, match="there are no measured points"):
         record_of([])
 
 

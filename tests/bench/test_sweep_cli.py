@@ -91,7 +91,7 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         ((checkpoint, "--batch", "1", "--data", tmp_path / "absent.jsonl", *out), "--data"),
         ((checkpoint, "--against", "engines/x", *out), "hf, hf:CHECKPOINT"),
         ((tmp_path / "absent", *out), "neither a folder that exists nor"),
-        (("--draw", "--out", tmp_path, "--no-png"), "there are no points"),
+        (("--draw", "--out", tmp_path, "--no-png"), "there are no measured points"),
     ):
         result = sweep(*words)
         assert result.exit_code == 2, words

@@ -100,7 +100,7 @@ class TestEveryByte:
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
         with pytest.raises(EngineError, match=r"header of weights\.safetensors was changed"):
             load(engine)
-        assert failures(engine) == ["weights.safetensors has a header that was changed"]
+        assert failures(engine) == ["weights.safetensors has a modified header"]
         with pytest.raises(EngineError, match="header"):
             compare_engines(engine, engine)
 
@@ -153,7 +153,7 @@ class TestStrangers:
             "'a\\x1b[31m' is not in the manifest",
             "tokenizer/chat_template.jinja is not in the manifest",
             "tokenizer.model is not in the manifest",
-            f"{TOKENS} is missing or not the one that was built",
+            f"{TOKENS} is missing or has changed since the build",
         ]
         with pytest.raises(EngineError) as caught:
             LLM(engine, "cpu")
@@ -259,7 +259,7 @@ class TestManifestNames:
         assert llm.engine.text.chat is not None
         assert llm.engine.text.chat.prompt_text([{"role": "user", "content": "Hi"}]) == "Hi!"
         (engine / "tokenizer" / "chat_template.jinja").write_text("other")
-        assert failures(engine) == ["tokenizer/chat_template.jinja is missing or not the one that was built"]
+        assert failures(engine) == ["tokenizer/chat_template.jinja is missing or has changed since the build"]
 
 
 def test_one_flipped_bit_is_found_by_its_hash(engine: Path) -> None:

@@ -134,7 +134,7 @@ class TestFlags:
         result = ingot(verb, engines["qwen"], "--max-seq-len", 501, "--device", "cpu", stdin="Hi\n")
         assert result.exit_code == 2
         assert "allowed: <= 500" in result.stderr
-        assert "fix: --max-seq-len, or build it again with more" in result.stderr
+        assert "fix: --max-seq-len, or rebuild with a larger limit" in result.stderr
 
     def test_repro_tells_them_in_its_command(self, engines: dict[str, Path], tmp_path: Path) -> None:
         file = tmp_path / "layer.safetensors"

@@ -52,7 +52,7 @@ def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
     before = (engine / "plan.json").read_text()
     result = run("tune", engine, *words)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[0] == "error: tile choices are measured on the GPU that will use them"
+    assert result.stderr.splitlines()[0] == "error: tuning needs the GPU that will run the engine"
     assert "the machine with the GPU" in result.stderr
     assert (engine / "plan.json").read_text() == before
     with pytest.raises(DeviceError):
@@ -246,7 +246,7 @@ def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Pa
     with pytest.raises(EngineError) as caught:
         loader.load_engine(engine, torch.device("cuda"))
     error = caught.value
-    assert error.what == "the engine's kernel plan is of another version of Ingot"
+    assert error.what == "the engine's kernel plan was written by another version of Ingot"
     assert str(error.seen).startswith(f"{engine / 'plan.json'}: {UNREADABLE_PLANS[text]}")
     assert error.fix == f"`ingot tune {engine}`, or delete plan.json to run with the defaults"
     assert str(error).count("fix") == 1

@@ -89,7 +89,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     "name", ["./none", "/none", "~/none/none", "a/b/c", "a b/c", "", "a/", "-x/y", "a..b"]
 )
 def test_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(CheckpointError, match="neither a folder that exists nor a Hugging Face id") as caught:
+    with pytest.raises(CheckpointError, match="neither an existing folder nor a Hugging Face id") as caught:
         resolve_checkpoint(name)
     assert caught.value.seen == name
 

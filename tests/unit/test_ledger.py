@@ -236,7 +236,11 @@ class TestWords:
     def test_three_at_most_and_never_nothing(self) -> None:
         fixes = shown(*(f"--token-budget {n}" for n in range(5)))
         assert told_fixes(fixes).count(" or ") == 2
-        assert told_fixes(fixes, {"--device"}) == told_fixes([]) == "end what else uses the device's memory"
+        assert (
+            told_fixes(fixes, {"--device"})
+            == told_fixes([])
+            == "stop other processes that use the device's memory"
+        )
 
 
 class TestMeasured:
