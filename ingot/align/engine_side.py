@@ -64,7 +64,7 @@ def record_engine(
         The greedy choices after the prompt and after each step, ``steps + 1`` of them.
 
     Raises:
-        RequestError: the prompt and the steps exceed the engine's max_seq_len.
+        RequestError: prompt and steps do not fit the engine.
     """
     executor = llm.executor
     checked = _fitting(llm, ids, steps)

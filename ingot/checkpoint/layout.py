@@ -140,7 +140,7 @@ def _named(folder: Path, names: Collection[str], single: str, index: str) -> Lay
     missing = [name for name in files if name not in names]
     if missing:
         raise CheckpointError(
-            f"{len(missing)} of the {len(files)} shards named in {path} are missing",
+            f"shards named in {path} are missing ({len(missing)} of {len(files)})",
             seen=shorten(missing, limit=64),
             fix="download the missing files into the folder",
         )

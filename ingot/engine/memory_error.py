@@ -3,7 +3,7 @@
 Owns the reading of a device's memory and the making of every OutOfMemoryError that has a setting. Knows no
 formula.
 
-    with explained("the weights do not fit in the device's memory", setting, device): ...
+    with explained("the weights do not fit the device", setting, device): ...
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
     """
     if text.tokenizer is None:
         raise ConfigError(
-            "the engine has no tokenizer, and the data has texts",
+            "the engine has no tokenizer, but the data has texts",
             fix="use --data with token_ids (perplexity and divergence only)",
         )
     return text.tokenizer
@@ -164,7 +164,7 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
     """
     if chat is None:
         raise ConfigError(
-            "the engine has no chat template, and the data has messages",
+            "the engine has no chat template, but the data has messages",
             fix="use --data with prompts, or rebuild with --chat-template chatml",
         )
     return chat

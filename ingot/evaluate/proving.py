@@ -198,7 +198,7 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
             raise ConfigError(error.what, fix="use --prove with token_ids") from None
     if any(item.messages is not None for item in data.items) and text.chat is None:
         raise ConfigError(
-            "the checkpoint has no chat template, and the data has messages",
+            "the checkpoint has no chat template, but the data has messages",
             fix="use --chat-template chatml, or --prove with prompts",
         )
     if reference is not None and reference.kind == INGOT:

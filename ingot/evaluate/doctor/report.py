@@ -51,8 +51,8 @@ def verdict(found: Diagnosis) -> str:
         )
     if found.quant is None:
         return f"only unquantized layers stay within {limit}: nothing is gained"
-    told = f"KL {number(found.chosen.measured)} measured, {number(found.chosen.predicted)} predicted, limit {limit}"
-    return f"{told}: {_counted(found.chosen)}"
+    measured, predicted = number(found.chosen.measured), number(found.chosen.predicted)
+    return f"KL {measured} measured, {predicted} predicted, limit {limit}: {_counted(found.chosen)}"
 
 
 def record(found: Diagnosis, command: str) -> dict[str, Any]:
