@@ -124,7 +124,7 @@ def why_text(first: FirstBad) -> str:
     if first.row.stage == SERVED:
         return (
             "Each module alone is within its limit, but in the steps that requests run the engine is off by "
-            f"{first.row.difference.relative:.2e} ({limit}): suspect a kernel or graph that only requests use."
+            f"{first.row.difference.relative:.2e} ({limit}): suspect a kernel or graph only requests use."
         )
     return (
         f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module exceeds "

@@ -222,7 +222,7 @@ class Ledger:
 
     def _supply(self, capacity: Capacity, usable: int) -> str:
         share = f", memory_fraction {self.setting.runtime.memory_fraction:g}"
-        head = f"{size_text(capacity.total)} of memory ({capacity.name})"
+        head = f"the device has {size_text(capacity.total)} ({capacity.name})"
         if self.setting.device == "cpu":
             head += f", {size_text(max(capacity.total - capacity.others, 0))} available{share}"
         else:

@@ -171,7 +171,7 @@ def test_bad_traces(originals: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(NoSuchPathError):
         StageFile(tmp_path / "absent")
     cases = {
-        "no modules of a known class": {"0/input_ids": torch.tensor([[1]]), "0/odd": torch.ones(1, 1)},
+        "no known module names": {"0/input_ids": torch.tensor([[1]]), "0/odd": torch.ones(1, 1)},
         "no token ids": {"0/h.0.ln_1": torch.ones(1, 1, 2)},
         "several sequences": {
             "0/input_ids": torch.ones(2, 3, dtype=torch.int64),

@@ -74,8 +74,14 @@ class TestLowered:
     @pytest.mark.parametrize(
         ("values", "told"),
         [
-            ({"max_seq_len": 129}, r"smaller max_seq_len; seen: 129; allowed: <= 128; .*build it again"),
-            ({"max_batch_size": 9}, r"smaller max_batch_size; seen: 9; allowed: <= 8; .*build it again"),
+            (
+                {"max_seq_len": 129},
+                r"smaller max_seq_len; seen: 129; allowed: <= 128; .*rebuild with a larger limit",
+            ),
+            (
+                {"max_batch_size": 9},
+                r"smaller max_batch_size; seen: 9; allowed: <= 8; .*rebuild with a larger limit",
+            ),
             ({"max_seq_len": 0}, "max_seq_len must be an integer >= 1"),
             ({"max_batch_size": "many"}, "max_batch_size must be an integer >= 1"),
         ],

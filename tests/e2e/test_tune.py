@@ -157,7 +157,7 @@ def test_a_foreign_plan_is_told_of_and_defaults_run(
     monkeypatch.setattr(describe, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
     llm = LLM(engine, device="cpu")
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert "default tiles instead of the kernel plan: measured with GPU A, not B" in caplog.text
+    assert "using default tiles, not the kernel plan: measured with GPU A, not B" in caplog.text
     assert llm.engine.plan == KernelPlan()
     assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids == expected.token_ids
     assert "not used here: measured with GPU A, not B" in run("inspect", engine).stdout
@@ -228,7 +228,7 @@ class TestEditedPlans:
         write_plan(path, FOREIGN)
         assert read_plan(path) == FOREIGN
         path.write_text(path.read_text().replace('"num_warps": 8', '"num_warps": 4'))
-        with pytest.raises(ConfigError, match="changed after its sha256 was written"):
+        with pytest.raises(ConfigError, match="edited after its sha256 was written"):
             read_plan(path)
         path.write_text(json.dumps(FOREIGN_PLAN))
         assert read_plan(path) == FOREIGN
@@ -302,5 +302,5 @@ def test_a_plan_of_another_gpu_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     tiles = {"small_qkv": {"m1_n96_k32": {"BLOCK_N": 1 << 20}}}  # compiles nowhere
     write_plan(engine / "plan.json", FOREIGN.replace(tiles=tiles))
     llm = LLM(engine, device="cuda")
-    assert "default tiles instead of the kernel plan" in caplog.text
+    assert "using default tiles, not the kernel plan" in caplog.text
     assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids

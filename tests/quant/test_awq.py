@@ -140,5 +140,5 @@ def test_folding_gives_fp32_and_refuses_bad_scales() -> None:
     bad[2] = 0
     with pytest.raises(ConfigError, match="channel 2: 0"):
         fold_into_norm(weight[0], bad)
-    with pytest.raises(ConfigError, match="one scale a channel"):
+    with pytest.raises(ConfigError, match="one scale per channel"):
         fold_into_rows(weight, None, torch.ones(6))

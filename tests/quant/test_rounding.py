@@ -176,7 +176,7 @@ def test_refusals_name_the_row() -> None:
         quantize(torch.ones(4), 8)
     with pytest.raises(ConfigError, match="positive number"):
         quantize(weights(2, 2), 8, -1)
-    with pytest.raises(ConfigError, match="one value a column"):
+    with pytest.raises(ConfigError, match="one value per column"):
         quantize(weights(2, 2), 8, importance=torch.ones(3))
 
 

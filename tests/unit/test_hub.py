@@ -103,7 +103,7 @@ def test_a_slip_in_a_path_is_not_sought_on_the_hub(tmp_path: Path, monkeypatch: 
 
 
 def test_a_path_is_never_an_id() -> None:
-    with pytest.raises(CheckpointError, match="neither a folder"):
+    with pytest.raises(CheckpointError, match="neither an existing folder"):
         resolve_checkpoint(Path("org/name"))
 
 
@@ -281,7 +281,7 @@ def test_an_incomplete_snapshot_is_completed(tmp_path: Path) -> None:
     [
         (404, "RevisionNotFound", ("org/name has no such revision", "seen: v9", "--revision")),
         (401, "RepoNotFound", ("no such model on the hub", "seen: org/name", "local path")),
-        (403, "GatedRepo", ("org/name asks for access", "HF_TOKEN")),
+        (403, "GatedRepo", ("org/name is gated", "HF_TOKEN")),
         (500, "Broken", ("cannot download org/name at revision v9", "500")),
     ],
 )
@@ -306,7 +306,7 @@ def test_weights_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_repository_without_weights_that_can_be_read(tmp_path: Path) -> None:
     with hub({"config.json": "{}", "model-q4.gguf": "x"}) as (address, asked):
         text = ask("org/name", HF_HOME=tmp_path, HF_ENDPOINT=address)
-    assert "no weights that can be read" in text
+    assert "no readable weights" in text
     assert "model-q4.gguf" in text
     assert asked
     with hub({"README.md": "x"}) as (address, asked):

@@ -346,7 +346,7 @@ class TestErrors:
         text = str(error)
         assert "it does not fit; seen: CUDA out of memory" in text
         assert "weights 15.4 GB" in text
-        assert "there are 21.5 GB (card), memory_fraction 0.9 of it: 19.3 GB to use" in text
+        assert "the device has 21.5 GB (card), memory_fraction 0.9: 19.3 GB usable" in text
         assert error.ledger is not None
         assert error.ledger["loads"] is False
         best = Fix.from_json(error.ledger["fixes"][0])

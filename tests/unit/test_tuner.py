@@ -119,7 +119,7 @@ def test_wrong_and_failing_candidates_never_win() -> None:
 
 
 def test_a_default_must_run() -> None:
-    with pytest.raises(DeviceError, match=r"default tiles do not run here.*silu_mul m8_i64"):
+    with pytest.raises(DeviceError, match=r"default tiles do not run on this GPU.*silu_mul m8_i64"):
         search(FakeOp(1, 2, raising={1: RuntimeError("no")}), {})
 
 
