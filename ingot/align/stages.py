@@ -147,7 +147,7 @@ class StageFile:
         """Where each step begins; a step that runs the whole text again has only its new tokens kept."""
         steps = sorted(int(k.split("/")[0]) for k in self._keys if k.endswith("/input_ids"))
         if not steps or steps != list(range(len(steps))):
-            raise _no_trace(self.path, "token ids are missing for some steps")
+            raise _no_trace(self.path, "no token ids for some steps")
         starts, total, skips = [], 0, []
         whole: list[int] = []
         for step in steps:

@@ -189,7 +189,7 @@ def test_a_trace_of_another_model(old_trace: Path, originals: dict[str, Path], t
     model = make_model(tiny_config("llama", num_hidden_layers=1))
     with trace(model, tmp_path / "x.safetensors"):
         run_steps(model, random_ids(4), 1)
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="a different model"):
         align(originals["llama"], tmp_path / "x.safetensors", device="cpu")
     with pytest.raises(RequestError, match="one prompt"):
         align(originals["qwen"], old_trace, ["a", "b"], device="cpu")

@@ -149,8 +149,8 @@ def test_sharegpt_takes_first_turns_that_pass_the_filters(tmp_path: Path) -> Non
         ("", "cannot be read"),
         ("{", "cannot be read"),
         ({"conversations": []}, "must be a list"),
-        ([], "no conversation"),
-        ([talk("a", "b"), 7], "1 with a turn under 4 tokens, 1 without a human"),
+        ([], "no usable conversation"),
+        ([talk("a", "b"), 7], "1 with a turn under 4 tokens, 1 that do not start with a human turn"),
     ],
 )
 def test_a_file_of_requests_that_cannot_be_used(tmp_path: Path, value: Any, message: str) -> None:

@@ -201,7 +201,7 @@ class TestThresholds:
     def test_no_number_is_refused(self, llama: Path, tmp_path: Path) -> None:
         engine = build(llama, tmp_path / "engine", device="cpu")
         before = contents(engine)
-        with pytest.raises(BuildError, match="no finite number"):
+        with pytest.raises(BuildError, match="a metric is not finite"):
             keep(engine, [Metric("perplexity", math.inf, None, "lower", "a", "00")])
         assert contents(engine) == before
 
@@ -274,7 +274,7 @@ class TestNothingIsLeft:
         (("--prove", "IDS", "--prove-with", "bleu"), "bleu"),
         (("--prove", "IDS", "--prove-with", "answers"), "no question"),
         (("--prove", "QUESTIONS"), "tokenizer"),
-        (("--prove", "MIXED"), "several shapes"),
+        (("--prove", "MIXED"), "mixes several kinds of items"),
         (("--prove", "BAD"), "line 2"),
         (("--prove", "TEXT", "--prove-samples", "2"), "--prove-samples"),
     ],

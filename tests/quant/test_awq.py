@@ -69,7 +69,7 @@ def test_one_search_for_all_that_read_an_input() -> None:
     alone = [search_scales([one], x, fake) for one in (first, second)]
     assert together.plain_error == pytest.approx(sum(one.plain_error for one in alone), rel=1e-5)
     assert together.error >= sum(one.error for one in alone) * (1 - 1e-6)
-    with pytest.raises(ConfigError, match="other widths"):
+    with pytest.raises(ConfigError, match="different widths"):
         search_scales([weights(16, 32)], x, fake)
 
 

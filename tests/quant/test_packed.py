@@ -262,7 +262,9 @@ class TestRefusals:
 
     @pytest.mark.parametrize("quant", ["w8a16", "w4a16", QuantConfig("w4a16", method="gptq")])
     def test_another_quantization(self, written_gptq: Path, tmp_path: Path, quant: str | QuantConfig) -> None:
-        words = r"quantized already \(GPTQ\); seen: .*allowed: w4a16, a scale for 32 columns.*leave it out"
+        words = (
+            r"already quantized \(GPTQ\); seen: .*allowed: w4a16, a scale for 32 columns.*leave out --quant"
+        )
         with pytest.raises(ConfigError, match=words):
             build(written_gptq, tmp_path / "engine", quant=quant, calib="none.jsonl", device="cpu")
         assert not (tmp_path / "engine").exists()
@@ -284,7 +286,9 @@ class TestRefusals:
             for k, t in pieces(packing, rounded(written.weights[name], packing, other)).items()
         }
         save_file(stored, file)
-        with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.qkv_proj.*different orders"):
+        with pytest.raises(
+            CheckpointError, match=r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
+        ):
             LLM(written.folder, "cpu")
 
     def test_parts_that_are_packed_and_whole(self, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"sample 1 has a token.*seen: 97; allowed: 0 to 96"):
         run(samples=[[3, 97]])
     layer = next(run(samples=[[1, 2]]))
-    with pytest.raises(ConfigError, match="another shape"):
+    with pytest.raises(ConfigError, match="a different shape"):
         layer.replace("layers.0.mlp.down_proj.weight", torch.ones(2))
     with pytest.raises(ConfigError, match="no such linear layer"):
         layer.fake_input("layers.1.mlp.down_proj", lambda x: x)
