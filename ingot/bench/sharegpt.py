@@ -61,7 +61,7 @@ def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:
     """A conversation's lengths, or why it is left out."""
     turns = _first_turns(item)
     if turns is None:
-        return "that do not start with a human turn and an answer"
+        return "not starting with a human turn and an answer"
     ask = Ask(*(len(encode(text)) for text in turns))
     if min(ask.prompt_tokens, ask.new_tokens) < _LEAST_TOKENS:
         return f"with a turn under {_LEAST_TOKENS} tokens"
