@@ -174,7 +174,7 @@ def test_refusals_name_the_row() -> None:
         quantize(weights(2, 2), 5)
     with pytest.raises(ConfigError, match="only floating-point matrices"):
         quantize(torch.ones(4), 8)
-    with pytest.raises(ConfigError, match="positive number"):
+    with pytest.raises(ConfigError, match="0 or positive"):
         quantize(weights(2, 2), 8, -1)
     with pytest.raises(ConfigError, match="one value per column"):
         quantize(weights(2, 2), 8, importance=torch.ones(3))

@@ -152,5 +152,5 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such linear layer"):
         layer.fake_input("layers.1.mlp.down_proj", lambda x: x)
     broken = lambda name: load(name) * (torch.nan if "down" in name else 1)  # noqa: E731
-    with pytest.raises(BuildError, match=r"not finite; seen: layers\.0"):
+    with pytest.raises(BuildError, match=r"not finite during calibration; seen: layers\.0"):
         next(calibrate(decoder, broken, [[1, 2]], CPU, Kept))
