@@ -158,7 +158,7 @@ class TestStrangers:
         with pytest.raises(EngineError) as caught:
             LLM(engine, "cpu")
         assert caught.value.seen == ", ".join(found)
-        assert str(caught.value.fix).endswith("out of it; build the engine again")
+        assert str(caught.value.fix).endswith("out of its folder; build the engine again")
 
     def test_what_ingot_itself_leaves_is_none(self, engine: Path) -> None:
         """What a killed ``tune`` or ``verify`` left half written, or one that runs now has under way."""
