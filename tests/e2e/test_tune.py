@@ -260,7 +260,8 @@ def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
     (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
     (record,) = caplog.records
-    assert record.getMessage().startswith("plan.json cannot be read, and a CPU needs none: ")
+    told = "ignoring plan.json, which cannot be read (a CPU needs no kernel plan): "
+    assert record.getMessage().startswith(told)
     assert UNREADABLE_PLANS[text] in record.getMessage()
 
 
