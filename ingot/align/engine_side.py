@@ -97,9 +97,9 @@ def _fitting(llm: LLM, ids: Sequence[int], steps: int) -> list[int]:
     limit = llm.engine.manifest.build.max_seq_len
     if len(ids) + steps > limit:
         raise RequestError(
-            "prompt and steps do not fit the engine",
+            "the prompt and the steps exceed the engine's max_seq_len",
             seen=f"{len(ids)} tokens and {steps} steps",
-            allowed=f"{limit} together",
+            allowed=f"{limit} in total",
             fix="--steps",
         )
     return llm.executor.admission.checked_ids(ids, room=0)

@@ -33,8 +33,8 @@ def check_class(folder: Path) -> str | None:
     """
     if importlib.util.find_spec("transformers") is None:
         raise DeviceError(
-            "transformers is not installed, and the original is Hugging Face's class",
-            fix="pip install 'ingot[align]', or --original ingot for our own fp32 path",
+            "transformers is not installed, and --original hf needs it",
+            fix="pip install 'ingot[align]', or --original ingot for Ingot's own fp32 path",
         )
     kind = str(read_json(folder / CONFIG).get("model_type"))
     missing = f"transformers {version('transformers')} has no class for {kind!r}"

@@ -100,7 +100,7 @@ class OwnPath(Reference):
         finer = noise.compute == torch.float64
         low = Precision(noise.weights, torch.float32) if finer else noise
         permuted = finer and not any(one.placed for one in self.inputs)  # their closest calls are the noise
-        self.noise_name = f"{low.name} against fp32" + (", other order of sums" if permuted else "")
+        self.noise_name = f"{low.name} against fp32" + (", different summation order" if permuted else "")
         return _two_runs(
             lambda precision: self._load(precision, max(map(len, cases)) + steps),
             folder,
@@ -180,7 +180,7 @@ class Trace(Reference):
         coarse = max((compute, self.file.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         permuted = coarse == torch.float32
         self.noise_name = f"the engine's {dtype_name(coarse)} against its fp32"
-        self.noise_name += ", other order of sums" if permuted else ""
+        self.noise_name += ", different summation order" if permuted else ""
         forced = [self.file.ids(step)[-1] for step in range(1, self.file.steps + 1)]
         runs = _two_runs(
             self._load, folder, cases, steps, Precision(None, coarse), [forced], permuted=permuted
@@ -235,8 +235,8 @@ def open_reference(
     if original == "hf":
         raise CheckpointError(
             "Hugging Face's class cannot be the reference",
-            seen=missing or "an engine that leaves out the first layers",
-            allowed="a class of transformers and layers from 0 on",
+            seen=missing or "an engine without the first layers",
+            allowed="a model that transformers supports, with layers from 0",
             fix="--original ingot",
         )
     return OwnPath(folder, device, layers)

@@ -123,12 +123,12 @@ def why_text(first: FirstBad) -> str:
         )
     if first.row.stage == SERVED:
         return (
-            f"Module by module the engine is within its limits, but computed as requests are it is off by "
-            f"{first.row.difference.relative:.2e} ({limit}): a kernel or a graph that only serving uses."
+            "Each module alone is within its limit, but in the steps that requests run the engine is off by "
+            f"{first.row.difference.relative:.2e} ({limit}): suspect a kernel or graph only requests use."
         )
     return (
-        f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module is beyond "
-        "its limit when it is given the reference's input: small differences add up to this."
+        f"The engine is off by {first.row.difference.relative:.2e} here ({limit}), but no module exceeds "
+        "its limit when given the reference's input: small differences add up to this."
     )
 
 
@@ -146,7 +146,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 def stops_text(check: StopCheck) -> str:
     """Whether answers end alike; both sets where they do not."""
     if check.expected is None:
-        return f"stop ids: not compared, {check.against} notes none; the engine's: {check.named(check.got)}"
+        return f"stop ids: not compared, {check.against} records none; the engine's: {check.named(check.got)}"
     if check.is_bad:
         return (
             f"stop ids: differ ({check.against})\n  expected {check.named(check.expected)}\n"
@@ -154,7 +154,7 @@ def stops_text(check: StopCheck) -> str:
         )
     more = check.named(check.designed)
     beside = (
-        f"; at {more} the engine stops too, as the checkpoint's other files say" if check.designed else ""
+        f"; the engine also stops at {more}, as the checkpoint's other files say" if check.designed else ""
     )
     return f"stop ids: equal, {check.named(check.expected)} ({check.against}){beside}"
 

@@ -133,9 +133,9 @@ class StageFile:
             return tensor
         if tensor.shape[0] != 1:
             raise CheckpointError(
-                "a trace of several sequences",
+                "the trace holds several sequences",
                 seen=f"{key} {tuple(tensor.shape)}",
-                allowed="one sequence a call",
+                allowed="one sequence per call",
                 fix="--reference",
             )
         return tensor[0]
@@ -147,7 +147,7 @@ class StageFile:
         """Where each step begins; a step that runs the whole text again has only its new tokens kept."""
         steps = sorted(int(k.split("/")[0]) for k in self._keys if k.endswith("/input_ids"))
         if not steps or steps != list(range(len(steps))):
-            raise _no_trace(self.path, "no token ids of every step")
+            raise _no_trace(self.path, "no token ids for some steps")
         starts, total, skips = [], 0, []
         whole: list[int] = []
         for step in steps:
@@ -172,7 +172,7 @@ class StageFile:
                 found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
                 return found
         raise CheckpointError(
-            "the trace has no modules of a known class",
+            "the trace has no known module names",
             seen=sorted(self._keys)[:5],
             allowed="LLaMA's (layers.0.input_layernorm) or GPT-2's (h.0.ln_1)",
             fix="--reference",

@@ -85,7 +85,7 @@ def check_same_model(target: Target, source: Reference) -> None:
     model, layers = target.model, target.build.layers
     if isinstance(source, Trace) and target.quant.rotation:
         raise CheckpointError(
-            "a trace has the original's stream, and this engine's is rotated",
+            "a trace holds the original's hidden states, but this engine's are rotated",
             seen=target.quant.summary,
             fix="--reference CHECKPOINT",
         )
@@ -93,7 +93,8 @@ def check_same_model(target: Target, source: Reference) -> None:
     if isinstance(source, Trace):
         if layers is not None and layers[0] > 0:
             raise CheckpointError(
-                "a trace has all layers, but the engine leaves out the first", fix="--reference CHECKPOINT"
+                "the trace has all layers, but the engine leaves out the first ones",
+                fix="--reference CHECKPOINT",
             )
         stream = source.file.get(0, "layers.0.attention")
         seen: dict[str, object] = {"layers": source.file.num_layers}
@@ -109,7 +110,7 @@ def check_same_model(target: Target, source: Reference) -> None:
     if odd:
         allowed = ", ".join(f"{name} {wanted[name]}" for name in seen)
         raise CheckpointError(
-            "the reference is another model", seen=", ".join(odd), allowed=allowed, fix="--reference"
+            "the reference is a different model", seen=", ".join(odd), allowed=allowed, fix="--reference"
         )
 
 
@@ -125,7 +126,7 @@ def check_fit(target: Target, case: Case, steps: int) -> None:
         raise RequestError("token ids outside the vocabulary", seen=odd[:5], allowed=f"0 to {size - 1}")
     if not case.ids or len(case.ids) + steps > limit:
         raise RequestError(
-            "prompt and steps do not fit the engine",
+            "the prompt and the steps exceed the engine's max_seq_len",
             seen=f"{len(case.ids)} tokens and {steps} steps",
             allowed=f"at least 1 token, at most {limit} with the steps",
             fix="--prompt, --steps",

@@ -128,7 +128,9 @@ def _chat_case(
     text: TextParts, messages: Sequence[Mapping[str, Any]], original: tuple[OriginalText, str] | None
 ) -> Case:
     if text.chat is None or text.tokenizer is None:
-        raise RequestError("the engine has no chat template", fix="--chat, or build with --chat-template")
+        raise RequestError(
+            "the engine has no chat template", fix="leave out --chat, or rebuild with --chat-template chatml"
+        )
     ids = text.chat.prompt_ids(messages, text.tokenizer)
     title = _title(str(messages[-1].get("content")))
     theirs = None if original is None else original[0].chat(messages)

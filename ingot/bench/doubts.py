@@ -31,7 +31,7 @@ def _of_entry(entry: dict[str, Any]) -> Iterator[str]:
             continue
         least, most = times["least"], times["most"]
         if least <= 0:
-            yield f"{where}a {told} of {least:.3g}: longer runs took no longer; measure more new tokens"
+            yield f"{where}{told} of {least:.3g}: longer runs took no longer; measure with more new tokens"
         elif most > FAR_APART * least:
             yield f"{where}{told} from {least:.3g} to {most:.3g}: something else disturbed the runs"
     for name, told in _SHARES.items():

@@ -48,7 +48,7 @@ class HuggingFaceSide:
         hf = read_json(folder / CONFIG if folder.is_dir() else folder)
         config = find_architecture(hf.get("architectures") or ()).read_config(hf)
         self.dtype = _dtype(hf, spec.dtype, self.device)
-        expect_class_room(hf, self.dtype, self.device, fix="no --against hf, or --device cuda")
+        expect_class_room(hf, self.dtype, self.device, fix="leave out --against hf, or use --device cuda")
         self._model = _load(
             transformers, folder, hf, self.dtype, self.device, random=spec.random_weights is not None
         )
@@ -176,7 +176,7 @@ def check_huggingface(spec: SideSpec) -> None:
     """
     if importlib.util.find_spec("transformers") is None:
         raise DeviceError(
-            "transformers is not installed, and --against hf measures it", fix="pip install transformers"
+            "transformers is not installed, and --against hf needs it", fix="pip install transformers"
         )
     if spec.path is not None and is_engine(Path(spec.path)):
         raise CheckpointError(

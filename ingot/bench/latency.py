@@ -78,7 +78,7 @@ def check_fits(side: Side, batch: int, longest: int) -> None:
     """
     if batch > side.max_batch_size:
         raise ConfigError(
-            "the batch is larger than the engine's",
+            "the batch is larger than the engine's max_batch_size",
             seen=batch,
             allowed=f"<= {side.max_batch_size}",
             fix="--batch, or build with a larger --max-batch-size",

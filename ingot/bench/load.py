@@ -117,7 +117,7 @@ def parse_batches(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(
-            "batch sizes must be whole numbers from 1, with commas between",
+            "batch sizes must be positive integers separated by commas",
             seen=repr(text),
             allowed="for example 1,8,32",
             fix="--batch",

@@ -30,7 +30,7 @@ def check_matplotlib() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise DeviceError(
-            "matplotlib is not installed, and the PNG is drawn by it",
+            "matplotlib is not installed, and the PNG needs it",
             fix="pip install 'ingot[sweep]', or --no-png (the HTML needs no library)",
         )
 

@@ -46,7 +46,7 @@ def headline(record: Record) -> list[str]:
     load = record["wanted"].get("load", {})
     if load.get("left_out"):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in load["left_out"].items())
-        lines.append(f"{load['name']}: {load['requests']:,} taken, left out: {reasons}")
+        lines.append(f"{load['name']}: {load['requests']:,} used, left out: {reasons}")
     return [*lines, f"method: {record['method']}"]
 
 
@@ -185,7 +185,7 @@ def _ratios(record: Record) -> Table:
         for entry in record["ratios"]
     ]
     columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
-    return Table(f"{first} is so many times faster than {second}", columns, tuple(rows))
+    return Table(f"speedup of {first} over {second}", columns, tuple(rows))
 
 
 def _times(ratio: float | None) -> str:

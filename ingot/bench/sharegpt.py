@@ -49,7 +49,7 @@ def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest:
             left_out[found] += 1
     if not asks:
         raise ConfigError(
-            "no conversation of the file can be used",
+            "the file has no usable conversation",
             seen=", ".join([str(path), *(f"{n} {reason}" for reason, n in left_out.items())]),
             allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {most} with the answer",
             fix="--requests",
@@ -61,13 +61,13 @@ def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:
     """A conversation's lengths, or why it is left out."""
     turns = _first_turns(item)
     if turns is None:
-        return "without a human's turn and an answer first"
+        return "not starting with a human turn and an answer"
     ask = Ask(*(len(encode(text)) for text in turns))
     if min(ask.prompt_tokens, ask.new_tokens) < _LEAST_TOKENS:
         return f"with a turn under {_LEAST_TOKENS} tokens"
     if ask.prompt_tokens > _MOST_PROMPT:
         return f"with a prompt over {_MOST_PROMPT} tokens"
-    return ask if ask.prompt_tokens + ask.new_tokens <= most else f"over {most} tokens together"
+    return ask if ask.prompt_tokens + ask.new_tokens <= most else f"over {most} tokens in total"
 
 
 def _read(path: Path) -> list[Any]:

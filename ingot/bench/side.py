@@ -140,7 +140,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
             tokenizer = load_foreign_tokenizer(folder)
     if tokenizer is None:
         raise ConfigError(
-            "the lengths of texts need a tokenizer",
+            "counting the tokens of texts needs a tokenizer",
             seen=spec.path or spec.random_weights,
             fix="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
         )

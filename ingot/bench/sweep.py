@@ -92,11 +92,11 @@ class Sweep:
             raise ConfigError(
                 "an engine has one precision; a sweep loads a checkpoint in several",
                 seen=self.spec.path,
-                fix="CHECKPOINT, or ingot bench latency for an engine",
+                fix="give a CHECKPOINT, or run `ingot bench latency` on the engine",
             )
         if self.against is not None and self.against.partition(":")[0] != "hf":
             raise ConfigError(
-                "a sweep is set beside Hugging Face's class only",
+                "a sweep compares only with Hugging Face",
                 seen=self.against,
                 allowed="hf, hf:CHECKPOINT",
                 fix="--against",
@@ -192,7 +192,7 @@ def record_of(records: list[Record]) -> Record:
         ConfigError: there is none.
     """
     if not records:
-        raise ConfigError("there are no points", fix="--out with a folder of a sweep")
+        raise ConfigError("there are no measured points", fix="--out with a folder of a sweep")
     names = dict.fromkeys(record["line"] for record in records)
     lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
     last = records[-1]

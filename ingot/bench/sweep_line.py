@@ -151,8 +151,8 @@ def _received(here: Connection, process: Any) -> Iterator[Told]:
 
 def _death(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "the process was killed, as a machine does that runs out of memory"
-    return f"the process ended with {code}"
+        return "the process was killed; the machine may have run out of memory"
+    return f"the process ended with exit code {code}"
 
 
 def _work(there: Connection, line: Line, wanted: LineWanted, quality: Quality | None) -> None:
@@ -200,7 +200,7 @@ def _check_quant(line: Line, facts: dict[str, Any]) -> None:
     wanted = read_quant(line.quant).label
     if found != wanted:
         raise ConfigError(
-            "the checkpoint was not loaded in the precision asked for",
+            "the checkpoint was not loaded in the requested precision",
             seen=found,
             allowed=wanted,
             fix="--quant",

@@ -118,7 +118,10 @@ def panels(record: Record) -> list[Panel]:
         step = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
         found.append(
             _panel(
-                "Speed against latency, by batch size", "ms a decode step (each request's token)", step, set()
+                "Speed against latency, by batch size",
+                "ms per decode step (one token per request)",
+                step,
+                set(),
             )
         )
     if not by_memory:

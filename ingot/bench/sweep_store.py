@@ -71,9 +71,9 @@ def check_same(found: Record, wanted: Record, folder: Path) -> None:
     if names:
         told = "; ".join(f"{name} {_short(found, name)}, now {_short(wanted, name)}" for name in names)
         raise ConfigError(
-            f"{folder} holds points that were measured with other settings",
+            f"{folder} holds points measured with different settings",
             seen=told,
-            fix="--out with another folder, or --fresh to start over",
+            fix="use another --out folder, or --fresh to start over",
         )
 
 
@@ -88,7 +88,9 @@ def _record(line: str, number: int, path: Path) -> Record:
 
 
 def _damaged(path: Path, number: int, seen: str) -> ConfigError:
-    return ConfigError(f"{path} line {number} is no point of a sweep", seen=seen, fix="--fresh to start over")
+    return ConfigError(
+        f"{path} line {number} is not a point of a sweep", seen=seen, fix="--fresh to start over"
+    )
 
 
 def _plain(settings: Record, name: str) -> str:

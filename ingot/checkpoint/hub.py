@@ -130,7 +130,7 @@ def _repo_id(name: str | Path) -> str:
 
 def _no_such(text: str) -> CheckpointError:
     return NoSuchPathError(
-        "neither a folder that exists nor a Hugging Face id",
+        "neither an existing folder nor a Hugging Face id",
         seen=text,
         allowed="the path of a checkpoint folder, or org/name",
         fix="correct the path or the id",
@@ -174,7 +174,7 @@ def _at(repo: str, revision: str | None) -> str:
 
 
 def _refuse_offline(repo: str, revision: str | None, cached: Path | None) -> NoReturn:
-    fix = "unset HF_HUB_OFFLINE and go without the offline flag, or give a local path"
+    fix = "unset HF_HUB_OFFLINE and leave out the offline flag, or give a local path"
     lack = _incomplete(cached) if cached is not None else None
     if lack is None:
         what = f"{_at(repo, revision)} is not in the local cache, and the network is off"
@@ -213,15 +213,15 @@ def _explain(repo: str, revision: str | None, error: Exception) -> CheckpointErr
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     if isinstance(error, GatedRepoError):
         fix = "accept its terms on huggingface.co, then run `hf auth login` or set HF_TOKEN"
-        return CheckpointError(f"{repo} asks for access that you do not have", fix=fix)
+        return CheckpointError(f"{repo} is gated, and you have no access to it", fix=fix)
     if isinstance(error, RepositoryNotFoundError):
         fix = "correct the id, give a local path, or log in with `hf auth login` if it is private"
         return CheckpointError("no such model on the hub", seen=repo, fix=fix)
     if isinstance(error, RevisionNotFoundError):
         return CheckpointError(f"{repo} has no such revision", seen=revision, fix="--revision")
     return CheckpointError(
-        f"cannot download {_at(repo, revision)}, which is no folder here",
+        f"cannot download {_at(repo, revision)}, and there is no such local folder",
         seen=detail,
-        fix="correct the path if a folder was meant; else check the network and the disk "
-        "(with HF_HUB_OFFLINE=1 the cache alone is used)",
+        fix="correct the path if you meant a folder; otherwise check the network and the disk "
+        "(HF_HUB_OFFLINE=1 uses only the cache)",
     )

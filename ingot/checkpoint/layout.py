@@ -59,7 +59,9 @@ def list_files(folder: Path) -> list[str]:
         )
     if not folder.is_dir():
         raise CheckpointError(
-            "a checkpoint is a folder, this is a file", seen=folder, fix=f"give its folder, {folder.parent}"
+            "a checkpoint is a folder, but this is a file",
+            seen=folder,
+            fix=f"give its folder, {folder.parent}",
         )
     try:
         paths = sorted(folder.iterdir())
@@ -72,7 +74,7 @@ def list_files(folder: Path) -> list[str]:
             f"links in {folder} lead outside it",
             seen=shorten(outside),
             allowed="files, links within the folder, and the Hugging Face cache's own links",
-            fix="put the files themselves there",
+            fix="replace the links with the files themselves",
         )
     return names
 
@@ -93,7 +95,7 @@ def find_layout(folder: Path, names: Collection[str]) -> Layout:
     if found is None:
         shards = any(_SHARD.search(name) for name in names)
         raise CheckpointError(
-            f"no weights that can be read in {folder}",
+            f"no readable weights in {folder}",
             seen=shorten(sorted(names)),
             allowed=" or ".join(EXPECTED),
             fix="add the shards' index.json" if shards else "download or convert the weights",
@@ -138,7 +140,7 @@ def _named(folder: Path, names: Collection[str], single: str, index: str) -> Lay
     missing = [name for name in files if name not in names]
     if missing:
         raise CheckpointError(
-            f"{path} names {len(missing)} of {len(files)} shards that are not there",
+            f"shards named in {path} are missing ({len(missing)} of {len(files)})",
             seen=shorten(missing, limit=64),
             fix="download the missing files into the folder",
         )
@@ -152,7 +154,7 @@ def _check_plain(index: Path, files: Iterable[object]) -> None:
             raise CheckpointError(f"{index} names a shard outside its folder", seen=name, fix="correct it")
         if not name.endswith((".safetensors", ".bin")):
             raise CheckpointError(
-                f"{index} names a shard of an unknown kind", seen=name, allowed="*.safetensors or *.bin"
+                f"{index} names a shard of an unknown file type", seen=name, allowed="*.safetensors or *.bin"
             )
 
 

@@ -55,10 +55,10 @@ class PackedLayers:
         }
         if not modules:
             raise CheckpointError(
-                f"the configuration says {form.source}, and no layer is packed",
+                f"config.json says {form.source}, but no layer is quantized",
                 seen=shorten(list(stored)),
                 allowed=f"tensors named *.{first}",
-                fix="download the checkpoint again, config.json and weights of one revision",
+                fix="download the checkpoint again, with config.json and weights of one revision",
             )
         lacks = [
             f"{module}.{part}"
@@ -67,9 +67,9 @@ class PackedLayers:
         ]
         if lacks:
             raise CheckpointError(
-                f"packed layers lack tensors ({len(lacks)})",
+                f"quantized layers lack tensors ({len(lacks)})",
                 seen=shorten(lacks),
-                fix="download the checkpoint again; or its quantization config is of another one",
+                fix="download the checkpoint again: its quantization config may belong to another one",
             )
         tensors: dict[str, TensorInfo] = {}
         idle = {f"{module}.{end}" for module in modules for end in others}
@@ -111,7 +111,9 @@ class PackedLayers:
         module = name.removesuffix(".weight")
         zero = f"{module}.input_zero_point"
         if zero in self._stored and bool(self._read(zero).any()):
-            raise CheckpointError(f"{module}: the input's zero is not 0", seen=zero, fix="the checkpoint")
+            raise CheckpointError(
+                f"{module}: the input's zero point is not 0", seen=zero, fix="download the checkpoint again"
+            )
         return self._read(f"{module}.input_scale").float().reshape(1)
 
     def idle_biases(self) -> list[str]:

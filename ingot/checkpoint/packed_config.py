@@ -20,7 +20,7 @@ from ingot.errors import CheckpointError
 
 PACKED_CONFIG = "quantize_config.json"
 PACKED_KEYS = ("quantization_config", "compression_config")
-_ORIGINAL = "build the original checkpoint, with --quant w8a16 or w4a16"
+_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
 _KINDS = ("gptq", "awq", "compressed-tensors")
 _SCHEMES = {4: "w4a16", 8: "w8a16"}
 
@@ -76,7 +76,7 @@ def packed_format(config: Json, beside: Json | None = None) -> PackedFormat | No
         return None
     found = own if own is not None else {"quant_method": "gptq"} | dict(beside or {})
     if not isinstance(found, Mapping):
-        raise CheckpointError("quantization_config is no object", seen=found, fix="config.json")
+        raise CheckpointError("quantization_config is not an object", seen=found, fix="config.json")
     kind = found.get("quant_method")
     if kind == "gptq":
         return _gptq(found)
@@ -94,10 +94,10 @@ def _gptq(found: Json) -> PackedFormat:
     if form not in ("gptq", "gptq_v2"):
         raise _refused("GPTQ format", form, ("gptq", "gptq_v2"))
     if found.get("lm_head"):
-        raise _refused("GPTQ", "a quantized lm_head", "an lm_head that is whole")
+        raise _refused("GPTQ", "a quantized lm_head", "an unquantized lm_head")
     own = [pattern for pattern in found.get("dynamic") or () if not str(pattern).startswith("-:")]
     if own:
-        raise _refused("GPTQ", f"bits of their own for {own[:3]}", "one format for all layers")
+        raise _refused("GPTQ", f"different bits for {own[:3]}", "one format for all layers")
     packs = str(found.get("pack_dtype") or "int32")
     if packs != "int32":
         raise _refused("GPTQ pack_dtype", packs, "int32")
@@ -135,7 +135,7 @@ def _compressed(found: Json) -> PackedFormat:
         raise CheckpointError("compressed-tensors without config_groups", seen=groups, fix="config.json")
     kinds = {name: _of_weights(group, form) for name, group in groups.items()}
     if len(set(kinds.values())) != 1:
-        raise _refused("compressed-tensors", f"formats that differ: {sorted(kinds)}", "one for all layers")
+        raise _refused("compressed-tensors", f"mixed formats: {sorted(kinds)}", "one for all layers")
     return next(iter(kinds.values()))
 
 
@@ -158,7 +158,7 @@ def _of_weights(group: Any, form: str) -> PackedFormat:
     whole = form == "int-quantized"
     activations = _activations(group.get("input_activations"))
     if activations != "none" and not (whole and bits == 8 and symmetric and not group_size):
-        allowed = "int-quantized symmetric weights of 8 bits, a scale a row or a tensor"
+        allowed = "int-quantized symmetric 8-bit weights, one scale per row or per tensor"
         raise _refused("compressed-tensors weights under int8 activations", dict(weights), allowed)
     return PackedFormat(
         "compressed-tensors",
@@ -186,7 +186,7 @@ def _activations(found: Any) -> str:
     elif dynamic is False and strategy == "tensor":
         kind = "static"
     if kind is None or (own["num_bits"], own["type"], own["symmetric"]) != (8, "int", True):
-        allowed = "symmetric int of 8 bits: dynamic, a scale a token, or static, one a tensor"
+        allowed = "symmetric 8-bit int: dynamic with one scale per token, or static with one per tensor"
         raise _refused("compressed-tensors activations", own, allowed)
     return kind
 
@@ -207,7 +207,7 @@ def _group(size: Any) -> int:
 
 def _refused(what: str, seen: object, allowed: object) -> CheckpointError:
     return CheckpointError(
-        f"the checkpoint is quantized in a way that is not read: {what}",
+        f"unsupported quantization format: {what}",
         seen=seen,
         allowed=allowed,
         fix=_ORIGINAL,

@@ -117,7 +117,7 @@ def unpack(packed: PackedFormat, pieces: Pieces) -> PackedWeight:
     for name, part in (("scales", scales), ("zeros", zeros)):
         if part is not None and part.shape != (groups, rows):
             raise CheckpointError(
-                f"{name} do not fit the numbers", seen=list(part.shape), allowed=[groups, rows]
+                f"{name} do not fit the quantized values", seen=list(part.shape), allowed=[groups, rows]
             )
     order = _order(packed, index, columns)
     if order is not None:
@@ -142,7 +142,10 @@ def _gptq(packed: PackedFormat, pieces: Pieces) -> Parts:
     stored = zeros[:, : numbers.shape[0]].to(torch.int16) + packed.stored_zero
     if int(stored.max()) > 255:
         raise CheckpointError(
-            "a zero lies beyond the numbers", seen=int(stored.max()), allowed="0 to 255", fix="the checkpoint"
+            "a zero point is out of range",
+            seen=int(stored.max()),
+            allowed="0 to 255",
+            fix="download the checkpoint again",
         )
     return numbers, pieces["scales"], stored.to(torch.uint8), pieces.get("g_idx")
 
@@ -188,7 +191,7 @@ def _expect_middle(packed: PackedFormat, zeros: torch.Tensor) -> None:
     odd = zeros[zeros != middle]
     if len(odd):
         raise CheckpointError(
-            "the configuration says symmetric and zeros are not in the middle",
+            "config.json says symmetric, but zero points are not in the middle",
             seen=int(odd[0]),
             allowed=middle,
             fix="sym in the checkpoint's quantization config",
@@ -208,7 +211,7 @@ def _order(packed: PackedFormat, index: torch.Tensor | None, columns: int) -> to
     order = index.long().argsort(stable=True)
     if index.shape != (columns,) or not torch.equal(index.long()[order], expected):
         raise CheckpointError(
-            "columns are not in groups of one size",
+            "columns are not in groups of equal size",
             seen=f"g_idx {list(index.shape)}, {int(index.min())} to {int(index.max())}",
             allowed=f"{columns} columns in groups of {packed.group}",
         )
@@ -216,7 +219,7 @@ def _order(packed: PackedFormat, index: torch.Tensor | None, columns: int) -> to
         return order.to(torch.int32)
     if not torch.equal(index.long(), expected):
         raise CheckpointError(
-            "g_idx is out of order, and the configuration says that columns are in order",
+            "g_idx is out of order, but config.json says that columns are in order",
             fix="desc_act (actorder) in the checkpoint's quantization config",
         )
     return None

@@ -178,7 +178,7 @@ def _check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:
     raise CheckpointError(
         f"{name} has values that are not finite",
         seen=f"{nan} NaN and {infinite} infinite of {values.numel()}, in {file}",
-        fix="download the file again; if they were trained so, take an earlier checkpoint",
+        fix="download the file again; if training produced them, use an earlier checkpoint",
     )
 
 

@@ -183,7 +183,7 @@ def _tensors(path: Path, state: object, inner: str | None) -> dict[str, torch.Te
         tensors = {n: t for n, t in state.items() if isinstance(n, str) and isinstance(t, torch.Tensor)}
         if tensors:
             return tensors
-    where = f"under the key {inner!r}" if inner else "at its top"
+    where = f"under the key {inner!r}" if inner else "at its top level"
     raise CheckpointError(f"{path} holds no tensors {where}", seen=shorten(keys), allowed="name to tensor")
 
 
@@ -217,7 +217,7 @@ def _unknown(path: Path, head: bytes) -> CheckpointError:
         return CheckpointError(f"{path} is empty", fix=_AGAIN)
     if head.startswith(b"\x80"):
         return CheckpointError(f"{path} is a plain pickle, which can run code; not loaded", fix=_CONVERT)
-    return CheckpointError(f"{path} is not a file of torch.save", seen=head[:16], fix=_AGAIN)
+    return CheckpointError(f"{path} is not a torch.save file", seen=head[:16], fix=_AGAIN)
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:

@@ -204,9 +204,9 @@ class _Resolver:
             for tie in self.ties.values()
             if tie.source_target not in makers
         ]
-        self._note("unused, targets of rules that the model does not have", unused)
+        self._note("unused rules, for tensors that the model does not have", unused)
         unmade = [name for name in self.expected if name not in makers and name not in self.ties]
-        self._note("unused, tensors of the model that no rule makes", unmade)
+        self._note("tensors of the model that no rule makes", unmade)
 
     def _check_sources(self) -> None:
         """The rules' sources and the checkpoint's tensors must be the same, but for what is ignored."""
@@ -216,13 +216,13 @@ class _Resolver:
             for source in rule.inputs
             if self._stored(source) not in self.available
         ]
-        self._note("missing, not in the checkpoint", missing)
+        self._note("missing from the checkpoint", missing)
         taken = {self._stored(source) for rule in self.transforms for source in rule.inputs}
         taken |= {self._stored(source) for source in self.map.left_out()}
         taken |= {self._stored(tie.copy or tie.target) for tie in self.ties.values()}
         patterns = [rule.pattern for rule in self.map.rules if isinstance(rule, Ignore)]
         extra = [n for n in self.available if n not in taken and not self._ignored(n, patterns)]
-        self._note("unexpected, in the checkpoint but in no rule", extra)
+        self._note("unexpected tensors in the checkpoint", extra)
 
     def _ignored(self, name: str, patterns: Sequence[str]) -> bool:
         names = (name, name.removeprefix(self.prefix))

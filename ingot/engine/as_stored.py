@@ -22,7 +22,7 @@ from ingot.device import dtype_name
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.rounding import Quantized
 
-_ORIGINAL = "build the original checkpoint, with --quant w8a16 or w4a16"
+_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
 Mapped = Mapping[str, MappedTensor]
 Load = Callable[[str], torch.Tensor]
 
@@ -46,18 +46,18 @@ def stored_quant(
         sources = mapped[f"{name}.weight"].sources
         held = [source for source in sources if source in packed]
         if held and (name == HEAD or len(held) != len(sources)):
-            what = "a packed head" if name == HEAD else "parts of one layer that are packed and whole"
-            raise CheckpointError(f"{what} cannot be read", seen=sources, fix=_ORIGINAL)
+            what = "a quantized lm_head" if name == HEAD else "a layer with quantized and unquantized parts"
+            raise CheckpointError(f"{what} is not supported", seen=sources, fix=_ORIGINAL)
         if not held and name != HEAD:
             dense[name] = "none"
     found = packed.form.quant(dense)
     if given == found.replace(head=given.head) or given == QuantConfig(head=given.head):
         return found.replace(head=given.head)
     raise ConfigError(
-        f"the checkpoint is quantized already ({SOURCES[found.source]})",
+        f"the checkpoint is already quantized ({SOURCES[found.source]})",
         seen=given.summary,
         allowed=found.summary,
-        fix=f"--quant: leave it out, or {_ORIGINAL}",
+        fix=f"leave out --quant, or {_ORIGINAL}",
     )
 
 
@@ -88,7 +88,7 @@ class StoredWeights:
         found = [scale for scale in scales if scale is not None]
         if any(not torch.equal(one, found[0]) for one in found):
             raise CheckpointError(
-                f"{name} is one product, and the scales of its parts' inputs differ",
+                f"{name} is one matmul, but its parts have different input scales",
                 seen=[float(one) for one in found],
                 fix=_ORIGINAL,
             )
@@ -108,7 +108,9 @@ class StoredWeights:
         joined = isinstance(rule, Concat) and rule.dim == 0
         if not joined and (not isinstance(rule, Rename) or isinstance(rule, Transpose)):
             raise CheckpointError(
-                "packed layers of this architecture are not read", seen=mapped.sources, fix=_ORIGINAL
+                "quantized checkpoints of this architecture are not supported",
+                seen=mapped.sources,
+                fix=_ORIGINAL,
             )
         parts = [self._packed.weight(source) for source in mapped.sources]
         self._check_order(name, mapped.sources, parts)
@@ -133,7 +135,7 @@ class StoredWeights:
             first is not None and one is not None and not torch.equal(one, first) for one in orders
         ):
             raise CheckpointError(
-                f"{name} is one product, and its parts have their columns in different orders",
+                f"{name} is one matmul, but its parts order their columns differently",
                 seen=sources,
                 fix=_ORIGINAL,
             )
@@ -142,7 +144,7 @@ class StoredWeights:
         cast = scales.to(self._dtype)
         if not torch.equal(cast.to(scales.dtype), scales):
             raise BuildError(
-                f"{dtype_name(self._dtype)} does not hold the scales of {name}",
+                f"the scales of {name} do not fit {dtype_name(self._dtype)}",
                 seen=dtype_name(scales.dtype),
                 fix=f"--dtype {dtype_name(scales.dtype)}, or auto",
             )

@@ -262,7 +262,7 @@ def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
     """
     if build.max_seq_len > config.max_positions:
         raise ConfigError(
-            "max_seq_len exceeds the model's positions",
+            "max_seq_len exceeds the model's context length",
             seen=build.max_seq_len,
             allowed=f"<= {config.max_positions}",
             fix="--max-seq-len",

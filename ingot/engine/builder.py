@@ -155,7 +155,7 @@ def build(
             if seen is not None:
                 seen.keep()
         except OSError as error:
-            raise BuildError("the engine's place cannot be written", seen=error, fix="-o") from error
+            raise BuildError("cannot write to the engine's folder", seen=error, fix="-o") from error
     return target
 
 
@@ -274,7 +274,7 @@ def _calibration(
     """
     if quant.calibrated and calib is None:
         raise ConfigError(
-            "numbers or scales are chosen by what layers see of samples, and there are none",
+            "this method needs calibration data",
             seen=quant.needs_samples,
             allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
             fix="--calib FILE",
@@ -282,17 +282,18 @@ def _calibration(
     if not quant.calibrated and (calib is not None or samples is not None):
         given = f"--calib-samples {samples}" if calib is None else f"--calib {calib}"
         raise ConfigError(
-            "nothing calibrates",
+            "this build uses no calibration data",
             seen=given,
-            fix="--method gptq, awq or smoothquant, or --activations static, with --quant; or no --calib",
+            fix="add --quant with --method gptq, awq or smoothquant, or with --activations static; "
+            "or leave out --calib",
         )
     if calib is None:
         return None
     data = read_samples(Path(calib), text, SAMPLES if samples is None else samples, build)
     if data.num_tokens < width:
         _log.warning(
-            "%s gives %s tokens, and layers have %s inputs and more: what is chosen fits these samples, "
-            "and little else; give more or longer ones (--calib, --calib-samples)",
+            "%s has only %s tokens, fewer than a layer's %s inputs, so the quantization may overfit them; "
+            "give more or longer samples (--calib, --calib-samples)",
             calib,
             data.num_tokens,
             width,

@@ -81,13 +81,13 @@ class CalibratedLayer(Generic[S]):
         """
         shape = self._held[name].shape
         if tensor.shape != shape:
-            raise ConfigError(f"{name} has another shape", seen=list(tensor.shape), allowed=list(shape))
+            raise ConfigError(f"{name} has a different shape", seen=list(tensor.shape), allowed=list(shape))
         self._held.put(name, tensor)
 
     def fake_input(self, name: str, fake: Fake) -> None:
         """Put ``fake`` between a linear layer and its input [T, K], when errors propagate."""
         if name not in self.inputs:
-            raise ConfigError("the layer has no such product", seen=name, allowed=sorted(self.inputs))
+            raise ConfigError("no such linear layer", seen=name, allowed=sorted(self.inputs))
         self._fakes[name] = fake
 
 
@@ -218,9 +218,9 @@ class _States:
             hidden = self._lane.layer(index, hidden, batch, _unseen)
             if not bool(torch.isfinite(hidden).all()):
                 raise BuildError(
-                    "calibration's activations are not finite",
+                    "activations are not finite during calibration",
                     seen=f"layers.{index}",
-                    fix="the checkpoint, or --dtype bf16",
+                    fix="check the checkpoint, or use --dtype bf16",
                 )
             if keep:
                 self._hidden[number] = hidden.to(self._place)
@@ -296,12 +296,12 @@ def _check(model: Decoder, samples: Sequence[Sequence[int]]) -> None:
         if not 0 < len(ids) <= longest:
             allowed = f"1 to {longest} tokens"
             raise ConfigError(
-                f"sample {number} has no fit length", seen=len(ids), allowed=allowed, fix="--calib"
+                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, fix="--calib"
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             odd = next(i for i in ids if not 0 <= i < vocab)
             raise ConfigError(
-                f"sample {number} has a token that the model lacks",
+                f"sample {number} has a token id outside the vocabulary",
                 seen=odd,
                 allowed=f"0 to {vocab - 1}",
                 fix="--calib",

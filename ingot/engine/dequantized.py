@@ -139,7 +139,7 @@ def _parts(
     """
     rule = mapped.rule
     if isinstance(rule, Split):
-        raise CheckpointError("a split tensor cannot be put together again", seen=mapped.sources)
+        raise CheckpointError("a split tensor cannot be reassembled", seen=mapped.sources)
     if isinstance(rule, Concat):
         return list(weight.split([shape[rule.dim] for shape in shapes], rule.dim))
     return [weight.t() if isinstance(rule, Transpose) else weight]

@@ -13,7 +13,7 @@ from typing import Any
 _BUILD_ALONE = ("--dtype", "--quant")
 _LIMITS = ("--max-batch-size", "--max-seq-len")
 _SHOWN = 3
-_LAST = "end what else uses the device's memory"
+_LAST = "stop other processes that use the device's memory"
 
 
 def where_of(flags: str) -> str:

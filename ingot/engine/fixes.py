@@ -212,7 +212,7 @@ class _Search:
         for name, total in CARDS.items():
             search = _Search(Capacity(name, total), self.goal)
             if total > self.capacity.total and _reached(search.bill(setting), self.goal):
-                note = f"a card sold as {name}, as it is"
+                note = f"a card sold as {name}, with these settings"
                 yield search.fix(setting, f"--gpu {gib_text(total)}", "hardware", note)
                 return
 
@@ -233,7 +233,7 @@ class _Search:
         for value in range(percent + 1, int(MOST_FRACTION * 100) + 1):
             changed = setting.replace(runtime=setting.runtime.replace(memory_fraction=value / 100))
             if _reached(self.bill(changed), self.goal):
-                note = "less is left for others"
+                note = "leaves less for other processes"
                 yield self.fix(changed, f"--memory-fraction {value / 100:g}", "headroom", note)
                 return
 
@@ -244,7 +244,9 @@ class _Search:
             return
         changed = setting.replace(runtime=setting.runtime.replace(cache_tokens=tokens))
         if _reached(self.bill(changed), self.goal):
-            yield self.fix(changed, f"--cache-tokens {tokens}", "headroom", "one longest request")
+            yield self.fix(
+                changed, f"--cache-tokens {tokens}", "headroom", "room for one request of the full length"
+            )
 
     def fix(self, changed: Setting, flags: str, cost: Cost, note: str) -> Fix:
         """A change with what it needs and what there is then."""
@@ -255,7 +257,7 @@ class _Search:
 
 _CHUNKS = "prompts are computed in smaller chunks"
 _KV_QUALITY = "keys and values in 8 bits: measure with `ingot eval`"
-_QUALITY = "fewer bits a weight: measure with `ingot eval`"
+_QUALITY = "fewer bits per weight: measure with `ingot eval`"
 
 
 def _reached(bill: Ledger, goal: Goal) -> bool:
@@ -279,7 +281,7 @@ def _ways(setting: Setting) -> Iterator[_Way]:
     runtime = setting.runtime
     if runtime.cache_tokens is None:
         yield _Way(
-            "--max-batch-size", "limits", "fewer requests a step",
+            "--max-batch-size", "limits", "fewer requests per step",
             lambda s, n: s.replace(max_batch_size=n), 1, setting.max_batch_size - 1,
         )  # fmt: skip
     block = min(runtime.block_size, max(setting.max_seq_len - 1, 1))
@@ -290,7 +292,7 @@ def _ways(setting: Setting) -> Iterator[_Way]:
     most = (runtime.cache_tokens or setting.wanted_blocks * runtime.block_size) - 1
     yield _Way(
         "--cache-tokens", "speed",
-        "requests wait, or are computed again, when it is full",
+        "when it is full, requests wait or are recomputed",
         lambda s, n: s.replace(runtime=s.runtime.replace(cache_tokens=n)),
         setting.blocks_per_request * runtime.block_size, most, runtime.block_size,
     )  # fmt: skip

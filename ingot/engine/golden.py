@@ -99,7 +99,7 @@ def make_proof(
     try:
         return _make(folder, model, build, tokenizer, device, progress)
     except torch.OutOfMemoryError:
-        _log.warning("the GPU's memory is too small for the proof, it is made on the CPU")
+        _log.warning("not enough GPU memory for the proof; making it on the CPU")
         return _make(folder, model, build, tokenizer, torch.device("cpu"), progress)
 
 
@@ -125,7 +125,7 @@ def _make(
             floors = _floors(model, weights, cases, dtype, build.kv_dtype, progress or _silent)
             _tell_overflow(floors)
         except _NotFinite:
-            _log.warning("the engine has no proof: its logits are not finite numbers")
+            _log.warning("the engine has no proof: its logits are not finite")
             return None
     claims = Claims(manifest_hash(folder), tuple(c.case() for c in cases), floors)
     where = device_name(device)
@@ -136,7 +136,7 @@ def _tell_overflow(floors: dict[str, Floor]) -> None:
     for name, floor in floors.items():
         first = next((module for module, value in floor.modules.items() if value >= OVERFLOW), None)
         if first is not None:
-            _log.warning("in %s the model overflows, first in %s: build it with --dtype bf16", name, first)
+            _log.warning("the model overflows in %s, first in %s; build it with --dtype bf16", name, first)
 
 
 class _NotFinite(Exception):

@@ -64,7 +64,7 @@ class SeenInputs:
         self._path = path
         self._sample = sample
         self._tell = tell
-        tell("looking for ranges of another build")
+        tell("looking for cached channel ranges")
         self._key = _key(assembly, data, source, length)
         self._kept = None if sample else read_ranges(path, self._key)
         self._found: dict[str, ChannelRange] = {}
@@ -92,7 +92,7 @@ class SeenInputs:
         try:
             write_ranges(self._path, self._key, self._found)
         except OSError as error:
-            _log.warning("calibration's ranges are not kept: %s", error)
+            _log.warning("cannot cache the channel ranges: %s", error)
 
     def _walked(self) -> Iterator[dict[str, InputStatistics]]:
         num_bytes = sum(t.numel() * t.element_size() for t in stored_tensors(self._model).values())
@@ -106,7 +106,9 @@ class SeenInputs:
                         layer: CalibratedLayer[InputStatistics] | None = next(walk, None)
                 except torch.OutOfMemoryError:
                     raise OutOfMemoryError(
-                        "calibration does not fit the device", seen=f"{self._device}", fix="--device cpu"
+                        "calibration does not fit in the device's memory",
+                        seen=f"{self._device}",
+                        fix="--device cpu",
                     ) from None
                 if layer is None:
                     return

@@ -110,7 +110,7 @@ def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module
         names = [name for name in modules if f".{name}".endswith(f".{original}")]
         if len(names) != 1:
             raise CheckpointError(
-                "the original has no such product to round the input of",
+                "the original has no such linear layer, so its input cannot be rounded",
                 seen=f"{original}: {names}",
                 fix="--original ingot",
             )

@@ -74,7 +74,7 @@ class TensorHashes:
         damaged = [name for name, found in self._found.items() if found.result() != self._expected[name]]
         if damaged:
             raise EngineError(
-                "the weights are not those that were built: their hashes differ",
+                "the weights have changed since the build (hash mismatch)",
                 seen=f"{len(damaged)} of {len(self._found)} tensors: {', '.join(damaged[:5])}",
                 fix="build the engine again",
             )
@@ -158,13 +158,11 @@ def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:
                 if name not in hashes:
                     found.append(Damage(WEIGHTS_FILE, name, "is missing"))
                 elif hashes[name].result() != entry.sha256:
-                    found.append(
-                        Damage(WEIGHTS_FILE, name, "is not the one that was built: its hash differs")
-                    )
+                    found.append(Damage(WEIGHTS_FILE, name, "has changed since the build (hash mismatch)"))
         extra = sorted(stored - set(manifest.tensors))
         found += [Damage(WEIGHTS_FILE, name, "is not in the manifest") for name in extra]
         if stored == set(manifest.tensors) and not _has_header(path, manifest):
-            found.append(Damage(WEIGHTS_FILE, None, "has a header that was changed"))
+            found.append(Damage(WEIGHTS_FILE, None, "has a modified header"))
     except (SafetensorError, OSError) as error:
         found.append(Damage(WEIGHTS_FILE, None, f"cannot be read: {error}"))
     return found
@@ -176,10 +174,13 @@ def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
     odd = set()
     for name, path in _entries(folder):
         if leads_outside(folder, path):
-            yield Damage(name, None, "is a link that leads outside the engine", "replace links by files")
+            yield Damage(name, None, "is a link that leads outside the engine", "replace links with files")
         elif name not in _OWN and name not in texts:
             yield Damage(
-                _shown(name), None, "is not in the manifest", "move files that are not the engine's out of it"
+                _shown(name),
+                None,
+                "is not in the manifest",
+                "move files that do not belong to the engine out of its folder",
             )
         elif not path.is_file():
             yield Damage(name, None, "is not a file")
@@ -188,7 +189,7 @@ def _file_damage(folder: Path, manifest: Manifest) -> Iterator[Damage]:
         odd.add(name)
     for name, digest in texts.items():
         if name not in odd and not _is_file(folder / name, digest):
-            yield Damage(name, None, "is missing or not the one that was built")
+            yield Damage(name, None, "is missing or has changed since the build")
     plan = folder / PLAN_FILE
     if PLAN_FILE not in odd and plan.exists() and plan_data(plan) is None:
         yield Damage(PLAN_FILE, None, "was changed", plan_fix(folder))

@@ -221,14 +221,14 @@ class Ledger:
             yield self._supply(self.capacity, self.usable)
 
     def _supply(self, capacity: Capacity, usable: int) -> str:
-        share = f", memory_fraction {self.setting.runtime.memory_fraction:g} of it"
-        head = f"there are {size_text(capacity.total)} ({capacity.name})"
+        share = f", memory_fraction {self.setting.runtime.memory_fraction:g}"
+        head = f"the device has {size_text(capacity.total)} ({capacity.name})"
         if self.setting.device == "cpu":
-            head += f", {size_text(max(capacity.total - capacity.others, 0))} of them available{share}"
+            head += f", {size_text(max(capacity.total - capacity.others, 0))} available{share}"
         else:
-            others = f", others hold {size_text(capacity.others)}" if capacity.others else ""
+            others = f", other processes hold {size_text(capacity.others)}" if capacity.others else ""
             head += f"{share}{others}"
-        return f"{head}: {size_text(max(usable, 0))} to use"
+        return f"{head}: {size_text(max(usable, 0))} usable"
 
 
 UNCLAIMED = "unclaimed"
@@ -290,7 +290,7 @@ def _gpu_items(setting: Setting) -> Iterator[Item]:
     graphs = graph_bytes(model, parse_dtype(setting.dtype), batch) if runtime.cuda_graphs else 0
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=runtime.cuda_graphs)
     claims = (
-        Item("reserve", "CUDA graphs", graphs, "all of warm_up's"),
+        Item("reserve", "CUDA graphs", graphs, "all that warm-up captures"),
         Item("reserve", "step buffers", buffers),
         Item("reserve", "sampling", sampling_bytes(model, batch)),
         Item("reserve", "library workspaces", WORKSPACE_BYTES),

@@ -38,7 +38,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import loaded_dtype
 from ingot.models.registry import architecture_named
 
-NO_ROOM = "the weights do not fit the device"
+NO_ROOM = "the weights do not fit in the device's memory"
 _log = logging.getLogger(__name__)
 
 
@@ -102,7 +102,7 @@ def lowered(
                 f"the engine was built for a smaller {name}",
                 seen=value,
                 allowed=f"<= {most}",
-                fix=f"--{name.replace('_', '-')}, or build it again with more",
+                fix=f"--{name.replace('_', '-')}, or rebuild with a larger limit",
             )
     return manifest.replace(build=build)
 
@@ -137,7 +137,9 @@ def load_engine(
     text = read_engine_text(folder, manifest)
     plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
     if why_not is not None:
-        _log.warning("default tiles instead of the kernel plan: %s (`ingot tune` measures here)", why_not)
+        _log.warning(
+            "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
+        )
     model = empty_model(
         architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
     )

@@ -41,7 +41,7 @@ class TensorEntry(JsonConfig):
 
     def __post_init__(self) -> None:
         if any(isinstance(size, bool) or not isinstance(size, int) or size < 0 for size in self.shape):
-            raise ConfigError("a tensor's shape must be whole numbers", seen=self.shape)
+            raise ConfigError("a tensor's shape must be non-negative integers", seen=self.shape)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Manifest(JsonConfig):
             raise ConfigError("files must map names to hashes", seen=self.files)
         odd = [name for name in self.files if not _is_plain(name)]
         if odd:
-            raise ConfigError(f"files must be plain names, of files in {TOKENIZER_FOLDER}/", seen=odd)
+            raise ConfigError(f"files must be plain file names in {TOKENIZER_FOLDER}/", seen=odd)
         if self.chat_template is not None and self.chat_template not in FORMATS:
             raise ConfigError(
                 "chat_template is not a built-in chat format", seen=self.chat_template, allowed=list(FORMATS)
@@ -115,7 +115,7 @@ class Manifest(JsonConfig):
             version = data.get("format_version")
             if version != FORMAT_VERSION:
                 raise EngineError(
-                    "the engine has another format version",
+                    "unsupported engine format version",
                     seen=version,
                     allowed=FORMAT_VERSION,
                     fix="build it again with this version of Ingot",

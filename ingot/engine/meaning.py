@@ -84,4 +84,4 @@ def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
             return f"{quant.method} rescales channels"
         if quant.in_clusters:
             return "RPTQ reorders channels"
-    return "a rotation changes all of them" if one.rotation != other.rotation else None
+    return "a rotation changes all weights" if one.rotation != other.rotation else None

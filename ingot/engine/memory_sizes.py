@@ -328,7 +328,7 @@ class HostBytes(JsonConfig):
             self.build_memory,
             f"and {size_text(self.build_mapped)} of mapped files",
         )
-        yield "disk for the engine", self.build_disk, "beside an engine that it replaces"
+        yield "disk for the engine", self.build_disk, "next to the engine it replaces, if any"
         yield "memory while loading", self.load_memory, f"and {size_text(self.load_mapped)} of mapped files"
 
 

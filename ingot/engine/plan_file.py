@@ -42,7 +42,7 @@ def read_plan(path: Path) -> KernelPlan:
         data = load_json(path)
         if _HASH in data and data.pop(_HASH) != _digest(data):
             raise ValueError(
-                f"it was changed after its {_HASH} was written; without that line it is taken as it is"
+                f"it was edited after its {_HASH} was written; delete that line to use it as it is"
             )
         return KernelPlan.from_json(data)
     except _UNREADABLE as error:
@@ -68,10 +68,14 @@ def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPla
         return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         if device is not None and device.type == "cpu":
-            _log.warning("%s cannot be read, and a CPU needs none: %s", PLAN_FILE, _reason(error))
+            _log.warning(
+                "ignoring %s, which cannot be read (a CPU needs no kernel plan): %s",
+                PLAN_FILE,
+                _reason(error),
+            )
             return KernelPlan()
         raise EngineError(
-            "the engine's kernel plan is of another version of Ingot",
+            "the engine's kernel plan was written by another version of Ingot",
             seen=f"{path}: {_reason(error)}",
             fix=plan_fix(folder),
         ) from None

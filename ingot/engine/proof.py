@@ -233,7 +233,7 @@ def read_proof(folder: Path) -> Proof | None:
         if version != PROOF_VERSION:
             raise ValueError(f"version {version}, not {PROOF_VERSION}")
         if told != own or text != _text(data):
-            raise ValueError("its hash differs")
+            raise ValueError("hash mismatch")
         proof = Proof.from_json(data)
         of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
     except _UNREADABLE as error:
@@ -242,7 +242,7 @@ def read_proof(folder: Path) -> Proof | None:
         ) from None
     if of_another:
         raise EngineError(
-            f"{PROOF_FILE} does not belong to {MANIFEST_FILE}, whose hash it names otherwise",
+            f"{PROOF_FILE} belongs to a different {MANIFEST_FILE} (hash mismatch)",
             seen=path,
             fix="build the engine again",
         )
@@ -258,7 +258,7 @@ def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
     """
     proof = read_proof(folder)
     if proof is None:
-        raise EngineError("the engine has no proof that metrics could join", seen=folder)
+        raise EngineError("the engine has no proof to add metrics to", seen=folder)
     proof = Proof.of(proof.claims.replace(metrics=tuple(metrics)), proof.made)
     _write(folder / PROOF_FILE, proof.dump())
     return proof
@@ -330,7 +330,7 @@ def standing(folder: Path) -> str | None:
     try:
         proof = read_proof(folder)
     except EngineError as error:
-        return f"{error.what} (`ingot verify` tells more)"
+        return f"{error.what} (run `ingot verify` for details)"
     if proof is None:
         return "the engine is unproven: it was built without golden cases"
     note = read_note(folder)

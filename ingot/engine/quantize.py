@@ -151,11 +151,11 @@ class CalibratedWeights:
                         self._found[name] = found
         except torch.OutOfMemoryError:
             raise OutOfMemoryError(
-                "calibration does not fit the device",
+                "calibration does not fit in the device's memory",
                 seen=f"layers.{index} on {self._device}",
                 fix="--device cpu",
             ) from None
-        assert self._layer.index == index, f"layers.{index} is asked for after layers.{self._layer.index}"
+        assert self._layer.index == index, f"layers.{index} was requested after layers.{self._layer.index}"
         return self._layer
 
     def _make_method(self, assembly: Assembly) -> Method:

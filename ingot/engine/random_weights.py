@@ -87,7 +87,7 @@ def config_manifest(
     """What an engine of a config.json's shape would be; arguments and errors as of ``engine_from_config``."""
     file = config / CONFIG if config.is_dir() else config
     if not file.is_file():
-        raise NoSuchPathError("there is no such config", seen=file, fix="a config.json, or a folder with one")
+        raise NoSuchPathError("no such config", seen=file, fix="a config.json, or a folder with one")
     hf = read_json(file)
     model = find_architecture(hf.get("architectures") or ()).read_config(hf)
     longest = min(model.max_positions, DEFAULT_MAX_SEQ_LEN) if max_seq_len is None else max_seq_len

@@ -43,10 +43,10 @@ def check_rotation(config: DecoderConfig) -> None:
     """
     if config.norm != "rms_norm":
         raise ConfigError(
-            "the stream of this model cannot be rotated",
+            "this model's hidden states cannot be rotated",
             seen=f"{config.architecture}: {config.norm}",
             allowed="models with RMSNorm",
-            fix="--no-rotate, or rotation: false in a file of --quant",
+            fix="--no-rotate, or rotation: false in the --quant file",
         )
 
 

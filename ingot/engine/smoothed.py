@@ -100,7 +100,7 @@ class SmoothedWeights:
             self._index += 1
             self._layer = _Layer(self._load, self._device)
             self._smooth(seen)
-        assert self._index == index, f"layers.{index} is asked for after layers.{self._index}"
+        assert self._index == index, f"layers.{index} was requested after layers.{self._index}"
 
     def _smooth(self, seen: Mapping[str, InputStatistics]) -> None:
         peaks = {}

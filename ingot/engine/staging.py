@@ -65,7 +65,7 @@ def _alone(target: Path) -> Iterator[None]:
         raise BuildError(
             "another build of this engine is under way",
             seen=target,
-            fix="wait until it has ended, or choose another -o",
+            fix="wait until it ends, or choose another -o",
         ) from None
     except OSError as error:
         raise _not_writable(error) from None
@@ -103,7 +103,7 @@ def _prepare(target: Path, force: bool, size: int) -> None:
         raise _not_writable(error) from None
     if free < size:
         raise BuildError(
-            "the disk is too full for the engine",
+            "not enough disk space for the engine",
             seen=f"{free / 1e9:.2f} GB free in {target.parent}",
             allowed=f"at least {size / 1e9:.2f} GB",
             fix="free space or choose another -o",
@@ -118,7 +118,7 @@ def _make(folder: Path) -> None:
 
 
 def _not_writable(error: OSError) -> BuildError:
-    return BuildError("the engine's place cannot be written", seen=error, fix="-o")
+    return BuildError("cannot write to the engine's folder", seen=error, fix="-o")
 
 
 def _check_target(target: Path, force: bool) -> None:
@@ -129,13 +129,13 @@ def _check_target(target: Path, force: bool) -> None:
         return
     if not is_engine(target):
         raise BuildError(
-            "the target exists and is no engine",
+            "the target exists and is not an engine",
             seen=target,
-            fix="choose another place; --force does not replace it",
+            fix="choose another folder; --force does not replace it",
         )
     if not force:
         raise BuildError(
-            "the engine exists", seen=target, fix="--force (force=True) replaces it, or choose another place"
+            "the engine exists", seen=target, fix="--force (force=True) replaces it, or choose another folder"
         )
 
 

@@ -60,7 +60,7 @@ class _Answered:
 
 def asks(item: Item) -> str | None:
     """Why an item does not serve here; None where it does."""
-    return None if item.asks else "no question with an answer to it"
+    return None if item.asks else "no question with an answer"
 
 
 def summarize(
@@ -155,7 +155,7 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[
             "no item fits the model's context",
             seen=f"{len(made)} items",
             allowed=f"{room - asking.max_new_tokens} prompt tokens",
-            fix="--max-new-tokens, or --max-seq-len where the model takes more",
+            fix="a smaller --max-new-tokens, or a larger --max-seq-len if the model allows it",
         )
     return cases, len(made) - len(cases)
 

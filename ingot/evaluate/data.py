@@ -74,7 +74,7 @@ def read_data(
     """
     if path.suffix == ".txt":
         if where:
-            raise ConfigError("a text has no fields to choose by", seen=path, fix="--where, leave it out")
+            raise ConfigError("a .txt file has no fields to filter by", seen=path, fix="leave out --where")
         return DataFile(path, (_running_text(path, needs),))
     records = _elements(path) if path.suffix == ".json" else _lines(path)
     items: list[Item] = []
@@ -98,9 +98,9 @@ def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
     why = needs(item)
     if why is not None:
         raise ConfigError(
-            "a .txt file is running text, for perplexity and divergence",
+            "a .txt file is running text, which only perplexity and divergence read",
             seen=f"{path}: {why}",
-            allowed="records that ask, and have the answer, in .jsonl or .json (docs/evaluation.md)",
+            allowed="records with a question and its answer, in .jsonl or .json (docs/evaluation.md)",
             fix="--data FILE.jsonl",
         )
     return item
@@ -129,15 +129,17 @@ def _check(
         if len(bad) > _TOLD:
             told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
         raise ConfigError(
-            f"{len(bad)} {unit}s of {path} cannot be used" if len(bad) > 1 else f"a {unit} of {path} is bad",
+            f"{len(bad)} {unit}s of {path} cannot be used"
+            if len(bad) > 1
+            else f"one {unit} of {path} cannot be used",
             seen="; ".join(told),
             allowed=SHAPES,
-            fix=f"--skip-bad, or mend the {unit}s",
+            fix=f"--skip-bad, or correct the {unit}s",
         )
     if not items:
         which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""
         seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
-        raise ConfigError(f"{path} holds no item{which}", seen=seen, allowed=SHAPES, fix="--data")
+        raise ConfigError(f"{path} has no items{which}", seen=seen, allowed=SHAPES, fix="--data")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
@@ -153,14 +155,14 @@ def _parsed(line: bytes) -> Any:
     except UnicodeDecodeError:
         raise BadRecord("not UTF-8") from None
     except JsonError as error:
-        raise BadRecord(f"no JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})") from None
+        raise BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})") from None
 
 
 def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
     try:
         found = parse_json(_decoded(path))
     except JsonError as error:
-        raise ConfigError("the data is no JSON", seen=f"{path}: {error}", fix="--data") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", fix="--data") from None
     if not isinstance(found, list):
         raise ConfigError(
             "a .json file must be a list of records",

@@ -44,7 +44,7 @@ class HuggingFaceSide:
         folder = resolve_checkpoint(spec.path)
         hf = read_json(folder / CONFIG)
         self._dtype = _dtype(hf, spec.dtype, self._device)
-        expect_class_room(hf, self._dtype, self._device, fix="no --against hf, or --device cuda")
+        expect_class_room(hf, self._dtype, self._device, fix="leave out --against hf, or use --device cuda")
         self._model = _load(transformers, folder, hf, self._dtype).to(self._device).eval()
         self._model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)
         self._batch = spec.batch
@@ -128,7 +128,7 @@ def check_huggingface(path: str) -> None:
     """
     if importlib.util.find_spec("transformers") is None:
         raise DeviceError(
-            "transformers is not installed, and --against hf compares with it", fix="pip install transformers"
+            "transformers is not installed, and --against hf needs it", fix="pip install transformers"
         )
     if is_engine(Path(path)):
         raise CheckpointError(

@@ -97,7 +97,7 @@ def _references(record: Mapping[str, Any]) -> tuple[str, ...]:
     """The answers of a record that asks; () where it names none."""
     given = [field for field in _REFERENCES if field in record]
     if len(given) > 1:
-        raise BadRecord(f"{given[0]} and {given[1]} exclude each other")
+        raise BadRecord(f"{given[0]} and {given[1]} cannot be combined")
     if not given:
         return ()
     field = given[0]
@@ -105,19 +105,19 @@ def _references(record: Mapping[str, Any]) -> tuple[str, ...]:
     if field != "answers":
         return (_text(record, field),)
     if not isinstance(value, list) or not value:
-        raise BadRecord("answers is no list of texts")
+        raise BadRecord("answers is not a list of texts")
     return tuple(_text({"answers": one}, "answers") for one in value)
 
 
 def _ids(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(one) is int and one >= 0 for one in value) or not value:
-        raise BadRecord("token_ids is no list of token ids")
+        raise BadRecord("token_ids is not a list of token ids")
     return tuple(value)
 
 
 def _messages(value: object) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise BadRecord("messages is no list of messages")
+        raise BadRecord("messages is not a list of messages")
     return [
         _message(one, "role", "content", {role: role for role in ("system", "user", "assistant")})
         for one in value
@@ -127,7 +127,7 @@ def _messages(value: object) -> list[Message]:
 def _turns(value: object) -> list[Message]:
     """ShareGPT's turns as messages."""
     if not isinstance(value, list) or not value:
-        raise BadRecord("conversations is no list of turns")
+        raise BadRecord("conversations is not a list of turns")
     return [_message(one, "from", "value", _ROLES) for one in value]
 
 
@@ -136,7 +136,7 @@ def _message(one: object, who: str, what: str, roles: Mapping[str, str]) -> Mess
         raise BadRecord(f"a message without {who} and {what}")
     role = one.get(who)
     if not isinstance(role, str) or role not in roles:
-        raise BadRecord(f"a message from {role!r}, which is none of {', '.join(roles)}")
+        raise BadRecord(f"a message from {role!r}, which is not one of {', '.join(roles)}")
     return {"role": roles[role], "content": _text(one, what)}
 
 
@@ -148,5 +148,5 @@ def _asked(messages: list[Message], references: tuple[str, ...] = ()) -> dict[st
             return {"messages": tuple(messages)}
         messages, references = messages[: turns[0]], (messages[turns[0]]["content"],)
     if messages[-1]["role"] != "user":
-        raise BadRecord("the last message before the answer is not a user's")
+        raise BadRecord("the last message before the answer is not the user's")
     return {"messages": tuple(messages), "references": references}

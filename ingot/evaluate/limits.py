@@ -86,7 +86,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
         name, equals, value = one.rpartition("=")
         if equals and name not in limits:
             raise ConfigError(
-                f"eval {verb} judges no such metric",
+                f"eval {verb} has no such metric",
                 seen=name,
                 allowed=sorted(limits),
                 fix="--max-delta",
@@ -136,7 +136,7 @@ def _number(value: str, given: str) -> float:
         found = math.nan
     if not found >= 0:
         raise ConfigError(
-            "the largest difference must be a number from 0 on",
+            "the largest difference must be 0 or more",
             seen=given,
             allowed="X or METRIC=X",
             fix="--max-delta",

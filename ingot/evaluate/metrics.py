@@ -34,8 +34,10 @@ from ingot.evaluate.record import Progress, Record, no_progress
 from ingot.evaluate.side import SideSpec, longest
 
 _log = logging.getLogger(__name__)
-_FIX = "--prove other data, or another --against; nothing was kept"
-_SMALLER = "--against an engine; or no --prove, and `ingot eval`, whose flags take less memory"
+_FIX = "use other data with --prove, or another --against; the build was discarded"
+_SMALLER = (
+    "compare --against an engine; or build without --prove and run `ingot eval`, whose flags can save memory"
+)
 
 
 def measure(
@@ -50,7 +52,7 @@ def measure(
         IngotError: the engine has no proof, a side cannot be opened, or no item fits it.
     """
     if read_proof(engine) is None:
-        raise BuildError("the engine has no golden cases, and so no proof for metrics to join")
+        raise BuildError("the engine has no golden cases, so it has no proof to add metrics to")
     place = resolve_device(device)
     spec = SideSpec(str(engine), device=device)
     other = None if proving.reference is None else proving.reference.replace(device=device)
@@ -82,17 +84,17 @@ def keep(engine: Path, metrics: Sequence[Metric]) -> Proof:
     lost = [m for m in metrics if not math.isfinite(m.value)]
     if lost:
         raise BuildError(
-            "a metric is no finite number, and the engine is not kept",
+            "a metric is not finite, so the build was discarded",
             seen=", ".join(f"{metric.name} {metric.value}" for metric in lost),
         )
     missed = [metric for metric in metrics if metric.met is False]
     if missed:
         nearer = _nearer(Manifest.read(engine).quant)
         raise BuildError(
-            "the engine misses a threshold, and is not kept",
+            "the engine misses a threshold, so the build was discarded",
             seen="; ".join(_told(metric) for metric in missed),
-            fix=f"{nearer}; --threshold NAME=X where the metric is good enough; "
-            "or no --prove, to look at the engine with `ingot align` and `ingot eval`",
+            fix=f"{nearer}; relax --threshold NAME=X if the metric is good enough; "
+            "or leave out --prove and inspect the engine with `ingot align` and `ingot eval`",
         )
     return write_metrics(engine, metrics)
 
@@ -102,7 +104,7 @@ def _nearer(quant: QuantConfig) -> str:
     if quant.dense:
         return "another --dtype"
     if quant.source:
-        return "a checkpoint in more bits, for the numbers of this one are kept"
+        return "a checkpoint with more bits (this one's quantized values are kept as they are)"
     schemes = {quant.scheme, *quant.layers.values()} - {"none"}
     ways = []
     if schemes and quant.method == "round":
@@ -187,4 +189,4 @@ def _number(value: float | None) -> float:
 def _tell_left_out(verb: str, counts: Mapping[str, Any]) -> None:
     for what, words in (("too_long", "too long for the context"), ("too_short", "too short to count")):
         if counts.get(what):
-            _log.warning("%s: %d items are %s, and not measured", verb, counts[what], words)
+            _log.warning("%s: %d items were not measured: %s", verb, counts[what], words)

@@ -61,7 +61,7 @@ class Prompter:
     ) -> None:
         if chat and text.chat is None:
             raise ConfigError(
-                "the engine has no chat template", fix="--no-chat, or build with --chat-template"
+                "the engine has no chat template", fix="use --no-chat, or rebuild with --chat-template chatml"
             )
         if template is not None and ARTICLE not in template:
             raise ConfigError(f"the template has no {ARTICLE}", seen=template, fix="--template")
@@ -150,8 +150,8 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
     """
     if text.tokenizer is None:
         raise ConfigError(
-            "texts need a tokenizer, and the engine has none",
-            fix="--data with token_ids, for perplexity and divergence",
+            "the engine has no tokenizer, but the data has texts",
+            fix="use --data with token_ids (perplexity and divergence only)",
         )
     return text.tokenizer
 
@@ -164,8 +164,8 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
     """
     if chat is None:
         raise ConfigError(
-            "messages need a chat template, and the engine has none",
-            fix="--data with prompts, or build with --chat-template",
+            "the engine has no chat template, but the data has messages",
+            fix="use --data with prompts, or rebuild with --chat-template chatml",
         )
     return chat
 
@@ -200,7 +200,7 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item])
             ids = [one.encode(sample, add_special_tokens=False) for one in (ours.tokenizer, theirs.tokenizer)]
             if ids[0] != ids[1]:
                 raise ConfigError(
-                    "the two models have different tokenizers, and are compared on the same token ids",
+                    "the two models have different tokenizers, so their results cannot be compared",
                     seen=f"item {item.number}: {len(ids[0])} and {len(ids[1])} tokens, or other ids",
-                    fix="--against a model of the same vocabulary",
+                    fix="--against a model with the same vocabulary",
                 )

@@ -120,9 +120,9 @@ def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
     """The data; what is wrong with it, in the words of ``ingot build``."""
     if samples is not None and path.suffix == ".txt":
         raise ConfigError(
-            "a .txt file is one text, of which no number of items can be taken",
+            "--prove-samples needs records, but a .txt file is one text",
             seen=path,
-            fix="--prove-samples, leave it out, or a shorter text",
+            fix="leave out --prove-samples, or use a shorter text",
         )
     needs = asks if {"summarize", "answers"} & set(verbs) else lambda item: None
     try:
@@ -142,7 +142,7 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
     shapes = {_shape(item) for item in data.items}
     if len(shapes) > 1:
         raise ConfigError(
-            "the data holds items of several shapes",
+            "the data mixes several kinds of items",
             seen=f"{data.path}: {', '.join(sorted(shapes))}",
             fix=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
         )
@@ -163,7 +163,7 @@ def _shape(item: Item) -> str:
 def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
     unknown = [verb for verb in verbs if verb not in VERBS]
     if unknown:
-        raise ConfigError("there is no such evaluation", seen=unknown, allowed=VERBS, fix="--prove-with")
+        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, fix="--prove-with")
     if "divergence" in verbs and against is None:
         raise ConfigError("a divergence needs a reference", fix="--against")
     if "summarize" in verbs:
@@ -195,11 +195,11 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
         try:
             need_tokenizer(text)
         except ConfigError as error:
-            raise ConfigError(error.what, fix="--prove with token_ids") from None
+            raise ConfigError(error.what, fix="use --prove with token_ids") from None
     if any(item.messages is not None for item in data.items) and text.chat is None:
         raise ConfigError(
-            "messages need a chat template, and the checkpoint has none",
-            fix="--chat-template, or --prove with prompts",
+            "the checkpoint has no chat template, but the data has messages",
+            fix="use --chat-template chatml, or --prove with prompts",
         )
     if reference is not None and reference.kind == INGOT:
         check_same_tokens(text, read_text(reference), data.items)
@@ -219,7 +219,7 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
             found[name] = math.nan
         if not math.isfinite(found[name]) or found[name] < 0:
             raise ConfigError(
-                "a threshold must be a number from 0 on", seen=one, allowed=f"{name}=X", fix="--threshold"
+                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", fix="--threshold"
             )
     return found
 

@@ -27,7 +27,7 @@ def headline(record: Record) -> list[str]:
     data, counts = record["data"], record["counts"]
     lines = [f"{data['file']}: {', '.join(_told_counts(counts))}"]
     if data["bad_lines"]:
-        lines.append(f"passed over {len(data['bad_lines'])} bad lines: {_numbers(data['bad_lines'])}")
+        lines.append(f"skipped {len(data['bad_lines'])} bad lines: {_numbers(data['bad_lines'])}")
     for side in record["sides"]:
         facts = side["facts"]
         what = facts.get("class") or facts["architecture"]
@@ -185,7 +185,7 @@ def _worst(positions: list[Record]) -> Table:
         )
         for one in positions
     ]
-    columns = ("after", "comes", "engine expects", "reference expects", "KL", "item:token")
+    columns = ("after", "next token", "engine expects", "reference expects", "KL", "item:token")
     return Table("the positions that differ most", columns, tuple(rows))
 
 

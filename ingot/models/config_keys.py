@@ -68,7 +68,7 @@ def check_keys(
         return
     prefix = f"{within}." if within else ""
     raise CheckpointError(
-        f"config.json has settings that Ingot's {model} does not know, and that may change what is computed",
+        f"config.json has settings unknown to Ingot's {model} that may change what it computes",
         seen=", ".join(f"{prefix}{key}={short(value)}" for key, value in sorted(odd.items())),
         fix="use a model without them; if its authors say that one has no effect on the logits, remove that "
         "one from config.json",

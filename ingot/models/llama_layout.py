@@ -121,7 +121,7 @@ def sliding_window(hf: HfConfig, default_on: bool = False) -> int:
     window = integer(hf, "sliding_window") if hf.get("sliding_window") else 0
     on = window if flag(hf, "use_sliding_window", default_on) else 0
     if "sliding_attention" in kinds and not on:
-        raise _mixed("layer_types has sliding_attention, and no sliding_window is in use", sorted(kinds))
+        raise _mixed("layer_types has sliding_attention, but no sliding_window is in use", sorted(kinds))
     if kinds == {"full_attention"} or not on:
         return 0
     full = (hf.get("max_window_layers") or 0) if hf.get("use_sliding_window") and not kinds else 0
@@ -142,7 +142,7 @@ def no_window(hf: HfConfig, model: str) -> None:
     """
     window = sliding_window(hf, default_on=True)
     if 0 < window < integer(hf, "max_position_embeddings", "max_sequence_length", default=2048):
-        raise _mixed(f"{model} has no sliding window, and config.json sets one", window)
+        raise _mixed(f"{model} has no sliding window, but config.json sets one", window)
 
 
 def _layer_kinds(hf: HfConfig) -> set[str]:
@@ -154,7 +154,7 @@ def _layer_kinds(hf: HfConfig) -> set[str]:
             "unsupported layer_types in config.json", seen=kinds, allowed=known, fix="a model with only these"
         )
     if kinds and len(kinds) != integer(hf, "num_hidden_layers"):
-        raise _mixed("layer_types does not say one type per layer", f"{len(kinds)} types")
+        raise _mixed("layer_types must have one type per layer", f"{len(kinds)} types")
     return set(kinds)
 
 

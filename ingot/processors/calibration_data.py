@@ -75,9 +75,9 @@ def read_calibration_data(
     """
     if samples < 1 or length < 2:
         raise ConfigError(
-            "calibration needs samples of some tokens",
+            "calibration needs at least one sample of two tokens or more",
             seen=f"{samples} samples of {length} tokens",
-            allowed=">= 1 of >= 2",
+            allowed="at least 1 sample of at least 2 tokens",
             fix="--calib-samples",
         )
     raw = _bytes(path)
@@ -128,7 +128,7 @@ def _encoded(path: Path, records: Sequence[tuple[int, Any]], encode: Encode) -> 
     if bad or not found:
         rest = f" and {len(bad) - _TOLD} more" if len(bad) > _TOLD else ""
         raise ConfigError(
-            f"{path} holds records that are no samples" if bad else f"{path} holds no records",
+            f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
             seen="; ".join(bad[:_TOLD]) + rest if bad else None,
             allowed=SHAPES,
             fix="--calib",
@@ -144,7 +144,7 @@ def _ids(record: Mapping[str, Any], tokenizer: Tokenizer | None, chat: ChatForma
     if "token_ids" in record:
         ids = record["token_ids"]
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise _Bad("token_ids is no list of token ids")
+            raise _Bad("token_ids is not a list of token ids")
         return ids
     own = _needed(tokenizer, "a text")
     if "text" in record:
@@ -184,7 +184,7 @@ def _message(one: object, who: str, what: str) -> dict[str, str]:
 
 def _list(value: object, name: str) -> list[Any]:
     if not isinstance(value, list) or not value:
-        raise _Bad(f"{name} is no list of messages")
+        raise _Bad(f"{name} is not a list of messages")
     return value
 
 
@@ -209,14 +209,14 @@ def _lines(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, parse_json(line)
             except JsonError as error:
-                yield number, _Bad(f"no JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
+                yield number, _Bad(f"not JSON: {line[:40].decode('utf-8', 'replace')!r} ({error})")
 
 
 def _elements(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
     try:
         found = parse_json(_decoded(path, raw))
     except JsonError as error:
-        raise ConfigError("the data is no JSON", seen=f"{path}: {error}", fix="--calib") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", fix="--calib") from None
     if not isinstance(found, list):
         seen = f"{path}: {type(found).__name__}"
         raise ConfigError("a .json file must be a list of records", seen=seen, allowed=SHAPES, fix="--calib")
@@ -226,7 +226,7 @@ def _elements(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
 def _needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     if tokenizer is None:
         raise ConfigError(
-            f"{what} needs a tokenizer, which the checkpoint lacks",
+            f"{what} needs a tokenizer, but the checkpoint has none",
             allowed='{"token_ids": […]}',
             fix="--calib",
         )

@@ -105,7 +105,7 @@ def _default(source: Any, path: Path) -> str:
         named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
         source = named.get("default")
     if not isinstance(source, str):
-        raise TokenizerError(f"chat_template in {path} is no text and has no text named default")
+        raise TokenizerError(f"chat_template in {path} is neither text nor a list with a text named default")
     return source
 
 

@@ -68,14 +68,14 @@ def _text(content: Any, where: str) -> str:
         return content
     if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
         allowed = 'a string or a list of {"type": "text", "text": ...}'
-        raise RequestError(f"{where} is no text", seen=type(content).__name__, allowed=allowed, fix=where)
+        raise RequestError(f"{where} is not text", seen=type(content).__name__, allowed=allowed, fix=where)
     return "".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: Any, where: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise RequestError(f"{where} is no text part", seen=kind, allowed='"type": "text"', fix=where)
+        raise RequestError(f"{where} is not a text part", seen=kind, allowed='"type": "text"', fix=where)
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{where}.text must be a string", seen=type(part.get("text")).__name__, fix=where)
     return str(part["text"])

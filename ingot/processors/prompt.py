@@ -83,6 +83,6 @@ def _checked(part: object) -> Part:
         raise RequestError(
             "a prompt is text, a list of token ids, or a Prompt of these",
             seen=repr(part)[:80],
-            fix="the prompt",
+            fix="give text or token ids",
         )
     return ids

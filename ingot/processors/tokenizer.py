@@ -143,7 +143,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     bad = [token for token, i in ids.items() if isinstance(i, bool) or not isinstance(i, int) or i < 0]
     if bad or not ids or len(set(ids.values())) != len(ids):
         raise TokenizerError(
-            f"{path} must give every token an id of its own",
+            f"{path} must give every token a unique id",
             seen=f"{bad[0]!r}: {ids[bad[0]]!r}"
             if bad
             else f"{len(ids)} tokens, {len(set(ids.values()))} ids",
@@ -162,7 +162,7 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
             continue
         parts = line.removesuffix("\r").split(" ")
         if len(parts) != 2 or not all(parts):
-            raise TokenizerError(f"{path}, line {number} is no pair of tokens", seen=line[:80])
+            raise TokenizerError(f"{path}, line {number} is not a pair of tokens", seen=line[:80])
         pairs.append((parts[0], parts[1]))
     return pairs
 

@@ -197,7 +197,7 @@ def check_text(text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            "text holds half of a UTF-16 surrogate pair, which is no character",
+            "text holds half of a UTF-16 surrogate pair, which is not a character",
             seen=f"{text[error.start]!r} at character {error.start}",
             fix="send valid Unicode",
         ) from None

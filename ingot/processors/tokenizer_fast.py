@@ -69,7 +69,7 @@ class FastTokenizer(Tokenizer):
         Raises:
             TokenizerError: the library refuses the file.
         """
-        what = f"{path} is no tokenizer.json that the tokenizers library reads"
+        what = f"the tokenizers library cannot read {path}"
         with library_errors(what, TokenizerError, "copy the file again, or update the tokenizers package"):
             backend = tokenizers.Tokenizer.from_file(str(path))
             return cls(_with_special_turns(backend), folder, folder.files(path))
@@ -178,7 +178,7 @@ def _add_missing(backend: tokenizers.Tokenizer, folder: TokenizerFolder) -> None
             backend.add_tokens([entry])
         if backend.token_to_id(token.text) != token.id:
             raise TokenizerError(
-                f"added token {token.text!r} of {folder.path} does not get the id it claims",
+                f"added token {token.text!r} of {folder.path} does not get its own id",
                 seen=backend.token_to_id(token.text),
                 allowed=token.id,
                 fix="added_tokens_decoder or added_tokens.json",

@@ -152,7 +152,9 @@ class TokenizerFolder:
         for text, token_id in self._added.items():
             if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
                 where = self.path / "added_tokens.json"
-                raise TokenizerError(f"{where} gives {text!r} no integer id", seen=token_id)
+                raise TokenizerError(
+                    f"the id of {text!r} in {where} is not a non-negative integer", seen=token_id
+                )
             tokens.setdefault(text, AddedToken(text, token_id, special=text in special))
         return sorted(tokens.values(), key=lambda token: token.id)
 

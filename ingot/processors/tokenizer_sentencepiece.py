@@ -61,7 +61,7 @@ class SentencePieceTokenizer(Tokenizer):
             return cls(path.read_bytes(), folder, folder.files(path))
         except (OSError, RuntimeError) as error:
             raise TokenizerError(
-                f"{path} is no SentencePiece model", seen=error, fix="copy the file again"
+                f"{path} is not a SentencePiece model", seen=error, fix="copy the file again"
             ) from error
 
     def text_stream(self) -> Utf8Stream:

@@ -108,7 +108,7 @@ def _rank(path: Path, number: int, line: bytes) -> tuple[bytes, int]:
         return base64.b64decode(token, validate=True), int(rank)
     except (ValueError, binascii.Error) as error:
         raise TokenizerError(
-            f"{path}, line {number} is no base64 token with its rank",
+            f"{path}, line {number} is not a base64 token and its rank",
             seen=line[:80].decode("utf-8", "replace"),
             fix="copy the file again",
         ) from error

@@ -68,7 +68,7 @@ def search_scales(
     """
     if not weights or any(weight.shape[1] != x.shape[1] for weight in weights):
         widths = [weight.shape[-1] for weight in weights]
-        raise ConfigError("weights and activations have other widths", seen=widths, allowed=x.shape[1])
+        raise ConfigError("weights and activations have different widths", seen=widths, allowed=x.shape[1])
     x = x.float()
     wide = [weight.to(x) for weight in weights]
     loud = x.abs().mean(0) if magnitude is None else magnitude.to(x)

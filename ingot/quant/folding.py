@@ -91,7 +91,9 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 def _check(scales: torch.Tensor, size: int) -> None:
     if scales.shape != (size,):
-        raise ConfigError("there is one scale a channel", seen=list(scales.shape), allowed=[size])
+        raise ConfigError("there must be one scale per channel", seen=list(scales.shape), allowed=[size])
     if not bool((torch.isfinite(scales) & (scales > 0)).all()):
         channel = int((~(torch.isfinite(scales) & (scales > 0))).nonzero()[0])
-        raise ConfigError("a channel's scale is positive", seen=f"channel {channel}: {scales[channel]:g}")
+        raise ConfigError(
+            "a channel's scale must be positive", seen=f"channel {channel}: {scales[channel]:g}"
+        )

@@ -77,11 +77,13 @@ class HessianSum:
             BuildError: no token was added, or the sum is not finite.
         """
         if not self.count:
-            raise BuildError("calibration saw no token", fix="--calib with at least one sample")
+            raise BuildError("calibration saw no tokens", fix="--calib with at least one sample")
         total = self.total
         if not bool(torch.isfinite(total).all()):
             raise BuildError(
-                "calibration's activations are not finite", seen="inf or nan in an input", fix="--dtype bf16"
+                "activations are not finite during calibration",
+                seen="inf or NaN in an input",
+                fix="--dtype bf16",
             )
         return total / self.count
 
@@ -286,10 +288,10 @@ def _rule(
 def _check_hessian(hessian: torch.Tensor, columns: int) -> None:
     if hessian.shape != (columns, columns):
         raise ConfigError(
-            "the Hessian is of another input", seen=list(hessian.shape), allowed=[columns, columns]
+            "the Hessian has the wrong shape", seen=list(hessian.shape), allowed=[columns, columns]
         )
     if not bool(torch.isfinite(hessian).all()):
-        raise BuildError("calibration's activations are not finite", fix="--dtype bf16")
+        raise BuildError("activations are not finite during calibration", fix="--dtype bf16")
 
 
 def _order(hessian: torch.Tensor, act_order: bool) -> torch.Tensor:

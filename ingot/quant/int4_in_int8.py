@@ -78,9 +78,9 @@ class Int4InInt8(Int8Products):
         """The stored form of numbers of two levels (two_level.py)."""
         assert found.units is not None
         assert found.zeros is not None
-        assert input_scale is None, "activations have the scales that they come with"
+        assert input_scale is None, "activation scales are computed at run time"
         steps = steps_of(found)
-        assert fits_int8(steps, found.zeros), "a group's numbers leave int8"
+        assert fits_int8(steps, found.zeros), "a group's values do not fit int8"
         tensors = {
             "pairs": pack_pairs(found.numbers, self.group, found.zeros),
             "steps": steps,

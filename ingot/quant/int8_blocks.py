@@ -91,7 +91,7 @@ class Int8Blocks:
         Raises:
             BuildError: always.
         """
-        raise BuildError("RPTQ takes an order and steps from samples", seen="none", fix="--calib FILE")
+        raise BuildError("RPTQ needs calibration data", seen="none", fix="--calib FILE")
 
     def of_numbers(self, found: InBlocks, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """The stored form of numbers, in the order of ``layout``."""

@@ -105,7 +105,9 @@ def quantize(
     check(weight, bits, group)
     if importance is not None and importance.shape != weight.shape[1:]:
         raise ConfigError(
-            "importance is one value a column", seen=list(importance.shape), allowed=list(weight.shape[1:])
+            "importance must have one value per column",
+            seen=list(importance.shape),
+            allowed=list(weight.shape[1:]),
         )
     cost = None if importance is None else weighed(importance, group)
     kind = number_dtype(bits, symmetric)
@@ -230,19 +232,19 @@ def check(weight: torch.Tensor, bits: int, group: int) -> None:
         BuildError: a value is infinite or no number; the error names its row.
     """
     if bits not in BITS:
-        raise ConfigError("there are no numbers of so many bits", seen=bits, allowed=list(BITS))
+        raise ConfigError("unsupported number of bits", seen=bits, allowed=list(BITS))
     if weight.dim() != 2 or not weight.is_floating_point() or not weight.numel():
         seen = f"{list(weight.shape)} {weight.dtype}"
         raise ConfigError("only floating-point matrices can be quantized", seen=seen)
     if group < 0:
-        raise ConfigError("a group has a positive number of columns, or is 0", seen=group)
+        raise ConfigError("a group size must be 0 or positive", seen=group)
     finite = torch.isfinite(weight).all(dim=1)
     if not bool(finite.all()):
         bad = (~finite).nonzero().flatten().tolist()
         row = weight[bad[0]]
         column = int((~torch.isfinite(row)).nonzero()[0])
         raise BuildError(
-            "a weight holds values that are not finite",
+            "a weight has values that are not finite",
             seen=f"row {bad[0]}, column {column}: {row[column]:g}; {len(bad)} of {len(finite)} rows",
             fix="the checkpoint",
         )

@@ -46,7 +46,7 @@ def cluster_channels(lowest: torch.Tensor, highest: torch.Tensor, clusters: int)
         BuildError: a range is not finite.
     """
     if clusters < 1:
-        raise ConfigError("channels form at least one cluster", seen=clusters)
+        raise ConfigError("there must be at least one cluster", seen=clusters)
     _check(lowest, highest)
     return _clusters(lowest[None], highest[None], clusters)[0]
 
@@ -195,16 +195,16 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> Tw
 def _check(lowest: torch.Tensor, highest: torch.Tensor) -> None:
     if lowest.shape != highest.shape or lowest.dim() != 1:
         seen = [list(lowest.shape), list(highest.shape)]
-        raise ConfigError("a channel has a lowest and a highest value", seen=seen)
+        raise ConfigError("every channel needs a lowest and a highest value", seen=seen)
 
 
 def _clusters(lowest: torch.Tensor, highest: torch.Tensor, clusters: int) -> torch.Tensor:
     """``cluster_channels`` of each of many inputs [inputs, K]."""
     if clusters < 1:
-        raise ConfigError("channels form at least one cluster", seen=clusters)
+        raise ConfigError("there must be at least one cluster", seen=clusters)
     low, high = lowest.double().cpu(), highest.double().cpu()
     if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
-        raise BuildError("calibration's activations are not finite, or there were none", fix="--calib")
+        raise BuildError("activations are not finite during calibration, or there were none", fix="--calib")
     clusters = min(clusters, low.shape[1])
     found = kmeans(high, low, clusters)
     sums = low.new_zeros(len(low), clusters).scatter_add_(1, found, high - low)

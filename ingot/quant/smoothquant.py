@@ -145,5 +145,5 @@ def _columns(weights: Sequence[torch.Tensor], size: int) -> torch.Tensor:
     """max|w_j| over the rows of all weights, [K] fp32."""
     widths = [weight.shape[-1] for weight in weights]
     if not weights or any(width != size for width in widths):
-        raise ConfigError("weights and activations have other widths", seen=widths, allowed=size)
+        raise ConfigError("weights and activations have different widths", seen=widths, allowed=size)
     return torch.stack([weight.float().abs().amax(0) for weight in weights]).amax(0)

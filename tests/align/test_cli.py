@@ -127,7 +127,7 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
         (("--reference", "{llama}", "--prompt", "Hello"), "no tokenizer"),
         (("--reference", "{llama}", "--ids", "--prompt", "1 999"), "outside the vocabulary"),
         (("--reference", "{qwen}", "--ids", "--prompt", "1", "--original", "hf"), "no class for 'qwen'"),
-        (("--reference", "{gpt2}", "--ids", "--prompt", "1"), "another model"),
+        (("--reference", "{gpt2}", "--ids", "--prompt", "1"), "a different model"),
         (("--reference", "{llama}", "--html", "no/such/folder.html"), "no such folder"),
         (("--reference", "{llama}", "--prompt", "a", "--data", "b"), "not both"),
         ((), "--reference"),

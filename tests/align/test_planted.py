@@ -117,7 +117,7 @@ def test_a_kernel_that_only_serving_uses(originals: dict[str, Path], monkeypatch
     assert report.first is not None
     assert report.first.row.step == 1
     assert [row.step for row in report.bad_greedy] == [1, 2]
-    assert "only serving uses" in report_json(report)["first"]["why"]
+    assert "only requests use" in report_json(report)["first"]["why"]
 
 
 def test_not_a_number(spoil: Spoil, originals: dict[str, Path]) -> None:

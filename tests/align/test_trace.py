@@ -171,7 +171,7 @@ def test_bad_traces(originals: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(NoSuchPathError):
         StageFile(tmp_path / "absent")
     cases = {
-        "no modules of a known class": {"0/input_ids": torch.tensor([[1]]), "0/odd": torch.ones(1, 1)},
+        "no known module names": {"0/input_ids": torch.tensor([[1]]), "0/odd": torch.ones(1, 1)},
         "no token ids": {"0/h.0.ln_1": torch.ones(1, 1, 2)},
         "several sequences": {
             "0/input_ids": torch.ones(2, 3, dtype=torch.int64),
@@ -189,7 +189,7 @@ def test_a_trace_of_another_model(old_trace: Path, originals: dict[str, Path], t
     model = make_model(tiny_config("llama", num_hidden_layers=1))
     with trace(model, tmp_path / "x.safetensors"):
         run_steps(model, random_ids(4), 1)
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="a different model"):
         align(originals["llama"], tmp_path / "x.safetensors", device="cpu")
     with pytest.raises(RequestError, match="one prompt"):
         align(originals["qwen"], old_trace, ["a", "b"], device="cpu")

@@ -133,12 +133,12 @@ def test_sharegpt_takes_first_turns_that_pass_the_filters(tmp_path: Path) -> Non
     left_out = {
         "with a turn under 4 tokens": 2,
         "with a prompt over 1024 tokens": 1,
-        "over 2048 tokens together": 1,
-        "without a human's turn and an answer first": 6,
+        "over 2048 tokens in total": 1,
+        "not starting with a human turn and an answer": 6,
     }
     assert load == Load("requests.json", (Ask(10, 20), Ask(1024, 1024), Ask(4, 4)), left_out)
     assert load.to_json()["left_out"] == left_out
-    assert sharegpt_load(write(tmp_path, data), words, count=2).left_out["over 2048 tokens together"] == 1
+    assert sharegpt_load(write(tmp_path, data), words, count=2).left_out["over 2048 tokens in total"] == 1
     assert sharegpt_load(write(tmp_path, data), words, count=1).asks == (Ask(10, 20),)
     assert sharegpt_load(write(tmp_path, data), words, longest=100).asks == (Ask(10, 20), Ask(4, 4))
 
@@ -149,8 +149,8 @@ def test_sharegpt_takes_first_turns_that_pass_the_filters(tmp_path: Path) -> Non
         ("", "cannot be read"),
         ("{", "cannot be read"),
         ({"conversations": []}, "must be a list"),
-        ([], "no conversation"),
-        ([talk("a", "b"), 7], "1 with a turn under 4 tokens, 1 without a human"),
+        ([], "no usable conversation"),
+        ([talk("a", "b"), 7], "1 with a turn under 4 tokens, 1 not starting with a human turn"),
     ],
 )
 def test_a_file_of_requests_that_cannot_be_used(tmp_path: Path, value: Any, message: str) -> None:

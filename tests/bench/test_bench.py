@@ -147,7 +147,7 @@ def test_an_engine_against_its_checkpoint_and_hugging_face_on_another(engine: Pa
     assert [side["name"] for side in record["sides"]] == ["tiny", checkpoint.name]
     titles = [table.title for table in tables(record)]
     assert [title.split(": ")[0] for title in titles[:2]] == ["tiny", checkpoint.name]
-    assert titles[2] == f"tiny is so many times faster than {checkpoint.name}"
+    assert titles[2] == f"speedup of tiny over {checkpoint.name}"
     assert [side["spec"]["path"] for side in record["sides"]] == [str(engine), str(checkpoint)]
     assert set(record["ratios"][0]) == {"output_tokens_per_s", "ttft", "tpot"}
     record = bench_json("latency", engine, "--batch", 1, "--against", f"hf:{checkpoint}", *SMALL)
@@ -202,7 +202,7 @@ def test_a_throughput_beside_another_side_is_three_tables(config: Path) -> None:
     result = bench("throughput", "--random-weights", config, "--fixed", 3, "--against", "hf", *SMALL)
     assert "ingot: throughput, 3 requests, 24 prompt tokens, 12 new" in result.stdout
     assert "huggingface: throughput" in result.stdout
-    assert "ingot is so many times faster than huggingface" in result.stdout
+    assert "speedup of ingot over huggingface" in result.stdout
 
 
 def test_the_batch_invariant_mode_is_told(config: Path) -> None:
@@ -267,19 +267,19 @@ def test_misuse_exits_with_2(config: Path, engine: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("latency", "{engine}", "--batch", "1,x"), "batch sizes must be whole numbers"),
-        (("latency", "{engine}", "--batch", "1,5"), "the batch is larger than the engine's"),
+        (("latency", "{engine}", "--batch", "1,x"), "batch sizes must be positive integers"),
+        (("latency", "{engine}", "--batch", "1,5"), "the batch is larger than the engine's max_batch_size"),
         (("latency", "{engine}", "--new-tokens", "0"), "new-tokens must be at least 1"),
         (("latency", "{engine}", "--repeats", "0"), "repeats must be at least 1"),
         (("latency", "{engine}", "--batch", "1", "--prompt-tokens", "64"), "longer than the engine's limit"),
         (("latency", "{engine}", "--max-seq-len", "65"), "built for a smaller max_seq_len"),
         (("latency", "{engine}", "--max-batch-size", "8"), "built for a smaller max_batch_size"),
-        (("latency", "{config}x", "--batch", "1"), "neither a folder that exists nor"),
-        (("latency", "--random-weights", "{config}x"), "there is no such config"),
+        (("latency", "{config}x", "--batch", "1"), "neither an existing folder nor"),
+        (("latency", "--random-weights", "{config}x"), "no such config"),
         (("throughput", "{engine}"), "longer than the engine's limit"),
         (("throughput", "{engine}", "--mixed", "0"), "mixed must be at least 1"),
         (("throughput", "{engine}", "--fixed", "1", "--repeats", "0"), "repeats must be at least 1"),
-        (("throughput", "{engine}", "--requests", "{config}"), "need a tokenizer"),
+        (("throughput", "{engine}", "--requests", "{config}"), "needs a tokenizer"),
         (("throughput", "{pocket}", "--requests", "{config}"), "must be a list of conversations"),
         (("latency", "{engine}", "--batch", "1", "--against", "hf"), "reads a checkpoint, not an engine"),
     ],
@@ -312,7 +312,7 @@ def test_conversations_beyond_an_engines_limit_are_left_out(tmp_path: Path) -> N
     path.write_text(json.dumps([{"conversations": [turn, answer]} for turn in (long, short)]))
     engine = build(POCKET, tmp_path / "engine", max_batch_size=2, max_seq_len=48, device="cpu")
     result = bench("throughput", engine, "--requests", path, "--repeats", 1, "--device", "cpu")
-    assert "talks.json: 1 taken, left out: 1 over 48 tokens together" in result.stdout
+    assert "talks.json: 1 used, left out: 1 over 48 tokens in total" in result.stdout
 
 
 def test_a_missing_transformers_is_said_before_anything_is_measured(

@@ -256,9 +256,9 @@ def test_points_survive_an_interrupt_and_a_line_that_was_cut_off(checkpoint: Pat
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / POINTS).write_text('{"no": "point"}\n{"line"')
-    with pytest.raises(ConfigError, match="line 1 is no point"):
+    with pytest.raises(ConfigError, match="line 1 is not a point"):
         Store(tmp_path).open({})
-    with pytest.raises(ConfigError, match="there are no points"):
+    with pytest.raises(ConfigError, match="there are no measured points"):
         record_of([])
 
 
@@ -282,7 +282,7 @@ def test_an_engine_and_unknown_precisions_are_refused(checkpoint: Path, tmp_path
         Sweep(spec_of(checkpoint), quants=("none", "w3"))
     with pytest.raises(ConfigError, match="unknown dtype"):
         Sweep(spec_of(checkpoint), dtypes=("fp8",))
-    with pytest.raises(ConfigError, match="Hugging Face's class only"):
+    with pytest.raises(ConfigError, match="compares only with Hugging Face"):
         Sweep(spec_of(checkpoint), against="vllm")
 
 
@@ -298,7 +298,7 @@ def test_a_line_a_scheme(checkpoint: Path) -> None:
 
 def test_a_scheme_that_was_not_loaded_is_no_line(checkpoint: Path) -> None:
     line = Line("fp32 w8a16", spec_of(checkpoint), "w8a16")
-    with pytest.raises(ConfigError, match="not loaded in the precision"):
+    with pytest.raises(ConfigError, match="not loaded in the requested precision"):
         list(measure_line(line, LineWanted((1,), SHAPE), None, FakeSide))
 
 

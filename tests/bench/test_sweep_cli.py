@@ -81,8 +81,8 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         ((checkpoint, "--no-png"), "--out"),
         (out, "either CHECKPOINT or --random-weights"),
         ((checkpoint, "--random-weights", checkpoint, *out), "either CHECKPOINT or --random-weights"),
-        ((checkpoint, "--batch", "1,x", *out), "batch sizes must be whole numbers"),
-        ((checkpoint, "--batch", "0", *out), "batch sizes must be whole numbers"),
+        ((checkpoint, "--batch", "1,x", *out), "batch sizes must be positive integers"),
+        ((checkpoint, "--batch", "0", *out), "batch sizes must be positive integers"),
         ((checkpoint, *out, "--prompt-tokens", 128), "longer than the model's context"),
         ((checkpoint, "--dtype", "fp32,", *out), "expected names separated by commas"),
         ((checkpoint, "--quant", "w3", *out), "unknown quantization scheme"),
@@ -90,8 +90,8 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         (("--random-weights", checkpoint, "--data", "x", *out), "random weights have no quality"),
         ((checkpoint, "--batch", "1", "--data", tmp_path / "absent.jsonl", *out), "--data"),
         ((checkpoint, "--against", "engines/x", *out), "hf, hf:CHECKPOINT"),
-        ((tmp_path / "absent", *out), "neither a folder that exists nor"),
-        (("--draw", "--out", tmp_path, "--no-png"), "there are no points"),
+        ((tmp_path / "absent", *out), "neither an existing folder nor"),
+        (("--draw", "--out", tmp_path, "--no-png"), "there are no measured points"),
     ):
         result = sweep(*words)
         assert result.exit_code == 2, words

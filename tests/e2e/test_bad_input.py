@@ -92,7 +92,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty shard": (lambda f: largest(f).write_bytes(b""), "safetensors"),
     "shard of noise": (lambda f: largest(f).write_bytes(bytes(range(256)) * 9), "safetensors"),
     "pickle with code": (write_pickle, "pytorch_model.bin"),
-    "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "no weights"),
+    "no weights": (lambda f: [p.unlink() for p in f.glob("model*")], "no readable weights"),
 }
 
 

@@ -46,7 +46,7 @@ class TestWholeOrNot:
         (tmp_path / "file").write_text("text")
         for name in ("mine", "file"):
             for force in (False, True):
-                with pytest.raises(BuildError, match="no engine"):
+                with pytest.raises(BuildError, match="is not an engine"):
                     build(checkpoint, tmp_path / name, force=force, device="cpu")
         assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
         assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "mine"]
@@ -173,7 +173,7 @@ class TestDisk:
 
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage())
         seen: list[str] = []
-        with pytest.raises(BuildError, match=r"too full.*0\.00 GB free.*-o"):
+        with pytest.raises(BuildError, match=r"not enough disk space.*0\.00 GB free.*-o"):
             build(checkpoint, tmp_path / "e", device="cpu", progress=lambda name, *_: seen.append(name))
         assert seen == []
         assert list(tmp_path.iterdir()) == []

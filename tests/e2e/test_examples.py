@@ -59,5 +59,5 @@ def test_examples_are_short() -> None:
 
 
 def test_the_demo_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^error: neither a folder that exists"):
+    with pytest.raises(SystemExit, match=r"^error: neither an existing folder"):
         run("demo.py", tmp_path / "none", tmp_path / "engine")

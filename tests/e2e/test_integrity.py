@@ -100,16 +100,16 @@ class TestEveryByte:
         path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
         with pytest.raises(EngineError, match=r"header of weights\.safetensors was changed"):
             load(engine)
-        assert failures(engine) == ["weights.safetensors has a header that was changed"]
+        assert failures(engine) == ["weights.safetensors has a modified header"]
         with pytest.raises(EngineError, match="header"):
             compare_engines(engine, engine)
 
     def test_an_edited_manifest_is_not_run_with_its_old_proof(self, engine: Path) -> None:
         path = engine / "manifest.json"
         path.write_text(path.read_text().replace('"max_seq_len": 64', '"max_seq_len": 32'))
-        with pytest.raises(EngineError, match=r"proof\.json does not belong to manifest\.json"):
+        with pytest.raises(EngineError, match=r"proof\.json belongs to a different manifest\.json"):
             LLM(engine, "cpu")
-        assert "does not belong" in failures(engine)[0]
+        assert "belongs to a different" in failures(engine)[0]
 
 
 class TestStrangers:
@@ -153,12 +153,12 @@ class TestStrangers:
             "'a\\x1b[31m' is not in the manifest",
             "tokenizer/chat_template.jinja is not in the manifest",
             "tokenizer.model is not in the manifest",
-            f"{TOKENS} is missing or not the one that was built",
+            f"{TOKENS} is missing or has changed since the build",
         ]
         with pytest.raises(EngineError) as caught:
             LLM(engine, "cpu")
         assert caught.value.seen == ", ".join(found)
-        assert str(caught.value.fix).endswith("out of it; build the engine again")
+        assert str(caught.value.fix).endswith("out of its folder; build the engine again")
 
     def test_what_ingot_itself_leaves_is_none(self, engine: Path) -> None:
         """What a killed ``tune`` or ``verify`` left half written, or one that runs now has under way."""
@@ -238,9 +238,9 @@ class TestManifestNames:
     @pytest.mark.parametrize("name", ["../../x", "/etc/hostname", "a/b", "..", ".", "", "a\\b", "a\0b"])
     def test_files_are_names_in_the_tokenizers_folder(self, engine: Path, name: str) -> None:
         self.rewritten(engine, files={name: "0" * 64})
-        with pytest.raises(EngineError, match="files must be plain names"):
+        with pytest.raises(EngineError, match="files must be plain file names"):
             LLM(engine, "cpu")
-        assert "files must be plain names" in failures(engine)[0]
+        assert "files must be plain file names" in failures(engine)[0]
 
     @pytest.mark.parametrize("value", [["a"], 5, None])
     def test_files_map_names_to_hashes(self, engine: Path, value: object) -> None:
@@ -259,7 +259,7 @@ class TestManifestNames:
         assert llm.engine.text.chat is not None
         assert llm.engine.text.chat.prompt_text([{"role": "user", "content": "Hi"}]) == "Hi!"
         (engine / "tokenizer" / "chat_template.jinja").write_text("other")
-        assert failures(engine) == ["tokenizer/chat_template.jinja is missing or not the one that was built"]
+        assert failures(engine) == ["tokenizer/chat_template.jinja is missing or has changed since the build"]
 
 
 def test_one_flipped_bit_is_found_by_its_hash(engine: Path) -> None:
@@ -267,7 +267,7 @@ def test_one_flipped_bit_is_found_by_its_hash(engine: Path) -> None:
     data = bytearray(weights.read_bytes())
     data[-1000] ^= 1
     weights.write_bytes(bytes(data))
-    with pytest.raises(EngineError, match="hashes differ; seen: 1 of"):
+    with pytest.raises(EngineError, match=r"changed since the build \(hash mismatch\); seen: 1 of"):
         LLM(engine, device="cpu")
 
 
@@ -277,7 +277,7 @@ def test_an_engine_as_built_runs(engine: Path) -> None:
 
 def test_more_positions_than_the_model_has_are_refused(tmp_path: Path) -> None:
     checkpoint = write_tiny(tmp_path / "checkpoint", seq_length=64)
-    with pytest.raises(ConfigError, match="exceeds the model's positions"):
+    with pytest.raises(ConfigError, match="exceeds the model's context length"):
         build(checkpoint, tmp_path / "engine", max_seq_len=100_000)
 
 

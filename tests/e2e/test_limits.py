@@ -74,8 +74,14 @@ class TestLowered:
     @pytest.mark.parametrize(
         ("values", "told"),
         [
-            ({"max_seq_len": 129}, r"smaller max_seq_len; seen: 129; allowed: <= 128; .*build it again"),
-            ({"max_batch_size": 9}, r"smaller max_batch_size; seen: 9; allowed: <= 8; .*build it again"),
+            (
+                {"max_seq_len": 129},
+                r"smaller max_seq_len; seen: 129; allowed: <= 128; .*rebuild with a larger limit",
+            ),
+            (
+                {"max_batch_size": 9},
+                r"smaller max_batch_size; seen: 9; allowed: <= 8; .*rebuild with a larger limit",
+            ),
             ({"max_seq_len": 0}, "max_seq_len must be an integer >= 1"),
             ({"max_batch_size": "many"}, "max_batch_size must be an integer >= 1"),
         ],
@@ -134,7 +140,7 @@ class TestFlags:
         result = ingot(verb, engines["qwen"], "--max-seq-len", 501, "--device", "cpu", stdin="Hi\n")
         assert result.exit_code == 2
         assert "allowed: <= 500" in result.stderr
-        assert "fix: --max-seq-len, or build it again with more" in result.stderr
+        assert "fix: --max-seq-len, or rebuild with a larger limit" in result.stderr
 
     def test_repro_tells_them_in_its_command(self, engines: dict[str, Path], tmp_path: Path) -> None:
         file = tmp_path / "layer.safetensors"

@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         LLM.from_config(tmp_path / "torn.json", "cpu")
     with pytest.raises(CheckpointError, match="unsupported architecture"):
         LLM.from_config(write_config(tmp_path, architectures=["Other"]), "cpu")
-    with pytest.raises(ConfigError, match="exceeds the model's positions"):
+    with pytest.raises(ConfigError, match="exceeds the model's context length"):
         LLM.from_config(write_config(tmp_path), "cpu", max_seq_len=129)
 
 

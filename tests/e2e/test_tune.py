@@ -58,7 +58,7 @@ def test_a_cpu_cannot_tune(engine: Path, words: tuple[str, ...]) -> None:
     before = (engine / "plan.json").read_text()
     result = run("tune", engine, *words)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.splitlines()[0] == "error: tile choices are measured on the GPU that will use them"
+    assert result.stderr.splitlines()[0] == "error: tuning needs the GPU that will run the engine"
     assert "the machine with the GPU" in result.stderr
     assert (engine / "plan.json").read_text() == before
     with pytest.raises(DeviceError):
@@ -163,7 +163,7 @@ def test_a_foreign_plan_is_told_of_and_defaults_run(
     monkeypatch.setattr(describe, "usable_plan", lambda *rest: (KernelPlan(), "measured with GPU A, not B"))
     llm = LLM(engine, device="cpu")
     assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert "default tiles instead of the kernel plan: measured with GPU A, not B" in caplog.text
+    assert "using default tiles, not the kernel plan: measured with GPU A, not B" in caplog.text
     assert llm.engine.plan == KernelPlan()
     assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids == expected.token_ids
     assert "not used here: measured with GPU A, not B" in run("inspect", engine).stdout
@@ -234,7 +234,7 @@ class TestEditedPlans:
         write_plan(path, FOREIGN)
         assert read_plan(path) == FOREIGN
         path.write_text(path.read_text().replace('"num_warps": 8', '"num_warps": 4'))
-        with pytest.raises(ConfigError, match="changed after its sha256 was written"):
+        with pytest.raises(ConfigError, match="edited after its sha256 was written"):
             read_plan(path)
         path.write_text(json.dumps(FOREIGN_PLAN))
         assert read_plan(path) == FOREIGN
@@ -252,7 +252,7 @@ def test_on_a_gpu_a_plan_that_cannot_be_read_is_an_error_of_one_level(engine: Pa
     with pytest.raises(EngineError) as caught:
         loader.load_engine(engine, torch.device("cuda"))
     error = caught.value
-    assert error.what == "the engine's kernel plan is of another version of Ingot"
+    assert error.what == "the engine's kernel plan was written by another version of Ingot"
     assert str(error.seen).startswith(f"{engine / 'plan.json'}: {UNREADABLE_PLANS[text]}")
     assert error.fix == f"`ingot tune {engine}`, or delete plan.json to run with the defaults"
     assert str(error).count("fix") == 1
@@ -266,7 +266,8 @@ def test_on_a_cpu_a_plan_that_cannot_be_read_is_only_told_of(
     (engine / "plan.json").write_text(plan_file._sealed(json.loads(text)))
     assert LLM(engine, device="cpu").generate([[1, 2]], SamplingParams(max_new_tokens=4)) == expected
     (record,) = caplog.records
-    assert record.getMessage().startswith("plan.json cannot be read, and a CPU needs none: ")
+    told = "ignoring plan.json, which cannot be read (a CPU needs no kernel plan): "
+    assert record.getMessage().startswith(told)
     assert UNREADABLE_PLANS[text] in record.getMessage()
 
 
@@ -308,5 +309,5 @@ def test_a_plan_of_another_gpu_is_not_used(tmp_path: Path, caplog: pytest.LogCap
     tiles = {"small_qkv": {"m1_n96_k32": {"BLOCK_N": 1 << 20}}}  # compiles nowhere
     write_plan(engine / "plan.json", FOREIGN.replace(tiles=tiles))
     llm = LLM(engine, device="cuda")
-    assert "default tiles instead of the kernel plan" in caplog.text
+    assert "using default tiles, not the kernel plan" in caplog.text
     assert llm.generate([[1, 2]], SamplingParams(max_new_tokens=4))[0].token_ids

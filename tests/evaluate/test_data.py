@@ -57,16 +57,16 @@ def test_shapes(record: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"text": 3}, "text is int"),
         ({"text": " "}, "text is empty"),
         ({"text": "\ud800"}, "surrogate"),
-        ({"prompt": "p", "answers": []}, "no list of texts"),
+        ({"prompt": "p", "answers": []}, "not a list of texts"),
         ({"prompt": "p", "answers": [1]}, "int instead of text"),
-        ({"prompt": "p", "answer": "a", "summary": "s"}, "exclude"),
-        ({"token_ids": [1, True]}, "no list of token ids"),
-        ({"messages": []}, "no list of messages"),
+        ({"prompt": "p", "answer": "a", "summary": "s"}, "cannot be combined"),
+        ({"token_ids": [1, True]}, "not a list of token ids"),
+        ({"messages": []}, "not a list of messages"),
         ({"messages": [{"role": "robot", "content": "x"}], "answer": "a"}, "'robot'"),
         ({"messages": [{"content": "x"}], "answer": "a"}, "robot|None"),
-        ({"messages": [{"role": "assistant", "content": "x"}], "answer": "a"}, "not a user's"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "answer": "a"}, "is not the user's"),
         ({"conversations": [{"value": "x"}]}, "None"),
-        ({"conversations": "x"}, "no list of turns"),
+        ({"conversations": "x"}, "not a list of turns"),
     ],
 )
 def test_records_that_are_no_item(record: object, why: str) -> None:
@@ -89,7 +89,7 @@ def test_bad_lines_are_named_and_refused(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": "a"}, "", "{", "[1]", {"text": "b"})
     with pytest.raises(ConfigError) as caught:
         read_data(path)
-    assert "line 3: no JSON" in str(caught.value)
+    assert "line 3: not JSON" in str(caught.value)
     assert "line 4: list instead" in str(caught.value)
     assert str(caught.value.fix).startswith("--skip-bad")
     found = read_data(path, skip_bad=True)
@@ -125,7 +125,7 @@ def test_where_chooses_records_before_they_are_judged(tmp_path: Path) -> None:
         ("a.jsonl", b"", "no item"),
         ("a.jsonl", b"\xff\n", "line 1: not UTF-8"),
         ("a.json", b"{}", "list of records"),
-        ("a.json", b"[", "no JSON"),
+        ("a.json", b"[", "not JSON"),
         ("a.txt", b" \n", "empty"),
         ("a.txt", b"\xff", "not UTF-8"),
     ],

@@ -127,7 +127,7 @@ def test_scales_of_other_rows_are_found(
 
 def test_a_class_without_the_product_is_refused() -> None:
     one = Int8Input("layers.0.mlp.down_proj", ("model.layers.0.mlp.down_proj",), 0, None)
-    with pytest.raises(CheckpointError, match=r"no such product.*down_proj.*--original ingot"):  # noqa: SIM117
+    with pytest.raises(CheckpointError, match=r"no such linear layer.*down_proj.*--original ingot"):  # noqa: SIM117
         with rounding(torch.nn.Linear(2, 2), [one]):
             pass
 

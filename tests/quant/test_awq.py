@@ -69,7 +69,7 @@ def test_one_search_for_all_that_read_an_input() -> None:
     alone = [search_scales([one], x, fake) for one in (first, second)]
     assert together.plain_error == pytest.approx(sum(one.plain_error for one in alone), rel=1e-5)
     assert together.error >= sum(one.error for one in alone) * (1 - 1e-6)
-    with pytest.raises(ConfigError, match="other widths"):
+    with pytest.raises(ConfigError, match="different widths"):
         search_scales([weights(16, 32)], x, fake)
 
 
@@ -140,5 +140,5 @@ def test_folding_gives_fp32_and_refuses_bad_scales() -> None:
     bad[2] = 0
     with pytest.raises(ConfigError, match="channel 2: 0"):
         fold_into_norm(weight[0], bad)
-    with pytest.raises(ConfigError, match="one scale a channel"):
+    with pytest.raises(ConfigError, match="one scale per channel"):
         fold_into_rows(weight, None, torch.ones(6))

@@ -84,16 +84,16 @@ def test_samples_are_spread_and_cut(tmp_path: Path, text: TextParts) -> None:
 @pytest.mark.parametrize(
     ("records", "told"),
     [
-        (["{"], r"1: no JSON"),
+        (["{"], r"1: not JSON"),
         ([[1]], r"1: list instead of an object"),
         ([{"text": " "}], r"1: a text is missing or empty"),
         ([{"text": "a"}, {"title": "b"}], r"2: none of the known fields among \['title'\]"),
-        ([{"messages": []}], r"1: messages is no list"),
+        ([{"messages": []}], r"1: messages is not a list"),
         ([{"messages": ["Hi"]}], r"1: a message without role"),
         ([{"messages": [{"role": "judge", "content": "Hi"}]}], r"1: messages\[0\]\.role"),
-        ([{"token_ids": ["a"]}], r"1: token_ids is no list"),
+        ([{"token_ids": ["a"]}], r"1: token_ids is not a list"),
         ([{"token_ids": []}], r"1: it has no tokens"),
-        ([""], "holds no records"),
+        ([""], "has no records"),
         ([{"text": ""}] * 9, "and 4 more"),
     ],
 )
@@ -116,7 +116,7 @@ def test_bad_files_are_refused(tmp_path: Path, text: TextParts) -> None:
     with pytest.raises(ConfigError, match="must be a list"):
         read_calibration_data(tmp_path / "c.json", text.tokenizer, None)
     (tmp_path / "d.json").write_text("[")
-    with pytest.raises(ConfigError, match="no JSON"):
+    with pytest.raises(ConfigError, match="is not JSON"):
         read_calibration_data(tmp_path / "d.json", text.tokenizer, None)
     (tmp_path / "e.txt").write_text("text")
     with pytest.raises(ConfigError, match="needs a tokenizer"):

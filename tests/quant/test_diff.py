@@ -64,10 +64,10 @@ def test_two_schemes_and_one_that_turns_all_weights(engines: dict[str, Path]) ->
     assert {(layer.left, layer.right) for layer in found.layers} == {("w8a16", "w4a16")}
     assert all(0.01 < (layer.relative or 0) < 0.3 for layer in found.layers)
     told = json.loads(ingot("diff", engines["dense"], engines["w4a8"], "--json").stdout)
-    assert told["incomparable"] == "a rotation changes all of them"
+    assert told["incomparable"] == "a rotation changes all weights"
     assert all(layer["relative"] is None for layer in told["layers"])
     shown = ingot("diff", engines["dense"], engines["w4a8"]).stdout
-    assert "8 layers: fp32 -> w4a8, weights not compared: a rotation changes all of them" in shown
+    assert "8 layers: fp32 -> w4a8, weights not compared: a rotation changes all weights" in shown
 
 
 def test_a_dequantized_weight_is_what_the_layer_computes_with(engines: dict[str, Path]) -> None:

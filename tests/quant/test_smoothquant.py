@@ -122,7 +122,7 @@ def test_channels_of_one_class_share_a_scale() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="alpha is out of range"):
         smoothing_scales(torch.ones(4), [torch.ones(2, 4)], 1.5)
-    with pytest.raises(ConfigError, match="other widths"):
+    with pytest.raises(ConfigError, match="different widths"):
         smoothing_scales(torch.ones(4), [torch.ones(2, 5)])
-    with pytest.raises(ConfigError, match="other widths"):
+    with pytest.raises(ConfigError, match="different widths"):
         search_smoothing([], torch.ones(2, 4))

@@ -142,15 +142,15 @@ def test_refusals(tmp_path: Path) -> None:
     run = partial(calibrate, decoder, load, device=CPU, statistic=Kept)
     with pytest.raises(ConfigError, match="nothing to calibrate with"):
         run(samples=[])
-    with pytest.raises(ConfigError, match=r"sample 2 has no fit length; seen: 65; allowed: 1 to 64"):
+    with pytest.raises(ConfigError, match=r"sample 2 has an invalid length; seen: 65; allowed: 1 to 64"):
         run(samples=[[1], [1] * 65])
     with pytest.raises(ConfigError, match=r"sample 1 has a token.*seen: 97; allowed: 0 to 96"):
         run(samples=[[3, 97]])
     layer = next(run(samples=[[1, 2]]))
-    with pytest.raises(ConfigError, match="another shape"):
+    with pytest.raises(ConfigError, match="a different shape"):
         layer.replace("layers.0.mlp.down_proj.weight", torch.ones(2))
-    with pytest.raises(ConfigError, match="no such product"):
+    with pytest.raises(ConfigError, match="no such linear layer"):
         layer.fake_input("layers.1.mlp.down_proj", lambda x: x)
     broken = lambda name: load(name) * (torch.nan if "down" in name else 1)  # noqa: E731
-    with pytest.raises(BuildError, match=r"not finite; seen: layers\.0"):
+    with pytest.raises(BuildError, match=r"not finite during calibration; seen: layers\.0"):
         next(calibrate(decoder, broken, [[1, 2]], CPU, Kept))

@@ -89,7 +89,7 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
     "name", ["./none", "/none", "~/none/none", "a/b/c", "a b/c", "", "a/", "-x/y", "a..b"]
 )
 def test_neither_a_folder_nor_an_id(name: str) -> None:
-    with pytest.raises(CheckpointError, match="neither a folder that exists nor a Hugging Face id") as caught:
+    with pytest.raises(CheckpointError, match="neither an existing folder nor a Hugging Face id") as caught:
         resolve_checkpoint(name)
     assert caught.value.seen == name
 
@@ -103,7 +103,7 @@ def test_a_slip_in_a_path_is_not_sought_on_the_hub(tmp_path: Path, monkeypatch: 
 
 
 def test_a_path_is_never_an_id() -> None:
-    with pytest.raises(CheckpointError, match="neither a folder"):
+    with pytest.raises(CheckpointError, match="neither an existing folder"):
         resolve_checkpoint(Path("org/name"))
 
 
@@ -128,12 +128,12 @@ def test_shards_that_are_not_in_the_snapshot(tmp_path: Path) -> None:
     files = {"config.json": "{}", "model.safetensors.index.json": INDEX, SHARDS[0]: "x"}
     snapshot = lay_out(tmp_path, MAIN, files, "main")
     with pytest.raises(
-        CheckpointError, match=r"incomplete in the local cache.*names 1 of 2 shards"
+        CheckpointError, match=r"incomplete in the local cache.*are missing \(1 of 2\)"
     ) as caught:
         resolve_checkpoint("org/name", cache_dir=tmp_path, offline=True)
     assert caught.value.seen == SHARDS[1]
     (snapshot / SHARDS[1]).symlink_to("../../blobs/none")
-    with pytest.raises(CheckpointError, match="names 1 of 2 shards"):
+    with pytest.raises(CheckpointError, match=r"are missing \(1 of 2\)"):
         resolve_checkpoint("org/name", cache_dir=tmp_path, offline=True)
     (snapshot / SHARDS[1]).unlink()
     (snapshot / SHARDS[1]).write_text("y")
@@ -281,7 +281,7 @@ def test_an_incomplete_snapshot_is_completed(tmp_path: Path) -> None:
     [
         (404, "RevisionNotFound", ("org/name has no such revision", "seen: v9", "--revision")),
         (401, "RepoNotFound", ("no such model on the hub", "seen: org/name", "local path")),
-        (403, "GatedRepo", ("org/name asks for access", "HF_TOKEN")),
+        (403, "GatedRepo", ("org/name is gated", "HF_TOKEN")),
         (500, "Broken", ("cannot download org/name at revision v9", "500")),
     ],
 )
@@ -306,7 +306,7 @@ def test_weights_without_a_tokenizer(tmp_path: Path) -> None:
 def test_a_repository_without_weights_that_can_be_read(tmp_path: Path) -> None:
     with hub({"config.json": "{}", "model-q4.gguf": "x"}) as (address, asked):
         text = ask("org/name", HF_HOME=tmp_path, HF_ENDPOINT=address)
-    assert "no weights that can be read" in text
+    assert "no readable weights" in text
     assert "model-q4.gguf" in text
     assert asked
     with hub({"README.md": "x"}) as (address, asked):

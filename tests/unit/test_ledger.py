@@ -236,7 +236,11 @@ class TestWords:
     def test_three_at_most_and_never_nothing(self) -> None:
         fixes = shown(*(f"--token-budget {n}" for n in range(5)))
         assert told_fixes(fixes).count(" or ") == 2
-        assert told_fixes(fixes, {"--device"}) == told_fixes([]) == "end what else uses the device's memory"
+        assert (
+            told_fixes(fixes, {"--device"})
+            == told_fixes([])
+            == "stop other processes that use the device's memory"
+        )
 
 
 class TestMeasured:
@@ -342,7 +346,7 @@ class TestErrors:
         text = str(error)
         assert "it does not fit; seen: CUDA out of memory" in text
         assert "weights 15.4 GB" in text
-        assert "there are 21.5 GB (card), memory_fraction 0.9 of it: 19.3 GB to use" in text
+        assert "the device has 21.5 GB (card), memory_fraction 0.9: 19.3 GB usable" in text
         assert error.ledger is not None
         assert error.ledger["loads"] is False
         best = Fix.from_json(error.ledger["fixes"][0])

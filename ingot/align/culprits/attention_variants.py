@@ -85,7 +85,7 @@ def _scales(spec: AttentionSpec, layer: int) -> Iterator[Variant[AttentionSpec]]
         1.0: ("missing (1)", "missing"),
         1.0 / width: (f"applied twice (1/{width})", "applied twice"),
         1.0 / math.sqrt(spec.qkv.shape[1]): ("1/sqrt(hidden size)", "taken from the hidden size"),
-        spec.scale / (layer + 1): ("divided by the layer's number", "divided by the layer's number"),
+        spec.scale / (layer + 1): ("divided by the layer number", "divided by the layer number"),
         width**-0.25: (f"{width}^(-1/4)", "applied to one of queries and keys alone"),
     }
     for scale, (text, wrong) in others.items():
@@ -163,4 +163,4 @@ def _head_norms(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
     )
     for query, key in zip(norm_variants(spec.query_norm), norm_variants(spec.key_norm), strict=False):
         changed = replace(spec, query_norm=query.spec, key_norm=key.spec)
-        yield Variant(changed, f"{query.change} (and its like of keys)", query.of_original, query.of_engine)
+        yield Variant(changed, f"{query.change} (and the same for keys)", query.of_original, query.of_engine)

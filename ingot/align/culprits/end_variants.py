@@ -25,7 +25,7 @@ def head_variants(
     yield Variant(
         replace(spec, weight=embedding),
         "the embedding as the head's weight",
-        Claim("head_untied", "the head has a weight of its own, the original's is the embedding's"),
+        Claim("head_untied", "the head has its own weight, the original's is tied to the embedding"),
         Claim("head_tied", "the head runs on the embedding's weight instead of its own"),
     )
     size = config.hidden_size
@@ -40,7 +40,7 @@ def head_variants(
     for shift in (1, -1):
         yield mirrored(
             replace(spec, weight=spec.weight.roll(shift, 0)),
-            f"the rows of {spec.name}.weight moved by {shift:+d}",
+            f"the rows of {spec.name}.weight shifted by {shift:+d}",
             "vocabulary_order",
             "the vocabulary's rows are off by one",
         )
@@ -52,7 +52,7 @@ def logit_scale_variant(spec: HeadSpec, scale: float, text: str) -> Variant[Head
         replace(spec, scale=scale),
         f"logits times {text}",
         Claim("logit_scale", f"logits lack the original's factor {text}"),
-        Claim("logit_scale", f"logits have a factor {text} that they should not have"),
+        Claim("logit_scale", f"logits have an extra factor {text}"),
     )
 
 
@@ -83,5 +83,5 @@ def embedding_scale_variant(spec: EmbeddingSpec, scale: float) -> Variant[Embedd
         replace(spec, scale=scale),
         f"token embeddings times {scale:.5g}",
         Claim("embedding_scale", f"token embeddings lack the original's factor {scale:.5g}"),
-        Claim("embedding_scale", f"token embeddings have a factor {scale:.5g} that they should not have"),
+        Claim("embedding_scale", f"token embeddings have an extra factor {scale:.5g}"),
     )

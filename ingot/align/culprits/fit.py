@@ -72,7 +72,7 @@ def solved_biases(spec: Spec, inputs: torch.Tensor, target: torch.Tensor) -> Ite
         is_last = names[0] in _LAST and len(names) == 1
         found = (_shift if is_last else _solve)(spec, names, inputs, target)
         text = f"the bias {tensor} is missing, or not the original's"
-        change = "a bias solved from three quarters of the tokens (judged by the others)"
+        change = "a bias fitted on three quarters of the tokens (checked on the rest)"
         claim = Claim(f"{culprit}_missing", text)
         yield Variant(found, change, claim, claim)
 

@@ -34,8 +34,8 @@ def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]
             replace(spec, cyclic_groups=not spec.cyclic_groups),
             f"key head h mod {spec.kv_heads} for query head h",
             "head_order",
-            f"query heads of {spec.name} read the wrong key heads: neighbours share one on one side, heads "
-            f"{spec.kv_heads} apart on the other",
+            f"query heads of {spec.name} read the wrong key heads: on one side neighbours share one, on the "
+            f"other heads {spec.kv_heads} apart do",
         )
 
 

@@ -43,7 +43,7 @@ def layer_variants(
     for first, second in both:
         changed = replace(spec, input_norm=first.spec, post_norm=second.spec)
         yield Variant(
-            changed, f"{first.change}, and so in the second norm", first.of_original, first.of_engine
+            changed, f"{first.change}, and the same in the second norm", first.of_original, first.of_engine
         )
 
 
@@ -59,8 +59,12 @@ def sum_variants(spec: SumSpec) -> Iterator[Variant[SumSpec]]:
     yield Variant(
         replace(spec, branch=0.0),
         "the residual alone",
-        Claim("branch_extra", f"{what} output joins the stream of {spec.name}, in the original it does not"),
-        Claim("branch_missing", f"{what} output does not join the stream of {spec.name}, or later"),
+        Claim(
+            "branch_extra", f"{what} output is added to the residual of {spec.name}, but not in the original"
+        ),
+        Claim(
+            "branch_missing", f"{what} output is not added to the residual of {spec.name}, or is added later"
+        ),
     )
     for scale in (0.5, 2.0, math.sqrt(0.5), math.sqrt(2.0)):
         yield sum_variant(spec, 1.0, scale)

@@ -46,8 +46,8 @@ def _kinds(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
         yield Variant(
             replace(spec, kind=other, bias=bias),  # type: ignore[arg-type]
             f"{names[other]} in its place",
-            Claim("norm_kind", f"{spec.name} is a {here}, the original's is a {names[other]}"),
-            Claim("norm_kind", f"{spec.name} runs as a {names[other]}, the config says {here}"),
+            Claim("norm_kind", f"{spec.name} is {here}, the original's is {names[other]}"),
+            Claim("norm_kind", f"{spec.name} runs as {names[other]}, the config says {here}"),
         )
     yield Variant(
         replace(spec, kind="none"),
@@ -58,7 +58,7 @@ def _kinds(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
 
 
 def _weights(spec: NormSpec) -> Iterator[Variant[NormSpec]]:
-    texts = {1.0: ("weight + 1", "lacks the 1"), -1.0: ("weight - 1", "has a 1 too many")}
+    texts = {1.0: ("weight + 1", "lacks the +1"), -1.0: ("weight - 1", "has an extra +1")}
     for offset, (formula, lacking) in texts.items():
         having = texts[-offset][1]
         yield Variant(

@@ -96,14 +96,17 @@ def _styles(spec: AttentionSpec, rope: RopeSpec) -> Iterator[Variant[AttentionSp
     other = "neighbouring channels" if not rope.interleaved else "channels half a head apart"
     yield mirrored(
         replace(spec, rope=replace(rope, interleaved=not rope.interleaved)),
-        f"RoPE turning pairs of {other}",
+        f"RoPE rotating pairs of {other}",
         "rope_style",
-        "RoPE pairs other channels than the original (half-split, interleaved), or the rows of q and k are "
-        "ordered for the other style",
+        "RoPE pairs different channels from the original (half-split, interleaved), or the rows of q and k "
+        "are ordered for the other style",
     )
     back = replace(rope, query_turns=-rope.query_turns, key_turns=-rope.key_turns)
     yield mirrored(
-        replace(spec, rope=back), "RoPE turning backwards", "rope_style", "RoPE turns the other way round"
+        replace(spec, rope=back),
+        "RoPE rotating backwards",
+        "rope_style",
+        "RoPE rotates in the opposite direction",
     )
 
 

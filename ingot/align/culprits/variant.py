@@ -64,7 +64,7 @@ def bias_variants(
     what = f"the {part} bias {name}" if part else f"the bias {name}"
     missing, extra = (
         Claim(f"{culprit}_missing", f"{what} is missing"),
-        Claim(f"{culprit}_extra", f"{what} is one that the original does not have"),
+        Claim(f"{culprit}_extra", f"{what} is not in the original"),
     )
     doubled, halved = (
         Claim(f"{culprit}_doubled", f"{what} is added twice"),

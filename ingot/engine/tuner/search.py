@@ -147,7 +147,9 @@ class Search:
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             if tiles == entry.candidates[0]:
                 op = f"{entry.task.op} {entry.task.key}"
-                raise DeviceError("an op's default tiles do not run here", seen=f"{op}: {reason}") from error
+                raise DeviceError(
+                    "an op's default tiles do not run on this GPU", seen=f"{op}: {reason}"
+                ) from error
             self._drop(entry, tiles, reason)
 
     def _drop_wrong(self, entry: _Entry) -> None:
@@ -157,7 +159,7 @@ class Search:
             expected = written(case, default, case.launch(0, default))
             for tiles in [t for t in entry.candidates if t != default]:
                 if not agrees(written(case, tiles, expected), expected):
-                    self._drop(entry, tiles, "another result than the default's")
+                    self._drop(entry, tiles, "its result differs from the default's")
 
     def _drop(self, entry: _Entry, tiles: Tiles, reason: str) -> None:
         if tiles in entry.candidates:

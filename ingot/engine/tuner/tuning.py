@@ -87,7 +87,7 @@ def tune(
         KernelPlan(),
     )
     if not manifest.quant.dense:
-        _log.warning("products of weights in fewer bits keep their default tiles: they are not tuned yet")
+        _log.warning("quantized matmuls keep their default tiles: tuning them is not supported yet")
     tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
     if ops is not None and before is not None:
         tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
@@ -111,7 +111,7 @@ def tune_model(
     """
     unknown = sorted(set(ops or ()) - set(OPS))
     if unknown:
-        raise ConfigError("there are no such ops to tune", seen=unknown, allowed=list(OPS), fix="--ops")
+        raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), fix="--ops")
     start = time.perf_counter()
     dtype = parse_dtype(limits.dtype)
     inputs = Inputs(device, dtype) if inputs is None else inputs
@@ -127,7 +127,7 @@ def tune_model(
         raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(
-            "the GPU has too little free memory to tune",
+            "not enough free GPU memory to tune",
             seen=str(error).split(". ")[0],
             fix="free memory, or build with --no-tune",
         ) from None
@@ -156,8 +156,8 @@ def gpu(device: str) -> torch.device:
     place = resolve_device(device)
     if place.type != "cuda":
         raise DeviceError(
-            "tile choices are measured on the GPU that will use them",
-            seen=f"{place}, and no GPU here" if not torch.cuda.is_available() else place,
+            "tuning needs the GPU that will run the engine",
+            seen=f"{place}; no GPU here" if not torch.cuda.is_available() else place,
             allowed="cuda, cuda:N",
             fix="run it on the machine with the GPU; without a plan the kernels use their defaults",
         )

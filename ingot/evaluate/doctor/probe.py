@@ -78,7 +78,7 @@ class Probe:
         self.num_tokens = sum(len(batch.rows) for batch in self._batches)
         self._exact = [self._normed(hidden, batch) for hidden, batch in self._final({})]
         if not all(bool(torch.isfinite(one).all()) for one in self._exact):
-            raise CheckpointError("the checkpoint's own outputs are not finite", fix="the checkpoint")
+            raise CheckpointError("the checkpoint's own outputs are not finite", fix="use another checkpoint")
 
     def alone(
         self, layers: Sequence[LayerRungs], narrow: Sequence[str], progress: Progress = no_progress
@@ -140,7 +140,7 @@ class Probe:
     def _mean(self, sums: Sequence[float], what: str) -> float:
         mean = math.fsum(sums) / self.num_tokens
         if not math.isfinite(mean):
-            raise CheckpointError("outputs are not finite in fewer bits", seen=what, fix="--quant")
+            raise CheckpointError("the quantized outputs are not finite", seen=what, fix="--quant")
         return max(mean, 0.0)  # equal distributions may differ by the last bit of a sum
 
     def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
     ordered = sorted(found.layers, key=lambda layer: -_first(found, layer))
     shown = ordered if every else ordered[:SHOWN]
     left = len(ordered) - len(shown)
-    title = f"KL of each layer alone in nats, the most first{f'; {left} more with --all' if left else ''}"
+    title = f"KL of each layer alone in nats, largest first{f'; {left} more with --all' if left else ''}"
     narrow, mix = _narrow(found), found.chosen
     rows = []
     for layer in shown:
@@ -45,14 +45,14 @@ def verdict(found: Diagnosis) -> str:
     limit = f"{found.wanted.budget:g} nats"
     if found.chosen is None:
         least = min(found.uniform.items(), key=lambda one: one[1].measured)
-        wider = "" if found.ladder[-1] == DENSE else "; --up-to none lets layers stay whole"
-        return f"no mix keeps {limit}: all layers in {least[0]} have {number(least[1].measured)}{wider}"
+        wider = "" if found.ladder[-1] == DENSE else "; --up-to none lets layers stay unquantized"
+        return (
+            f"no mix stays within {limit}: all layers in {least[0]} give {number(least[1].measured)}{wider}"
+        )
     if found.quant is None:
-        return f"no mix keeps {limit} but that of whole layers: nothing is gained"
-    told = (
-        f"KL {number(found.chosen.measured)} measured, {number(found.chosen.predicted)} predicted, of {limit}"
-    )
-    return f"{told}: {_counted(found.chosen)}"
+        return f"only unquantized layers stay within {limit}: nothing is gained"
+    measured, predicted = number(found.chosen.measured), number(found.chosen.predicted)
+    return f"KL {measured} measured, {predicted} predicted, limit {limit}: {_counted(found.chosen)}"
 
 
 def record(found: Diagnosis, command: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def comments(found: Diagnosis, command: str) -> list[str]:
         command,
         f"data: {data['file']}, sha256 {data['sha256']}",
         f"{counts['documents']} texts, {counts['counted_tokens']} tokens counted",
-        f"KL in nats, mean by token: {chosen.measured:.3e} measured, {chosen.predicted:.3e} predicted, "
+        f"KL in nats, mean per token: {chosen.measured:.3e} measured, {chosen.predicted:.3e} predicted, "
         f"{found.wanted.budget:g} allowed",
         f"linear layers: {size_text(chosen.num_bytes)}; {others}",
     ]
@@ -114,7 +114,7 @@ def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
         )
         for name, own in groups.items()
     ]
-    return Table(f"summed up by {what}", (what, *_narrow(found), "share"), tuple(rows))
+    return Table(f"summed by {what}", (what, *_narrow(found), "share"), tuple(rows))
 
 
 def _summed(found: Diagnosis, key: Callable[[Layer], str]) -> dict[str, dict[str, float]]:
@@ -140,9 +140,9 @@ def _mixes(found: Diagnosis) -> Table:
         (name, size_text(one.num_bytes), number(one.predicted), number(one.measured)) for name, one in named
     ]
     columns = ("", "linear layers", "KL predicted", "KL measured")
-    told = {BYTES: "least bytes, which decode time goes with", TIME: "fewest weights out of 8-bit products"}
+    told = {BYTES: "fewest bytes, which decode time follows", TIME: "fewest weights outside 8-bit matmuls"}
     key = TIME if found.wanted.quant.scheme == BOTH else BYTES
-    return Table(f"the mix ({told[key]}) beside one scheme for all", columns, tuple(rows))
+    return Table(f"the mix ({told[key]}) and one scheme for all layers", columns, tuple(rows))
 
 
 def _narrow(found: Diagnosis) -> list[str]:

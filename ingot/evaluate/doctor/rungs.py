@@ -55,14 +55,16 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
     if scheme not in LADDERS:
         dense = scheme == DENSE
         raise ConfigError(
-            "there is nothing to choose without fewer bits" if dense else "doctor does not know this scheme",
+            "there is nothing to choose without quantization"
+            if dense
+            else "doctor does not support this scheme",
             seen=scheme,
             allowed=list(LADDERS),
             fix="--quant",
         )
     ladder = LADDERS[scheme]
     if up_to not in ladder:
-        raise ConfigError("no such last step", seen=up_to, allowed=list(ladder), fix="--up-to")
+        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(ladder), fix="--up-to")
     return ladder[: ladder.index(up_to) + 1]
 
 

@@ -135,7 +135,9 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     """
     quant = wanted.quant
     if quant != QuantConfig(quant.scheme, quant.group, quant.symmetric):
-        raise ConfigError("the doctor begins with one scheme, rounded", seen=quant.summary, fix="--quant")
+        raise ConfigError(
+            "doctor starts from one scheme with plain rounding", seen=quant.summary, fix="--quant"
+        )
     ladder = ladder_of(quant.scheme, wanted.up_to)
     if not wanted.budget > 0:
         raise ConfigError("a budget must be above 0", seen=wanted.budget, fix="--budget kl=X")
@@ -153,7 +155,7 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
             "an engine's schemes are fixed",
             seen=wanted.checkpoint,
             allowed="a checkpoint",
-            fix="--quant is for the checkpoint that it was built from",
+            fix="give the checkpoint that it was built from",
         )
     return ladder
 
@@ -173,9 +175,9 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
     with open_checkpoint(folder) as source:
         if source.packed is not None:
             raise ConfigError(
-                "the checkpoint is quantized already",
+                "the checkpoint is already quantized",
                 seen=wanted.checkpoint,
-                fix="--quant is for the original checkpoint",
+                fix="give the original checkpoint",
             )
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         assembly = Assembly.of(source, build, QuantConfig())
@@ -191,7 +193,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
                 found = _Session(wanted, ladder, layers, probe, progress).run()
         except torch.OutOfMemoryError:
             raise OutOfMemoryError(
-                "the checkpoint and its texts do not fit the device",
+                "the checkpoint and its texts do not fit in the device's memory",
                 seen=f"{device}",
                 fix="--device cpu, or fewer tokens: --limit, --max-tokens",
             ) from None
@@ -326,7 +328,7 @@ def _texts(documents: Sequence[Document], vocab: int) -> list[Text]:
         odd = next((i for i in document.ids if not 0 <= i < vocab), None)
         if odd is not None:
             raise ConfigError(
-                f"item {document.item.number} has a token that the model lacks",
+                f"item {document.item.number} has a token id outside the vocabulary",
                 seen=odd,
                 allowed=f"0 to {vocab - 1}",
                 fix="--data",
