@@ -284,7 +284,7 @@ def _calibration(
         raise ConfigError(
             "this build uses no calibration data",
             seen=given,
-            fix="add --quant with --method gptq, awq or smoothquant, or with --activations static; "
+            fix="--quant with --method gptq, awq or smoothquant, or with --activations static; "
             "or leave out --calib",
         )
     if calib is None:

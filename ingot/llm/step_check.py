@@ -74,7 +74,7 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
         _unit(dtype, max(manifest.model.hidden_size, manifest.model.intermediate_size)),
         torch.finfo(dtype).eps,
     )
-    rows = TokenRows(records, dtype, llm.executor.runner.block_size)
+    rows = TokenRows(records, dtype, llm.executor.runner.block_size, prompts)
     lanes = []
     for alike in _ways(records):
         witness = StepWitness(rows, alike, llm.engine.model, judge, arithmetic.dtype)

@@ -3,7 +3,7 @@
 Owns the way from records to rows of tokens, which of them each attention reads, and what numbers of few bits
 mean. Knows no limit.
 
-    rows = TokenRows(records, torch.bfloat16, block_size=16)
+    rows = TokenRows(records, torch.bfloat16, block_size=16, prompts=[[1, 2, 3]])
     witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
     lane = Lane(empty, weights, arithmetic, witness=witness)
 """
@@ -47,8 +47,15 @@ class TokenRows:
         wrong_tokens: greedy tokens that are not the likeliest of the logits that the step before had.
     """
 
-    def __init__(self, records: Sequence[StepRecord], dtype: torch.dtype, block_size: int) -> None:
+    def __init__(
+        self,
+        records: Sequence[StepRecord],
+        dtype: torch.dtype,
+        block_size: int,
+        prompts: Sequence[Sequence[int]],
+    ) -> None:
         self.records = records
+        self._prompts = [list(prompt) for prompt in prompts]
         self.dtype = dtype
         self.valid = [record.told["slot_mapping"] >= 0 for record in records]
         self.wanted = [_wanted(record, mask) for record, mask in zip(records, self.valid, strict=True)]
@@ -82,10 +89,12 @@ class TokenRows:
         """Go through the steps as the cache changed."""
         row_of: dict[int, int] = {}  # cache slot → row of the newest token in it
         logits_of: dict[int, torch.Tensor] = {}  # cache slot → logits after the newest token in it
+        id_of: dict[int, int] = {}  # cache slot → the newest token in it
         first = 0
         for record, mask, wanted in zip(self.records, self.valid, self.wanted, strict=True):
             told = {name: tensor.tolist() for name, tensor in record.told.items()}
             row_of |= {slot: first + i for i, slot in enumerate(told["slot_mapping"]) if slot >= 0}
+            id_of |= dict(zip(told["slot_mapping"], told["input_ids"], strict=True))
             self.spans.append([])
             self.reads.append([])
             for request, length in enumerate(told["seq_lens"]):
@@ -98,12 +107,16 @@ class TokenRows:
                 ids = tuple(told["input_ids"][start:end])
                 self.spans[-1].append(Span(request, ids, positions[start], offset))
                 self.reads[-1].append(torch.tensor([row_of[slot] for slot in slots]))
-                if end - start == 1 and length > 1:
+                if end - start == 1 and length > 1 and not self._of_prompt([id_of[s] for s in slots]):
                     self._same_token(ids[0], logits_of.get(slots[-2]))
             assert record.logits is not None
             for row, token in wanted:
                 logits_of[told["slot_mapping"][token]] = record.logits[row]
             first += int(mask.sum())
+
+    def _of_prompt(self, ids: list[int]) -> bool:
+        """Whether a sequence's last token was given to it: the only new one where the rest was cached."""
+        return any(prompt[: len(ids)] == ids for prompt in self._prompts)
 
     def _same_token(self, token: int, logits: torch.Tensor | None) -> None:
         if logits is not None and not bool(logits[token] == logits.max()):

@@ -83,7 +83,7 @@ def test_a_bug_in_what_was_built(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
 def test_stop_ids(stops: list[int], tmp_path: Path) -> None:
     folder = write_spoken(tmp_path / "original")
-    engine = build(folder, tmp_path / "engine", device="cpu", max_batch_size=2)
+    engine = build(folder, tmp_path / "engine", device="cpu", max_batch_size=2, proof=False)
     edit(engine / "manifest.json", stop_ids=stops)
     result = ingot("align", engine, "--reference", folder, "--steps", "1", "--device", "cpu", "--json")
     assert result.exit_code == 1

@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine_of(tmp_path: Path) -> Callable[[Path], Path]:
     """Builds an engine of a checkpoint."""
-    return lambda folder: build(folder, tmp_path / "engine", device="cpu", max_batch_size=2)
+    return lambda folder: build(folder, tmp_path / "engine", device="cpu", max_batch_size=2, proof=False)
 
 
 @pytest.fixture

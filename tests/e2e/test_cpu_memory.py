@@ -148,7 +148,7 @@ class TestShare:
         found = bill(engine)
         available(math.ceil(found.needed / 0.9) + 1)
         assert LLM(engine, "cpu").executor.blocks.num_blocks == found.setting.wanted_blocks
-        with pytest.raises(OutOfMemoryError, match=r"memory_fraction 0\.5 of it"):
+        with pytest.raises(OutOfMemoryError, match=r"memory_fraction 0\.5: "):
             LLM(engine, "cpu", runtime=RuntimeConfig(memory_fraction=0.5))
 
     def test_what_the_process_holds_of_the_engine_counts_once(

@@ -323,9 +323,9 @@ def on_a_terminal(code: str, *arguments: object) -> str:
 
 
 def test_on_a_terminal_only_our_colours_are_codes(engine: Path, tmp_path: Path) -> None:
-    """Also of a log line: a plan that cannot be read is told as a warning."""
+    """A file that the manifest does not name is told by its name, whatever that is."""
     other = Path(shutil.copytree(engine, tmp_path / "engine"))
-    write(other / "plan.json", json.dumps({"tiles": {EVIL: {"m1": {"a": 1}}}}))
+    (other / EVIL.replace("/", "")).touch()
     code = "import sys; from ingot.cli.main import app; app(sys.argv[1:])"
     told = on_a_terminal(code, "run", other, "a", "--device", "cpu", "--max-new-tokens", "1")
     assert "\\x1b[2J" in told, told

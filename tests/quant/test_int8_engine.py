@@ -180,7 +180,7 @@ def test_static_needs_samples(checkpoints: dict[str, Path], tmp_path: Path) -> N
     static = QuantConfig("w8a8", activations="static")
     with pytest.raises(ConfigError, match=r"needs calibration data.*activations static.*--calib FILE"):
         build(checkpoints["llama"], tmp_path / "engine", quant=static, device="cpu")
-    with pytest.raises(ConfigError, match=r"a static scale calibrates.*--activations static"):
+    with pytest.raises(ConfigError, match=r"a static scale needs calibration.*--activations static"):
         LLM(checkpoints["llama"], "cpu", quant=static)
 
 
