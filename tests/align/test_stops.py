@@ -175,7 +175,7 @@ def test_a_trace_with_stop_ids_and_without(originals: dict[str, Path], tmp_path:
     with trace(model, tmp_path / "silent"):
         run_steps(model, ids, 1)
     result = ingot("align", originals["llama"], "--reference", tmp_path / "silent", "--device", "cpu")
-    assert "stop ids: not compared, the trace notes none" in result.stdout
+    assert "stop ids: not compared, the trace records none" in result.stdout
     assert result.exit_code == 0
     with trace(model, tmp_path / "odd", stop_ids="end"):
         run_steps(model, ids, 0)

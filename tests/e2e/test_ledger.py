@@ -186,7 +186,7 @@ class TestVerb:
 
     def test_gb_are_not_gib_and_what_a_card_is_sold_as_is_neither(self) -> None:
         told = ingot("plan", SHAPE, "--gpu", "24GB").stdout
-        assert "there are 24.0 GB (--gpu 24GB)" in told
+        assert "the device has 24.0 GB (--gpu 24GB)" in told
         assert "a card sold as 24 GB has 23.6GiB, which is 25.3 GB: use --gpu 23.6GiB" in told
         assert "a card sold as" not in ingot("plan", SHAPE, "--gpu", "25GB").stdout.partition("host")[0]
 
