@@ -10,6 +10,7 @@ flag that is not given is not passed on.
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -50,9 +51,12 @@ def flag_name(field: str) -> str:
     return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
+_FLAG_FIRST = re.compile(r"(?:add |leave out |use )?--?[a-z]")
+
+
 def names_flag(fix: str | None) -> bool:
     """Whether what an error says to change begins with a flag, or is a sampling value, which has one."""
-    return fix is not None and (fix.startswith("-") or fix in _HELP)
+    return fix is not None and (_FLAG_FIRST.match(fix) is not None or fix in _HELP)
 
 
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

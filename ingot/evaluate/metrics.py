@@ -34,7 +34,7 @@ from ingot.evaluate.record import Progress, Record, no_progress
 from ingot.evaluate.side import SideSpec, longest
 
 _log = logging.getLogger(__name__)
-_FIX = "use other data with --prove, or another --against; the build was discarded"
+_FIX = "--prove with other data, or another --against; the build was discarded"
 _SMALLER = (
     "compare --against an engine; or build without --prove and run `ingot eval`, whose flags can save memory"
 )

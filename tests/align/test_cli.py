@@ -122,7 +122,10 @@ def test_chat(originals: dict[str, Path], tmp_path: Path) -> None:
         (("--reference", "{engine}"), "the reference is an engine"),
         (("--reference", "{llama}", "--original", "theirs"), "unknown original"),
         (("--reference", "{llama}", "--dtype", "int8"), "unknown dtype"),
-        (("--reference", "{llama}", "--steps", "500", "--ids", "--prompt", "1"), "do not fit"),
+        (
+            ("--reference", "{llama}", "--steps", "500", "--ids", "--prompt", "1"),
+            "exceed the engine's max_seq_len",
+        ),
         (("--reference", "{llama}"), "no default prompt"),
         (("--reference", "{llama}", "--prompt", "Hello"), "no tokenizer"),
         (("--reference", "{llama}", "--ids", "--prompt", "1 999"), "outside the vocabulary"),

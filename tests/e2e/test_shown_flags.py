@@ -158,13 +158,13 @@ class TestRun:
             cache
         )
         assert re.fullmatch(words, together)
-        assert larger == "a card sold as 8 GB, as it is"
+        assert larger == "a card sold as 8 GB, with these settings"
         assert call("run", engines["usual"], tmp_path, *asked, *together.split()).exit_code == 0
 
     def test_a_larger_card_alone(self, engines: dict[str, Path], card: SetCard, tmp_path: Path) -> None:
         card(GIB)
         failed = call("run", engines["usual"], tmp_path)
-        assert shown(failed.stderr) == ["a card sold as 8 GB, as it is"]
+        assert shown(failed.stderr) == ["a card sold as 8 GB, with these settings"]
 
     def test_another_dtype_is_another_build(
         self, engines: dict[str, Path], card: SetCard, tmp_path: Path

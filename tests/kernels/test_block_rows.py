@@ -151,7 +151,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"bits": 5}, "bits"),
+            ({"bits": 5}, "unsupported bit width"),
             ({"block": 8}, "block"),
             ({"block": 512}, "block"),
             ({"steps": torch.ones(2)}, "steps"),

@@ -189,7 +189,7 @@ def test_refusals_name_the_method_and_the_layer(
 ) -> None:
     with pytest.raises(ConfigError, match=r"seen: method awq.*--calib FILE"):
         build(checkpoints["llama"], tmp_path / "engine", quant=NARROW, device="cpu")
-    with pytest.raises(ConfigError, match=r"AWQ calibrates.*--quant w4a16 --method awq --calib FILE"):
+    with pytest.raises(ConfigError, match=r"AWQ needs calibration.*--quant w4a16 --method awq --calib FILE"):
         LLM(checkpoints["llama"], "cpu", quant=NARROW)
     model = make_model(tiny_config("llama"))
     model.model.layers[1].mlp.down_proj.weight.data[5, 7] = torch.inf

@@ -39,7 +39,9 @@ def test_a_scheme_is_one_line_and_its_error_that_of_the_weights(engines: dict[st
     shown = ingot("diff", engines["dense"], engines["w8a16"])
     assert shown.exit_code == 1
     (line,) = [line for line in shown.stdout.splitlines() if "dequantized" in line]
-    told = re.fullmatch(r"  8 layers: fp32 -> w8a16, dequantized error (.*)%, at most (.*)% \((.*)\)", line)
+    told = re.fullmatch(
+        r"  8 layers: fp32 -> w8a16, dequantized error (.*)% on average, at most (.*)% \((.*)\)", line
+    )
     assert told is not None, line
     assert "only in" not in shown.stdout
     dense, narrow = (EngineWeights(engines[name]) for name in ("dense", "w8a16"))
