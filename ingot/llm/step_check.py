@@ -28,15 +28,19 @@ from ingot.engine.assemble import empty_model
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.reference import Arithmetic, Lane, Weights
 from ingot.errors import EngineError
+from ingot.layers.decoder import Decoder
+from ingot.layers.linear import linears
 from ingot.layers.step_record import StepRecord
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import Judge
 from ingot.llm.step_witness import StepWitness, TokenRows
 from ingot.models.registry import architecture_named
+from ingot.quant.int8_blocks import Int8Blocks
 from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
 _CROWD_TOKENS = 3
+_OF_ZEROS = 8
 
 
 @dataclass
@@ -71,7 +75,7 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
     narrow = dtype.itemsize == 2
     arithmetic = Arithmetic(torch.float32, dtype) if narrow else Arithmetic(torch.float64)
     judge = Judge(
-        _unit(dtype, max(manifest.model.hidden_size, manifest.model.intermediate_size)),
+        _unit(dtype, model),
         torch.finfo(dtype).eps,
     )
     rows = TokenRows(records, dtype, llm.executor.runner.block_size, prompts)
@@ -94,10 +98,17 @@ def _unseen(name: str, output: torch.Tensor) -> None:
     return
 
 
-def _unit(dtype: torch.dtype, most_terms: int) -> float:
-    """The dtype's epsilon; in fp32 eps sqrt(K), by which a sum of K terms may be off."""
+def _unit(dtype: torch.dtype, model: Decoder) -> float:
+    """The dtype's epsilon; in fp32 eps sqrt(K), by which a sum of K terms may be off.
+
+    RPTQ's products add what their zeros take away: sums several times as large as their results.
+    """
     eps = torch.finfo(dtype).eps
-    return eps if dtype.itemsize == 2 else eps * math.sqrt(most_terms)
+    if dtype.itemsize == 2:
+        return eps
+    terms = max(model.config.hidden_size, model.config.intermediate_size)
+    with_zeros = any(isinstance(linear.scheme, Int8Blocks) for linear in linears(model).values())
+    return eps * math.sqrt(terms) * (_OF_ZEROS if with_zeros else 1)
 
 
 def _recorded(llm: LLM, prompts: list[list[int]], new_tokens: int) -> list[StepRecord]:

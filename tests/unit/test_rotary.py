@@ -81,6 +81,6 @@ def test_bent_frequencies_are_those_of_transformers(kind: str, factor: float, di
     settings["original_max_position_embeddings"] = 2048
     hf = LlamaConfig(head_dim=dim, max_position_embeddings=int(2048 * factor), rope_parameters=settings)
     expected, magnitude = ROPE_INIT_FUNCTIONS[kind](hf, torch.device("cpu"))
-    rope = rope_from_hf(hf.to_dict(), dim)
+    rope = rope_from_hf(hf.to_dict(), dim, hf.max_position_embeddings)
     torch.testing.assert_close(frequencies(rope), expected)
     assert rope.attention_factor == pytest.approx(magnitude)
