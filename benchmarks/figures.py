@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 RESULTS = ROOT / "docs" / "results"
-# performance-log.md is history, and proof.md is about `verify`, which prints its own figures.
+# performance-log.md is history.
 LEFT_OUT = {"performance-log.md"}
 PAGES = (ROOT / "README.md", *(p for p in sorted((ROOT / "docs").glob("*.md")) if p.name not in LEFT_OUT))
 
