@@ -170,6 +170,15 @@ def test_a_stream_dropped_in_another_thread_gives_its_blocks_back(llm: LLM) -> N
     assert not llm.executor.has_work
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt; pytest's worker processes ignore it otherwise."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_calls_of_its_thread_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C arrives during a step that serves two threads."""
     prompt, other = random_ids(9, seed=1), random_ids(9, seed=2)
