@@ -340,11 +340,14 @@ def faults(file: str) -> str:
 
 
 def false_alarms() -> str:
-    """How many sound engines of random weights failed."""
-    found = of("false_alarms_cpu.json")
-    most = max(found["worst"].values())
-    told = f"{found['false_alarms']} of {found['builds']} sound engines failed; the largest deviation was"
-    return f"{told} {significant(most, 2)} of its limit. {made_by('false_alarms_cpu.json')}."
+    """How many sound engines of random weights failed, on a CPU and on a GPU."""
+    told = []
+    for file in ("false_alarms_cpu.json", "false_alarms_gpu.json"):
+        found = of(file)
+        most = significant(max(found["worst"].values()), 2)
+        failed = f"{found['false_alarms']} of {found['builds']} sound engines failed"
+        told.append(f"- {failed}; the largest deviation was {most} of its limit. {made_by(file)}.")
+    return "\n".join(told)
 
 
 GPU_TABLES: dict[str, Callable[[], str]] = {
