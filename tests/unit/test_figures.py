@@ -83,7 +83,7 @@ class TestClaims:
     def test_which_scheme_for_what(self) -> None:
         schemes = value_at("headline.json", "schemes")
         fastest = [
-            min(LABELS, key=lambda name: schemes[name]["decode"][batch]["p50"])  # noqa: B023
+            min(LABELS, key=lambda name: schemes[name]["decode"][batch]["p50"])
             for batch in BATCHES
         ]
         assert fastest == ["w4a16", "w4a16", "w4a16", "w8a16"]
