@@ -350,7 +350,9 @@ def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]
     loop = llm._calls.loop
     loop._orders.put(None)
     loop._thread.join()
+    assert not loop._thread.is_alive()
     stream.close()  # type: ignore[attr-defined]
+    assert loop._orders.qsize() == 1  # the order to end its call: left there, and nobody waits for it
 
 
 def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
