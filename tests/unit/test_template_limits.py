@@ -65,6 +65,13 @@ def test_a_limit_holds(body: str) -> None:
     assert any(text in told for text in known) or "too big" in told or "too large" in told, told
 
 
+def test_the_limit_of_memory_is_the_one_that_was_set() -> None:
+    body = "{{ (messages[0].content * 150000000) | length }}"
+    assert JinjaFormat(body, "here.jinja", {}, ProcessLimits()).prompt_text(user("a")) == "150000000"
+    with pytest.raises(RequestError, match="needs more than 96 MiB"):
+        JinjaFormat(body, "here.jinja", {}, LIMITS).prompt_text(user("a"))
+
+
 def test_the_next_prompt_is_rendered() -> None:
     bomb = "{{ messages[0].content * 10000000000 }}"
     body = f"{{% if messages[0].content == 'bomb' %}}{bomb}{{% endif %}}{{{{ messages[0].content }}}}"
