@@ -95,6 +95,14 @@ def test_beams(engine: Path, llm: LLM) -> None:
     ]
 
 
+def test_more_beams_than_fit_is_misuse_whichever_prompt_is_named(engine: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\nb\n")
+    result = ingot("run", engine, "--file", prompts, "--num-beams", 5)
+    assert result.exit_code == 2
+    assert "prompt 1: more beams than the engine's batch size" in result.stderr
+
+
 def test_token_ids_and_chat(engine: Path, llm: LLM) -> None:
     (ids,) = run_json(engine, "--ids", "104  105")
     assert (ids["prompt"], ids["prompt_token_ids"]) == (None, [104, 105])

@@ -302,6 +302,32 @@ def test_tasks_share_steps_and_leave_alone(llm: LLM) -> None:
     assert found[6] == expected[7][:6]
 
 
+def test_a_cancelled_task_ends_its_request_before_the_next_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go, steps = llm.executor.runner.run, threading.Event(), []
+
+    def held(step: Any) -> torch.Tensor:
+        steps.append(step)
+        assert go.wait(60)
+        return run(step)
+
+    async def main() -> None:
+        task = asyncio.create_task(llm.agenerate([1, 2, 3], LONG))  # type: ignore[arg-type]
+        while not steps:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        settled(llm)
+        check_idle(llm)
+
+    monkeypatch.setattr(llm.executor.runner, "run", held)
+    asyncio.run(main())
+    assert len(steps) == 1
+
+
 def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
     """A stream that outlives its event loop: the loop of steps finds nobody there."""
     kept: list[AsyncIterator[Any]] = []

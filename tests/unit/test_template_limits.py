@@ -65,11 +65,13 @@ def test_a_limit_holds(body: str) -> None:
     assert any(text in told for text in known) or "too big" in told or "too large" in told, told
 
 
-def test_the_limit_of_memory_is_the_one_that_was_set() -> None:
-    body = "{{ (messages[0].content * 150000000) | length }}"
-    assert JinjaFormat(body, "here.jinja", {}, ProcessLimits()).prompt_text(user("a")) == "150000000"
-    with pytest.raises(RequestError, match="needs more than 96 MiB"):
-        JinjaFormat(body, "here.jinja", {}, LIMITS).prompt_text(user("a"))
+def test_the_limits_are_those_that_were_set() -> None:
+    """For good in memory, and anew for each answer in time."""
+    with LimitedProcess("tests.unit.limits_worker", LIMITS) as process:
+        for _ in range(2):
+            found = process.ask(None)
+            assert found.pop("seconds") == pytest.approx(LIMITS.seconds, abs=0.1)  # kernels round it
+            assert found == {"memory": LIMITS.memory, "core": 0}
 
 
 def test_the_next_prompt_is_rendered() -> None:
