@@ -9,14 +9,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
 from ingot.errors import EngineError, RequestError
 from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.tiny import write_tiny
@@ -357,28 +355,6 @@ def test_threads_and_tasks_use_one_llm(llm: LLM) -> None:
         return llm.generate(prompts[thread], SAMPLED)[0].token_ids
 
     assert in_threads(work) == expected
-
-
-def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
-    before = threading.active_count()
-    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
-    llm.generate([1, 2, 3], GREEDY)
-    assert threading.active_count() == before + 1
-    del llm
-    assert threading.active_count() == before
-
-
-def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
-    """As one that is held in a global when the process ends."""
-    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
-    stream = llm.stream([1, 2, 3], GREEDY)
-    next(stream)
-    loop = llm._calls.loop
-    loop._orders.put(None)
-    loop._thread.join()
-    assert not loop._thread.is_alive()
-    stream.close()  # type: ignore[attr-defined]
-    assert loop._orders.qsize() == 1  # the order to end its call: left there, and nobody waits for it
 
 
 def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
