@@ -40,16 +40,16 @@ def resolve_device(name: str | torch.device) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", fix="--device")
+        raise DeviceError("unknown device", seen=name, allowed="auto, cpu, cuda, cuda:N", flag="--device")
     if not torch.cuda.is_available():
-        raise DeviceError("PyTorch finds no usable CUDA device", seen=name, fix="--device cpu")
+        raise DeviceError("PyTorch finds no usable CUDA device", seen=name, flag="--device cpu")
     number = int(index or 0)
     if number >= torch.cuda.device_count():
         raise DeviceError(
             "no such GPU",
             seen=name,
             allowed=f"cuda:0 to cuda:{torch.cuda.device_count() - 1}",
-            fix="--device",
+            flag="--device",
         )
     return torch.device("cuda", number)
 
@@ -68,7 +68,7 @@ def expect_e4m3(device: torch.device) -> None:
             "this GPU does not support an fp8 KV cache",
             seen="compute capability {}.{}".format(*found),
             allowed="{}.{} or later".format(*_E4M3_SINCE),
-            fix="--kv-dtype int8 (kv_dtype=)",
+            flag="--kv-dtype int8 (kv_dtype=)",
         )
 
 
@@ -187,7 +187,7 @@ def parse_dtype(name: str | torch.dtype) -> torch.dtype:
     dtype = DTYPES.get(_LONG_NAMES.get(name, name))
     if dtype is None:
         raise ConfigError(
-            "unknown dtype", seen=name, allowed="auto, fp16, bf16, fp32", fix="--dtype (dtype=)"
+            "unknown dtype", seen=name, allowed="auto, fp16, bf16, fp32", flag="--dtype (dtype=)"
         )
     return dtype
 

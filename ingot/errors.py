@@ -24,16 +24,25 @@ class IngotError(Exception):
         what: what happened, one sentence without a full stop.
         seen: the value that was found, if there is one.
         allowed: the values that would have been accepted.
-        fix: the flag, field or action that changes it.
+        fix: the field or action that changes it.
+        flag: in place of ``fix``: the flag or sampling value to change. It says that the call is at fault and
+            not the work, so the terminal exits with 2, whatever the words.
     """
 
     def __init__(
-        self, what: str, *, seen: object = None, allowed: object = None, fix: str | None = None
+        self,
+        what: str,
+        *,
+        seen: object = None,
+        allowed: object = None,
+        fix: str | None = None,
+        flag: str | None = None,
     ) -> None:
         self.what = what
         self.seen = seen
         self.allowed = allowed
-        self.fix = fix
+        self.fix = fix if flag is None else flag
+        self.flag = flag
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -47,7 +56,7 @@ class IngotError(Exception):
         return "; ".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix)
+        return _rebuild, (type(self), self.what, self.seen, self.allowed, self.fix), {"flag": self.flag}
 
 
 def printable(text: str) -> str:

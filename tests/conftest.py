@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     # Without a GPU the kernels' numbers are checked under Triton's interpreter, which must be chosen before
     # any kernel is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.pop("INGOT_DEBUG", None)  # a traceback would be among what verbs print
 
 torch.set_num_threads(
     1

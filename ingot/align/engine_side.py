@@ -100,7 +100,7 @@ def _fitting(llm: LLM, ids: Sequence[int], steps: int) -> list[int]:
             "the prompt and the steps exceed the engine's max_seq_len",
             seen=f"{len(ids)} tokens and {steps} steps",
             allowed=f"{limit} in total",
-            fix="--steps",
+            flag="--steps",
         )
     return llm.executor.admission.checked_ids(ids, room=0)
 

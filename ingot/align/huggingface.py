@@ -110,7 +110,7 @@ def _load(folder: Path, num_layers: int | None) -> Any:
         raise CheckpointError(
             "Hugging Face's class cannot load this",
             seen=f"{folder}: {str(error).splitlines()[0]}",
-            fix="--original ingot",
+            flag="--original ingot",
         ) from None
     return model.eval()
 

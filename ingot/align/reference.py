@@ -212,7 +212,7 @@ def open_reference(
         ConfigError: ``original`` is none of ``ORIGINALS``.
     """
     if original not in ORIGINALS:
-        raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), fix="--original")
+        raise ConfigError("unknown original", seen=original, allowed=", ".join(ORIGINALS), flag="--original")
     path = Path(given)
     if path.is_file():
         return Trace(path, engine, build.max_seq_len, device)
@@ -221,7 +221,7 @@ def open_reference(
             "the reference is an engine: it would be compared with itself",
             seen=given,
             allowed="the checkpoint it was built from, or a trace",
-            fix="--reference",
+            flag="--reference",
         )
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
@@ -237,7 +237,7 @@ def open_reference(
             "Hugging Face's class cannot be the reference",
             seen=missing or "an engine without the first layers",
             allowed="a model that transformers supports, with layers from 0",
-            fix="--original ingot",
+            flag="--original ingot",
         )
     return OwnPath(folder, device, layers)
 

@@ -146,7 +146,7 @@ def align(
         DeviceError: the device is not there, or transformers is not installed.
     """
     if steps is not None and steps < 0:
-        raise RequestError("steps must be at least 0", seen=steps, fix="--steps")
+        raise RequestError("steps must be at least 0", seen=steps, flag="--steps")
     place = resolve_device(device)
     target = find_target(str(engine), place, dtype)
     source = open_reference(str(reference), original, target.path, target.build, place)

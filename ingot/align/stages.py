@@ -78,7 +78,7 @@ class StageFile:
             self.metadata: dict[str, str] = self._file.metadata() or {}
             self._keys = set(self._file.keys())
         except FileNotFoundError:
-            raise NoSuchPathError("no such trace", seen=path, fix="--reference") from None
+            raise NoSuchPathError("no such trace", seen=path, flag="--reference") from None
         except (SafetensorError, OSError) as error:
             raise _no_trace(path, error) from None
         if self.metadata.get("format") != FORMAT:
@@ -136,7 +136,7 @@ class StageFile:
                 "the trace holds several sequences",
                 seen=f"{key} {tuple(tensor.shape)}",
                 allowed="one sequence per call",
-                fix="--reference",
+                flag="--reference",
             )
         return tensor[0]
 
@@ -175,7 +175,7 @@ class StageFile:
             "the trace has no known module names",
             seen=sorted(self._keys)[:5],
             allowed="LLaMA's (layers.0.input_layernorm) or GPT-2's (h.0.ln_1)",
-            fix="--reference",
+            flag="--reference",
         )
 
     def _count_layers(self) -> int:
@@ -210,5 +210,5 @@ def _no_trace(path: Path, why: object) -> CheckpointError:
         "not a trace",
         seen=f"{path}: {why}",
         allowed="a file that `python -m ingot.align.trace` writes",
-        fix="--reference",
+        flag="--reference",
     )

@@ -87,14 +87,14 @@ def check_same_model(target: Target, source: Reference) -> None:
         raise CheckpointError(
             "a trace holds the original's hidden states, but this engine's are rotated",
             seen=target.quant.summary,
-            fix="--reference CHECKPOINT",
+            flag="--reference CHECKPOINT",
         )
     wanted: dict[str, object] = {"layers": model.num_layers, "hidden size": model.hidden_size}
     if isinstance(source, Trace):
         if layers is not None and layers[0] > 0:
             raise CheckpointError(
                 "the trace has all layers, but the engine leaves out the first ones",
-                fix="--reference CHECKPOINT",
+                flag="--reference CHECKPOINT",
             )
         stream = source.file.get(0, "layers.0.attention")
         seen: dict[str, object] = {"layers": source.file.num_layers}
@@ -110,7 +110,7 @@ def check_same_model(target: Target, source: Reference) -> None:
     if odd:
         allowed = ", ".join(f"{name} {wanted[name]}" for name in seen)
         raise CheckpointError(
-            "the reference is a different model", seen=", ".join(odd), allowed=allowed, fix="--reference"
+            "the reference is a different model", seen=", ".join(odd), allowed=allowed, flag="--reference"
         )
 
 
@@ -129,7 +129,7 @@ def check_fit(target: Target, case: Case, steps: int) -> None:
             "the prompt and the steps exceed the engine's max_seq_len",
             seen=f"{len(case.ids)} tokens and {steps} steps",
             allowed=f"at least 1 token, at most {limit} with the steps",
-            fix="--prompt, --steps",
+            flag="--prompt, --steps",
         )
 
 
@@ -144,7 +144,9 @@ def make_cases(
     if isinstance(source, Trace):
         return [_traced_case(target, source, prompts)], source.file.steps
     if not prompts and target.text.tokenizer is None:
-        raise RequestError("the engine has no tokenizer, so there is no default prompt", fix="--ids --prompt")
+        raise RequestError(
+            "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
+        )
     original = None if target.text.tokenizer is None else open_original_text(source.checkpoint)
     return [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]], steps
 
@@ -153,7 +155,7 @@ def _traced_case(target: Target, source: Trace, prompts: Sequence[PromptGiven]) 
     """The trace's ids; a prompt given beside it, or noted in it, is checked against them."""
     ids = source.file.ids(0)
     if len(prompts) > 1:
-        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", fix="--prompt")
+        raise RequestError("a trace has one prompt", seen=len(prompts), allowed="at most 1", flag="--prompt")
     given = prompts[0] if prompts else source.file.metadata.get("prompt")
     if given is None or (not prompts and target.text.tokenizer is None):
         return Case("the trace's prompt", ids)

@@ -182,7 +182,7 @@ def check_huggingface(spec: SideSpec) -> None:
         raise CheckpointError(
             "Hugging Face's class reads a checkpoint, not an engine",
             seen=spec.path,
-            fix="--against hf:CHECKPOINT, or measure the checkpoint itself",
+            flag="--against hf:CHECKPOINT, or measure the checkpoint itself",
         )
 
 

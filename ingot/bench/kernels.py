@@ -57,7 +57,7 @@ class Kernels(JsonConfig):
             raise ConfigError(
                 "rows and tokens must be at least 1",
                 seen=f"rows {self.rows}, {self.prompt_tokens} prompt tokens, {self.context} in all",
-                fix="--batch, --prompt-tokens, --new-tokens",
+                flag="--batch, --prompt-tokens, --new-tokens",
             )
 
 
@@ -112,13 +112,13 @@ def measure_kernels(
         OutOfMemoryError: the inputs do not fit.
     """
     if device.type != "cuda":
-        raise DeviceError("kernels are measured on a GPU", seen=str(device), fix="--device cuda")
+        raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
     if wanted.context > shape.max_seq_len:
         raise ConfigError(
             "the requests are longer than the engine's limit",
             seen=f"{wanted.context} tokens, prompt and output together",
             allowed=f"<= {shape.max_seq_len}",
-            fix="--prompt-tokens, --new-tokens",
+            flag="--prompt-tokens, --new-tokens",
         )
     try:
         with on_device(device), torch.inference_mode():

@@ -39,7 +39,7 @@ class Latency(JsonConfig):
         for batch in self.batches:
             fixed(batch, self.prompt_tokens, self.new_tokens)
         if self.repeats < 1:
-            raise ConfigError("repeats must be at least 1", seen=self.repeats, fix="--repeats")
+            raise ConfigError("repeats must be at least 1", seen=self.repeats, flag="--repeats")
 
     @property
     def most(self) -> int:
@@ -81,14 +81,14 @@ def check_fits(side: Side, batch: int, longest: int) -> None:
             "the batch is larger than the engine's max_batch_size",
             seen=batch,
             allowed=f"<= {side.max_batch_size}",
-            fix="--batch, or build with a larger --max-batch-size",
+            flag="--batch, or build with a larger --max-batch-size",
         )
     if longest > side.max_seq_len:
         raise ConfigError(
             "the requests are longer than the engine's limit",
             seen=f"{longest} tokens, prompt and output together",
             allowed=f"<= {side.max_seq_len}",
-            fix="--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len",
+            flag="--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len",
         )
 
 

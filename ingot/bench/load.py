@@ -120,7 +120,7 @@ def parse_batches(text: str) -> list[int]:
             "batch sizes must be positive integers separated by commas",
             seen=repr(text),
             allowed="for example 1,8,32",
-            fix="--batch",
+            flag="--batch",
         )
     return [int(part) for part in parts]
 
@@ -128,4 +128,4 @@ def parse_batches(text: str) -> list[int]:
 def _check(flags: dict[str, int]) -> None:
     for flag, value in flags.items():
         if value < 1:
-            raise ConfigError(f"{flag[2:]} must be at least 1", seen=value, fix=flag)
+            raise ConfigError(f"{flag[2:]} must be at least 1", seen=value, flag=flag)

@@ -48,7 +48,7 @@ class Throughput:
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
-            raise ConfigError("repeats must be at least 1", seen=self.repeats, fix="--repeats")
+            raise ConfigError("repeats must be at least 1", seen=self.repeats, flag="--repeats")
 
     def to_json(self) -> dict[str, Any]:
         """The load's totals and lengths, and the repeats."""
@@ -96,7 +96,7 @@ def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Sa
     """
     device = resolve_device(spec.device)
     if device.type != "cuda":
-        raise DeviceError("kernels are measured on a GPU", seen=str(device), fix="--device cuda")
+        raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
     say = say or _silent
     shape = read_shape(spec)
     say("the machine's ceiling")

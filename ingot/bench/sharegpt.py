@@ -52,7 +52,7 @@ def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest:
             "the file has no usable conversation",
             seen=", ".join([str(path), *(f"{n} {reason}" for reason, n in left_out.items())]),
             allowed=f"{_LEAST_TOKENS} to {_MOST_PROMPT} prompt tokens, {most} with the answer",
-            fix="--requests",
+            flag="--requests",
         )
     return Load(path.name, tuple(asks), dict(left_out))
 
@@ -74,13 +74,13 @@ def _read(path: Path) -> list[Any]:
     try:
         data = parse_json(path.read_bytes())
     except (OSError, JsonError) as error:
-        raise ConfigError("the requests cannot be read", seen=f"{path}: {error}", fix="--requests") from None
+        raise ConfigError("the requests cannot be read", seen=f"{path}: {error}", flag="--requests") from None
     if not isinstance(data, list):
         raise ConfigError(
             "the requests must be a list of conversations",
             seen=f"{path}: {type(data).__name__}",
             allowed='[{"conversations": [{"from": "human", "value": "..."}, ...]}, ...]',
-            fix="--requests",
+            flag="--requests",
         )
     return data
 

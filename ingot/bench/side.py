@@ -142,7 +142,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         raise ConfigError(
             "counting the tokens of texts needs a tokenizer",
             seen=spec.path or spec.random_weights,
-            fix="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
+            flag="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
         )
     return tokenizer
 

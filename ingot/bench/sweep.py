@@ -99,7 +99,7 @@ class Sweep:
                 "a sweep compares only with Hugging Face",
                 seen=self.against,
                 allowed="hf, hf:CHECKPOINT",
-                fix="--against",
+                flag="--against",
             )
 
     def lines(self) -> list[Line]:
@@ -192,7 +192,7 @@ def record_of(records: list[Record]) -> Record:
         ConfigError: there is none.
     """
     if not records:
-        raise ConfigError("there are no measured points", fix="--out with a folder of a sweep")
+        raise ConfigError("there are no measured points", flag="--out with a folder of a sweep")
     names = dict.fromkeys(record["line"] for record in records)
     lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
     last = records[-1]
@@ -335,7 +335,7 @@ def _check_length(longest: int, model: DecoderConfig) -> None:
             "the requests are longer than the model's context",
             seen=f"{longest} tokens, prompt and output together",
             allowed=f"<= {model.max_positions}",
-            fix="--prompt-tokens or --new-tokens",
+            flag="--prompt-tokens or --new-tokens",
         )
 
 

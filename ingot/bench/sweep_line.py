@@ -203,5 +203,5 @@ def _check_quant(line: Line, facts: dict[str, Any]) -> None:
             "the checkpoint was not loaded in the requested precision",
             seen=found,
             allowed=wanted,
-            fix="--quant",
+            flag="--quant",
         )

@@ -89,7 +89,7 @@ def _record(line: str, number: int, path: Path) -> Record:
 
 def _damaged(path: Path, number: int, seen: str) -> ConfigError:
     return ConfigError(
-        f"{path} line {number} is not a point of a sweep", seen=seen, fix="--fresh to start over"
+        f"{path} line {number} is not a point of a sweep", seen=seen, flag="--fresh to start over"
     )
 
 

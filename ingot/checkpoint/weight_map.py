@@ -80,7 +80,7 @@ class WeightMap:
                 "no such range of layers",
                 seen=f"{start}:{end}",
                 allowed=f"0 <= START < END <= {self.num_layers}",
-                fix="--layers START:END",
+                flag="--layers START:END",
             )
 
     @property

@@ -145,7 +145,7 @@ def doctor(
     allowed = _budget(budget)
     _check_target(out, "--out", (".yaml", ".yml"))
     if out.exists() and not force:
-        raise ConfigError("the file exists", seen=out, fix="--force replaces it; --out chooses another file")
+        raise ConfigError("the file exists", seen=out, flag="--force replaces it; --out chooses another file")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)
     if threads is not None:
         import torch
@@ -199,7 +199,9 @@ def _budget(text: str) -> float:
     except ValueError:
         allowed = -1.0
     if name.strip() != _METRIC or not 0 < allowed < float("inf"):
-        raise ConfigError("invalid budget", seen=text, allowed="kl=X, in nats, X > 0", fix="--budget kl=0.01")
+        raise ConfigError(
+            "invalid budget", seen=text, allowed="kl=X, in nats, X > 0", flag="--budget kl=0.01"
+        )
     return allowed
 
 
@@ -215,14 +217,17 @@ def _check_target(path: Path, flag: str, ends: tuple[str, ...] = ()) -> None:
     """Refuse, before anything is computed, a place that cannot be written."""
     if ends and path.suffix not in ends:
         raise ConfigError(
-            "`ingot build --quant` recognizes its files by their extension", seen=path, allowed=ends, fix=flag
+            "`ingot build --quant` recognizes its files by their extension",
+            seen=path,
+            allowed=ends,
+            flag=flag,
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ConfigError(
             "the file cannot be written",
             seen=path,
             allowed="a file in an existing, writable folder",
-            fix=flag,
+            flag=flag,
         )
 
 

@@ -33,11 +33,10 @@ from ingot.cli.inspect import inspect
 from ingot.cli.plan import plan
 from ingot.cli.repro import repro
 from ingot.cli.run import run
-from ingot.cli.sampling import names_flag
 from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
-from ingot.errors import BuildError, IngotError, NoSuchPathError, OutOfMemoryError
+from ingot.errors import IngotError, NoSuchPathError
 from ingot.version import VERSION
 
 _UsageError: Any = typer.BadParameter.__base__  # click's, of which typer may have a copy of its own
@@ -121,10 +120,9 @@ def _exit_code(error: IngotError, verb: str | None) -> int:
     """2 where the command line is at fault, 1 where the work failed; ``diff`` and ``align`` keep their 1 for
     "different", ``eval`` for "beyond the limit", ``doctor`` for "no mix holds", ``plan`` for "does not fit".
     """
-    if verb in ("diff", "align", "eval", "doctor", "plan") or isinstance(error, NoSuchPathError):
-        return _MISUSED
-    failed = isinstance(error, (BuildError, OutOfMemoryError)) or not names_flag(error.fix)
-    return _FAILED if failed else _MISUSED
+    judges = verb in ("diff", "align", "eval", "doctor", "plan")
+    misused = judges or isinstance(error, NoSuchPathError) or error.flag is not None
+    return _MISUSED if misused else _FAILED
 
 
 app = typer.Typer(

@@ -55,7 +55,7 @@ def _ids(text: str) -> list[int]:
         return [int(word) for word in text.split()]
     except ValueError:
         raise RequestError(
-            "--ids takes token ids", seen=text[:80], allowed="integers separated by spaces", fix="--ids"
+            "--ids takes token ids", seen=text[:80], allowed="integers separated by spaces", flag="--ids"
         ) from None
 
 
@@ -65,9 +65,9 @@ def _conversation(file: str) -> Messages:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         value = parse_json(data.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
-        raise RequestError("the messages cannot be read", seen=error, fix="--messages") from None
+        raise RequestError("the messages cannot be read", seen=error, flag="--messages") from None
     except JsonError as error:
-        raise RequestError(f"{file} is not JSON", seen=error, fix="--messages") from None
+        raise RequestError(f"{file} is not JSON", seen=error, flag="--messages") from None
     if isinstance(value, dict):
         value = value.get("messages")
     if not isinstance(value, list) or not value or not all(isinstance(m, dict) for m in value):
@@ -75,6 +75,6 @@ def _conversation(file: str) -> Messages:
             f"{file} contains no conversation",
             seen=json.dumps(value)[:80],
             allowed='[{"role": "user", "content": "…"}], or {"messages": […]}',
-            fix="--messages",
+            flag="--messages",
         )
     return value

@@ -159,7 +159,7 @@ def _capacity(gpu: str) -> tuple[Literal["cuda", "cpu"], Capacity | None]:
         try:
             device = resolve_device(gpu)
         except DeviceError as error:
-            raise DeviceError(error.what, seen=gpu, fix="--gpu 24GiB, auto or cpu") from None
+            raise DeviceError(error.what, seen=gpu, flag="--gpu 24GiB, auto or cpu") from None
         if device.type == "cpu":
             return ("cuda", None) if gpu == "auto" else ("cpu", capacity_of(device))
         return "cuda", capacity_of(device)

@@ -72,7 +72,7 @@ def read_prompts(texts: Sequence[str], file: str | None, *, chat: bool, ids: boo
     else:
         found = [_of_text(line, chat, ids) for _, line in lines]
     if not found:
-        raise RequestError("no prompts", seen=f"{file} is empty", fix="--file")
+        raise RequestError("no prompts", seen=f"{file} is empty", flag="--file")
     return found
 
 
@@ -81,7 +81,7 @@ def _lines(file: str) -> list[tuple[int, str]]:
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise RequestError("the prompts cannot be read", seen=error, fix="--file") from None
+        raise RequestError("the prompts cannot be read", seen=error, flag="--file") from None
     lines = _decoded(data, file).split("\n")
     return [(i, line.removesuffix("\r")) for i, line in enumerate(lines, start=1) if line.strip()]
 
@@ -110,7 +110,7 @@ def _of_text(text: str, chat: bool, ids: bool) -> PromptGiven:
             "--ids takes token ids",
             seen=text[:80],
             allowed="integers separated by spaces",
-            fix="--ids, or the prompt",
+            flag="--ids, or the prompt",
         ) from None
 
 
@@ -127,7 +127,7 @@ def _of_object(line: str, where: str, chat: bool, ids: bool, unread: dict[str, N
             f"{where} is not a prompt",
             seen=line[:80],
             allowed='{"prompt": "…"}, {"messages": […]} or {"prompt_token_ids": […]}',
-            fix="--file",
+            flag="--file",
         )
     _check_others(where, [key for key in value if key not in keys], unread)
     return _of_text(value["prompt"], chat, ids) if kind is str else PromptGiven(**{keys[0]: value[keys[0]]})
@@ -141,6 +141,6 @@ def _check_others(where: str, others: list[str], unread: dict[str, None]) -> Non
         raise RequestError(
             f"{where} sets sampling values, which can only be set for all prompts together",
             seen=values,
-            fix=f"{flags}, and remove them from the file",
+            flag=f"{flags}, and remove them from the file",
         )
     unread.update(dict.fromkeys(others))

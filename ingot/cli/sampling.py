@@ -10,7 +10,6 @@ flag that is not given is not passed on.
 from __future__ import annotations
 
 import inspect
-import re
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -51,14 +50,6 @@ def flag_name(field: str) -> str:
     return _NAMES.get(field, "--" + field.replace("_", "-"))
 
 
-_FLAG_FIRST = re.compile(r"(?:add |leave out |use )?--?[a-z]")
-
-
-def names_flag(fix: str | None) -> bool:
-    """Whether what an error says to change begins with a flag, or is a sampling value, which has one."""
-    return fix is not None and (_FLAG_FIRST.match(fix) is not None or fix in _HELP)
-
-
 def sampling_flags(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a verb's ``sampling`` parameter by one flag for each sampling value; those given arrive as a
     dict, checked.
@@ -92,8 +83,10 @@ def with_given(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingPa
     try:
         return defaults.replace(**given)
     except RequestError as error:
-        fix = flag_name(error.fix) if error.fix in _HELP else error.fix
-        raise RequestError(error.what, seen=error.seen, allowed=error.allowed, fix=fix) from None
+        flag = None if error.flag is None else flag_name(error.flag)
+        raise RequestError(
+            error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=flag
+        ) from None
 
 
 def _was_given(value: Any) -> bool:

@@ -137,7 +137,7 @@ def _run(
 def _words(text: str, flag: str) -> tuple[str, ...]:
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
-        raise ConfigError("expected names separated by commas", seen=repr(text), fix=flag)
+        raise ConfigError("expected names separated by commas", seen=repr(text), flag=flag)
     return words
 
 

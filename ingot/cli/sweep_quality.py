@@ -40,7 +40,7 @@ class TextQuality:
 
         if spec.path is None:
             raise ConfigError(
-                "random weights have no quality to measure", seen="--data", fix="--data: leave it out"
+                "random weights have no quality to measure", seen="--data", flag="--data: leave it out"
             )
         items = read_data(Path(self.data), limit=self.limit)
         one = SideSpec(path=spec.path, kind=spec.kind, device=spec.device, dtype=spec.dtype, quant=spec.quant)
@@ -61,5 +61,5 @@ def text_quality(data: Path, limit: int | None) -> TextQuality:
         ConfigError: this version has no evaluation, or the file is not there.
     """
     if not data.is_file():
-        raise ConfigError("no such file", seen=str(data), fix="--data")
+        raise ConfigError("no such file", seen=str(data), flag="--data")
     return TextQuality(str(data), limit)

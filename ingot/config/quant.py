@@ -230,7 +230,7 @@ class QuantConfig(JsonConfig):
                 "patterns in layers match no linear layer",
                 seen=idle,
                 allowed=f"layers.N.…, for example {names[0] if names else 'none'}; they end in {leaves}",
-                fix=f"--quant: layers in its file{fix}",
+                flag=f"--quant: layers in its file{fix}",
             )
 
     def check_in_memory(self) -> None:

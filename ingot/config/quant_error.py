@@ -17,14 +17,12 @@ _FLAGS = {
     "symmetric": "--symmetric or --asymmetric",
     "method": "--method",
     "head": "--quant-head",
-    "layers": "layers",
     "activations": "--activations",
     "alpha": "--alpha",
     "weight_scales": "--weight-scales",
     "rotation": "--rotate",
-    "source": "the checkpoint",
-    "act_order": "act_order",
 }
+_NAMES = _FLAGS | {"layers": "layers", "source": "the checkpoint", "act_order": "act_order"}
 
 
 class QuantFieldError(ConfigError):
@@ -46,13 +44,14 @@ class QuantFieldError(ConfigError):
     ) -> None:
         self.field = field
         self.advice = advice or f"{{{field}}}"
-        super().__init__(what, seen=seen, allowed=allowed, fix=self.advice.format_map(_FLAGS))
+        fix = self.advice.format_map(_NAMES)
+        super().__init__(what, seen=seen, allowed=allowed, fix=fix, flag=fix if field in _FLAGS else None)
 
     def in_file(self, path: Path) -> ConfigError:
         """The same error where the value is from a file: the fix names its keys."""
-        keys = {name: name for name in _FLAGS}
-        fix = f"--quant, in {path}: {self.advice.format_map(keys)}"
-        return ConfigError(self.what, seen=self.seen, allowed=self.allowed, fix=fix)
+        keys = {name: name for name in _NAMES}
+        flag = f"--quant, in {path}: {self.advice.format_map(keys)}"
+        return ConfigError(self.what, seen=self.seen, allowed=self.allowed, flag=flag)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (self.field, self.what, self.seen, self.allowed, self.advice)

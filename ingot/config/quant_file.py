@@ -84,7 +84,7 @@ def read_quant(
             "unknown quantization scheme",
             seen=named,
             allowed=[*SCHEMES, "FILE.yaml"],
-            fix="--quant, or quant= in Python",
+            flag="--quant, or quant= in Python",
         )
     return QuantConfig(**({"scheme": named or "none"} | changes))
 
@@ -115,15 +115,15 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         found = yaml.load(read_text(path), _PlainLoader)
     except OSError as error:
-        raise ConfigError("the --quant file cannot be read", seen=error, fix="--quant") from None
+        raise ConfigError("the --quant file cannot be read", seen=error, flag="--quant") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("the --quant file is not YAML", seen=f"{path}: {error}", fix="--quant") from None
+        raise ConfigError("the --quant file is not YAML", seen=f"{path}: {error}", flag="--quant") from None
     if not isinstance(found, dict):
         raise ConfigError(
             "the --quant file contains no fields",
             seen=path,
             allowed="scheme, group, layers, …",
-            fix="--quant",
+            flag="--quant",
         )
     known = [one.name for one in dataclasses.fields(QuantConfig)]
     unknown = [str(key) for key in found if key not in known]
@@ -134,6 +134,6 @@ def _fields(path: Path) -> dict[str, Any]:
             "unknown field in the --quant file",
             seen=unknown,
             allowed=known,
-            fix=f"--quant, in {path}: {', '.join(meant) or 'leave it out'}",
+            flag=f"--quant, in {path}: {', '.join(meant) or 'leave it out'}",
         )
     return found

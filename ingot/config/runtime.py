@@ -70,7 +70,7 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(
-                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), fix="--kv-dtype"
+                "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), flag="--kv-dtype"
             )
 
     def of_engine(self, kv_dtype: Literal["model", "int8", "fp8"]) -> Self:

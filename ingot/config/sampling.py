@@ -59,7 +59,7 @@ class SamplingParams(JsonConfig):
     def __post_init__(self, max_tokens: int | None) -> None:
         if max_tokens is not None:
             if self.max_new_tokens not in (max_tokens, type(self).max_new_tokens):
-                raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), fix="max_new_tokens")
+                raise RequestError(_BOTH, seen=(max_tokens, self.max_new_tokens), flag="max_new_tokens")
             object.__setattr__(self, "max_new_tokens", max_tokens)
         self._check_integers()
         self._check_numbers()
@@ -92,7 +92,7 @@ class SamplingParams(JsonConfig):
                 "min_new_tokens exceeds max_new_tokens",
                 seen=self.min_new_tokens,
                 allowed=f"<= {self.max_new_tokens}",
-                fix="min_new_tokens",
+                flag="min_new_tokens",
             )
 
     def _check_numbers(self) -> None:
@@ -108,7 +108,9 @@ class SamplingParams(JsonConfig):
         for name in ("ignore_eos", "early_stopping"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise RequestError(f"{name} must be a boolean", seen=value, allowed="true or false", fix=name)
+                raise RequestError(
+                    f"{name} must be a boolean", seen=value, allowed="true or false", flag=name
+                )
 
     def _check_stops(self) -> None:
         if isinstance(self.stop, str):
@@ -116,15 +118,15 @@ class SamplingParams(JsonConfig):
         for name in ("stop", "stop_token_ids"):
             value = () if getattr(self, name) is None else getattr(self, name)
             if not isinstance(value, (list, tuple)):
-                raise RequestError(f"{name} must be a list", seen=value, fix=name)
+                raise RequestError(f"{name} must be a list", seen=value, flag=name)
             object.__setattr__(self, name, tuple(value))
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise RequestError("a stop string must be non-empty text", seen=text, fix="stop")
+                raise RequestError("a stop string must be non-empty text", seen=text, flag="stop")
         for token in self.stop_token_ids:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise RequestError(
-                    "a stop token id must be an integer >= 0", seen=token, fix="stop_token_ids"
+                    "a stop token id must be an integer >= 0", seen=token, flag="stop_token_ids"
                 )
 
     def _check_beams(self) -> None:
@@ -135,10 +137,10 @@ class SamplingParams(JsonConfig):
                 "beam search does not sample",
                 seen=self.temperature,
                 allowed="temperature=0",
-                fix="temperature",
+                flag="temperature",
             )
         if self.n > self.num_beams:
-            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", fix="n")
+            raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", flag="n")
 
     def _integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -147,7 +149,7 @@ class SamplingParams(JsonConfig):
         allowed = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
         ok = isinstance(value, Integral) and not isinstance(value, bool)
         if not ok or value < low or (high is not None and value > high):
-            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, flag=name)
         object.__setattr__(self, name, int(value))
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
@@ -155,7 +157,7 @@ class SamplingParams(JsonConfig):
         allowed = f"a number in {'(' if open_low else '['}{low}, {high}]"
         ok = isinstance(value, Real) and not isinstance(value, bool)
         if not ok or not low <= value <= high or (open_low and value == low):  # NaN fails every comparison
-            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, fix=name)
+            raise RequestError(f"{name} is out of range", seen=_shown(value), allowed=allowed, flag=name)
         object.__setattr__(self, name, float(value))
 
 
@@ -177,7 +179,7 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
             fix = f"did you mean {near[0]}?" if near else None
             raise RequestError("unknown sampling parameter", seen=name, allowed=known, fix=fix)
     if len(found) < len(values):
-        raise RequestError(_BOTH, seen=list(values), fix="max_new_tokens")
+        raise RequestError(_BOTH, seen=list(values), flag="max_new_tokens")
     return found
 
 

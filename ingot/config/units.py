@@ -35,7 +35,7 @@ def parse_size(text: str, flag: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
     if size <= 0:
-        raise ConfigError("not a size", seen=text, allowed="a number with its unit: 24GiB, 80GB", fix=flag)
+        raise ConfigError("not a size", seen=text, allowed="a number with its unit: 24GiB, 80GB", flag=flag)
     return size
 
 

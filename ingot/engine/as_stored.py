@@ -57,7 +57,7 @@ def stored_quant(
         f"the checkpoint is already quantized ({SOURCES[found.source]})",
         seen=given.summary,
         allowed=found.summary,
-        fix=f"leave out --quant, or {_ORIGINAL}",
+        flag=f"leave out --quant, or {_ORIGINAL}",
     )
 
 

@@ -265,7 +265,7 @@ def check_max_seq_len(config: DecoderConfig, build: BuildConfig) -> None:
             "max_seq_len exceeds the model's context length",
             seen=build.max_seq_len,
             allowed=f"<= {config.max_positions}",
-            fix="--max-seq-len",
+            flag="--max-seq-len",
         )
 
 
@@ -280,6 +280,6 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             "the model has fewer layers",
             seen=f"{start}:{end}",
             allowed=f"0:{config.num_layers}",
-            fix="--layers",
+            flag="--layers",
         )
     return config.replace(num_layers=end - start)

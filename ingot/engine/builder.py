@@ -277,14 +277,14 @@ def _calibration(
             "this method needs calibration data",
             seen=quant.needs_samples,
             allowed="a .txt, .json or .jsonl file of texts, conversations or token_ids",
-            fix="--calib FILE",
+            flag="--calib FILE",
         )
     if not quant.calibrated and (calib is not None or samples is not None):
         given = f"--calib-samples {samples}" if calib is None else f"--calib {calib}"
         raise ConfigError(
             "this build uses no calibration data",
             seen=given,
-            fix="--quant with --method gptq, awq or smoothquant, or with --activations static; "
+            flag="--quant with --method gptq, awq or smoothquant, or with --activations static; "
             "or leave out --calib",
         )
     if calib is None:

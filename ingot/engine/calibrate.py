@@ -289,14 +289,14 @@ def _batches(model: Decoder, samples: Sequence[Sequence[int]], most: int) -> lis
 
 def _check(model: Decoder, samples: Sequence[Sequence[int]]) -> None:
     if not samples:
-        raise ConfigError("there is nothing to calibrate with", seen="no samples", fix="--calib")
+        raise ConfigError("there is nothing to calibrate with", seen="no samples", flag="--calib")
     longest = model.config.max_positions if model.rotary is None else model.rotary.max_positions
     vocab = model.config.vocab_size
     for number, ids in enumerate(samples, start=1):
         if not 0 < len(ids) <= longest:
             allowed = f"1 to {longest} tokens"
             raise ConfigError(
-                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, fix="--calib"
+                f"sample {number} has an invalid length", seen=len(ids), allowed=allowed, flag="--calib"
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             odd = next(i for i in ids if not 0 <= i < vocab)
@@ -304,5 +304,5 @@ def _check(model: Decoder, samples: Sequence[Sequence[int]]) -> None:
                 f"sample {number} has a token id outside the vocabulary",
                 seen=odd,
                 allowed=f"0 to {vocab - 1}",
-                fix="--calib",
+                flag="--calib",
             )

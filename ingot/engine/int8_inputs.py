@@ -112,7 +112,7 @@ def _modules_of(one: Int8Input, modules: dict[str, nn.Module]) -> list[nn.Module
             raise CheckpointError(
                 "the original has no such linear layer, so its input cannot be rounded",
                 seen=f"{original}: {names}",
-                fix="--original ingot",
+                flag="--original ingot",
             )
         found.append(modules[names[0]])
     return found

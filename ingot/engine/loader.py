@@ -102,7 +102,7 @@ def lowered(
                 f"the engine was built for a smaller {name}",
                 seen=value,
                 allowed=f"<= {most}",
-                fix=f"--{name.replace('_', '-')}, or rebuild with a larger limit",
+                flag=f"--{name.replace('_', '-')}, or rebuild with a larger limit",
             )
     return manifest.replace(build=build)
 

@@ -47,7 +47,7 @@ def read_plan(path: Path) -> KernelPlan:
         return KernelPlan.from_json(data)
     except _UNREADABLE as error:
         seen = f"{path}: {_reason(error)}"
-        raise ConfigError("the kernel plan cannot be read", seen=seen, fix="--plan") from None
+        raise ConfigError("the kernel plan cannot be read", seen=seen, flag="--plan") from None
 
 
 def read_own_plan(folder: Path, device: torch.device | None = None) -> KernelPlan:

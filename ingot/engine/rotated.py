@@ -46,7 +46,7 @@ def check_rotation(config: DecoderConfig) -> None:
             "this model's hidden states cannot be rotated",
             seen=f"{config.architecture}: {config.norm}",
             allowed="models with RMSNorm",
-            fix="--no-rotate, or rotation: false in the --quant file",
+            flag="--no-rotate, or rotation: false in the --quant file",
         )
 
 

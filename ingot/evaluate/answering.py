@@ -155,7 +155,7 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[
             "no item fits the model's context",
             seen=f"{len(made)} items",
             allowed=f"{room - asking.max_new_tokens} prompt tokens",
-            fix="--max-new-tokens with less, or --max-seq-len with more if the model allows it",
+            flag="--max-new-tokens with less, or --max-seq-len with more if the model allows it",
         )
     return cases, len(made) - len(cases)
 

@@ -74,7 +74,7 @@ def read_data(
     """
     if path.suffix == ".txt":
         if where:
-            raise ConfigError("a .txt file has no fields to filter by", seen=path, fix="leave out --where")
+            raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
         return DataFile(path, (_running_text(path, needs),))
     records = _elements(path) if path.suffix == ".json" else _lines(path)
     items: list[Item] = []
@@ -101,7 +101,7 @@ def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
             "a .txt file is running text, which only perplexity and divergence read",
             seen=f"{path}: {why}",
             allowed="records with a question and its answer, in .jsonl or .json (docs/evaluation.md)",
-            fix="--data FILE.jsonl",
+            flag="--data FILE.jsonl",
         )
     return item
 
@@ -134,12 +134,12 @@ def _check(
             else f"one {unit} of {path} cannot be used",
             seen="; ".join(told),
             allowed=SHAPES,
-            fix=f"--skip-bad, or correct the {unit}s",
+            flag=f"--skip-bad, or correct the {unit}s",
         )
     if not items:
         which = f" with {', '.join(f'{field} = {value}' for field, value in where)}" if where else ""
         seen = f"{len(bad)} bad lines and nothing else" if bad else "no records"
-        raise ConfigError(f"{path} has no items{which}", seen=seen, allowed=SHAPES, fix="--data")
+        raise ConfigError(f"{path} has no items{which}", seen=seen, allowed=SHAPES, flag="--data")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
@@ -162,13 +162,13 @@ def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
     try:
         found = parse_json(_decoded(path))
     except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", fix="--data") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--data") from None
     if not isinstance(found, list):
         raise ConfigError(
             "a .json file must be a list of records",
             seen=f"{path}: {type(found).__name__}",
             allowed=SHAPES,
-            fix="--data",
+            flag="--data",
         )
     for number, record in enumerate(found, start=1):
         yield number, lambda record=record: record  # type: ignore[misc]
@@ -177,7 +177,7 @@ def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
 def _whole(path: Path) -> str:
     text = _decoded(path)
     if not text.strip():
-        raise ConfigError("the text is empty", seen=path, fix="--data")
+        raise ConfigError("the text is empty", seen=path, flag="--data")
     return text
 
 
@@ -185,7 +185,7 @@ def _decoded(path: Path) -> str:
     try:
         return _bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", seen=error, fix="--data, converted to UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--data, converted to UTF-8") from None
 
 
 def _bytes(path: Path) -> bytes:
@@ -193,7 +193,7 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
-        raise ConfigError("the data cannot be read", seen=error, fix="--data") from None
+        raise ConfigError("the data cannot be read", seen=error, flag="--data") from None
 
 
 def _sha256(path: Path) -> str:

@@ -134,7 +134,7 @@ def check_huggingface(path: str) -> None:
         raise CheckpointError(
             "Hugging Face's class reads a checkpoint, not an engine",
             seen=path,
-            fix="--against hf:CHECKPOINT, with the checkpoint that the engine was built from",
+            flag="--against hf:CHECKPOINT, with the checkpoint that the engine was built from",
         )
 
 

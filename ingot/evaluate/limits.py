@@ -89,7 +89,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
                 f"eval {verb} has no such metric",
                 seen=name,
                 allowed=sorted(limits),
-                fix="--max-delta",
+                flag="--max-delta",
             )
         most = _number(value, one)
         for limit in list(limits.values()):
@@ -139,6 +139,6 @@ def _number(value: str, given: str) -> float:
             "the largest difference must be 0 or more",
             seen=given,
             allowed="X or METRIC=X",
-            fix="--max-delta",
+            flag="--max-delta",
         )
     return found

@@ -65,7 +65,7 @@ def measure(
             try:
                 found += _metrics(verb, _evaluated(verb, spec, other, proving, progress), proving)
             except ConfigError as error:
-                raise ConfigError(error.what, seen=error.seen, allowed=error.allowed, fix=_FIX) from None
+                raise ConfigError(error.what, seen=error.seen, allowed=error.allowed, flag=_FIX) from None
             except OutOfMemoryError as error:
                 if error.ledger is not None:  # which has the changes that make it fit
                     raise

@@ -61,13 +61,14 @@ class Prompter:
     ) -> None:
         if chat and text.chat is None:
             raise ConfigError(
-                "the engine has no chat template", fix="use --no-chat, or rebuild with --chat-template chatml"
+                "the engine has no chat template",
+                flag="use --no-chat, or rebuild with --chat-template chatml",
             )
         if template is not None and ARTICLE not in template:
-            raise ConfigError(f"the template has no {ARTICLE}", seen=template, fix="--template")
+            raise ConfigError(f"the template has no {ARTICLE}", seen=template, flag="--template")
         if most_tokens < 1:
             raise ConfigError(
-                "the new tokens leave no room for a prompt", seen=most_tokens, fix="--max-new-tokens"
+                "the new tokens leave no room for a prompt", seen=most_tokens, flag="--max-new-tokens"
             )
         self._tokenizer = need_tokenizer(text)
         self._format = text.chat
@@ -151,7 +152,7 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
     if text.tokenizer is None:
         raise ConfigError(
             "the engine has no tokenizer, but the data has texts",
-            fix="use --data with token_ids (perplexity and divergence only)",
+            flag="use --data with token_ids (perplexity and divergence only)",
         )
     return text.tokenizer
 
@@ -165,7 +166,7 @@ def need_chat(chat: ChatFormat | None) -> ChatFormat:
     if chat is None:
         raise ConfigError(
             "the engine has no chat template, but the data has messages",
-            fix="use --data with prompts, or rebuild with --chat-template chatml",
+            flag="use --data with prompts, or rebuild with --chat-template chatml",
         )
     return chat
 
@@ -202,5 +203,5 @@ def check_same_tokens(ours: TextParts, theirs: TextParts, items: Sequence[Item])
                 raise ConfigError(
                     "the two models have different tokenizers, so their results cannot be compared",
                     seen=f"item {item.number}: {len(ids[0])} and {len(ids[1])} tokens, or other ids",
-                    fix="--against a model with the same vocabulary",
+                    flag="--against a model with the same vocabulary",
                 )

@@ -122,14 +122,14 @@ def _read(path: Path, samples: int | None, verbs: Sequence[str]) -> DataFile:
         raise ConfigError(
             "--prove-samples needs records, but a .txt file is one text",
             seen=path,
-            fix="leave out --prove-samples, or use a shorter text",
+            flag="leave out --prove-samples, or use a shorter text",
         )
     needs = asks if {"summarize", "answers"} & set(verbs) else lambda item: None
     try:
         return read_data(path, limit=samples, needs=needs)
     except ConfigError as error:
         raise ConfigError(
-            error.what, seen=error.seen, allowed=error.allowed, fix="--prove, with a file that can be used"
+            error.what, seen=error.seen, allowed=error.allowed, flag="--prove, with a file that can be used"
         ) from None
 
 
@@ -144,7 +144,7 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
         raise ConfigError(
             "the data mixes several kinds of items",
             seen=f"{data.path}: {', '.join(sorted(shapes))}",
-            fix=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
+            flag=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
         )
     shape = shapes.pop()
     if shape == "articles":
@@ -163,9 +163,9 @@ def _shape(item: Item) -> str:
 def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
     unknown = [verb for verb in verbs if verb not in VERBS]
     if unknown:
-        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, fix="--prove-with")
+        raise ConfigError("no such evaluation", seen=unknown, allowed=VERBS, flag="--prove-with")
     if "divergence" in verbs and against is None:
-        raise ConfigError("a divergence needs a reference", fix="--against")
+        raise ConfigError("a divergence needs a reference", flag="--against")
     if "summarize" in verbs:
         check_rouge()
 
@@ -195,11 +195,11 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
         try:
             need_tokenizer(text)
         except ConfigError as error:
-            raise ConfigError(error.what, fix="use --prove with token_ids") from None
+            raise ConfigError(error.what, flag="use --prove with token_ids") from None
     if any(item.messages is not None for item in data.items) and text.chat is None:
         raise ConfigError(
             "the checkpoint has no chat template, but the data has messages",
-            fix="use --chat-template chatml, or --prove with prompts",
+            flag="use --chat-template chatml, or --prove with prompts",
         )
     if reference is not None and reference.kind == INGOT:
         check_same_tokens(text, read_text(reference), data.items)
@@ -211,7 +211,7 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
         name, _, value = one.partition("=")
         if name not in names:
             raise ConfigError(
-                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], fix="--threshold"
+                "no such metric is measured", seen=one, allowed=[f"{n}=X" for n in names], flag="--threshold"
             )
         try:
             found[name] = float(value)
@@ -219,7 +219,7 @@ def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, flo
             found[name] = math.nan
         if not math.isfinite(found[name]) or found[name] < 0:
             raise ConfigError(
-                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", fix="--threshold"
+                "a threshold must be 0 or more", seen=one, allowed=f"{name}=X", flag="--threshold"
             )
     return found
 

@@ -107,7 +107,7 @@ def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec
     kind, colon, path = against.partition(":")
     if kind == HUGGINGFACE:
         if colon and not path:
-            raise ConfigError("hf: needs a checkpoint", seen=against, fix="--against hf:CHECKPOINT, or hf")
+            raise ConfigError("hf: needs a checkpoint", seen=against, flag="--against hf:CHECKPOINT, or hf")
         return spec.replace(
             path=path or spec.path,
             kind=HUGGINGFACE,

@@ -42,9 +42,9 @@ def windows(num_tokens: int, size: int, stride: int) -> Iterator[Window]:
         ConfigError: the stride is not 1 to ``size``, or ``size`` is below 2.
     """
     if size < 2:
-        raise ConfigError("a window needs at least two tokens", seen=size, fix="--window")
+        raise ConfigError("a window needs at least two tokens", seen=size, flag="--window")
     if not 1 <= stride <= size:
-        raise ConfigError("the stride is out of range", seen=stride, allowed=f"1 to {size}", fix="--stride")
+        raise ConfigError("the stride is out of range", seen=stride, allowed=f"1 to {size}", flag="--stride")
     done = 0
     for begin in range(0, num_tokens, stride):
         end = min(begin + size, num_tokens)

@@ -128,7 +128,7 @@ class Calls:
             self._executor.check(ids, params)
         except RequestError as error:
             raise RequestError(
-                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix
+                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag
             ) from None
 
 

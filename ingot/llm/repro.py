@@ -169,11 +169,11 @@ def row_errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _check(llm: LLM, ids: list[int], layer: int, step: int) -> None:
     last = llm.engine.manifest.model.num_layers - 1
     if not 0 <= layer <= last:
-        raise RequestError("no such layer", seen=layer, allowed=f"0 to {last}", fix="--layer")
+        raise RequestError("no such layer", seen=layer, allowed=f"0 to {last}", flag="--layer")
     room = llm.executor.max_seq_len - len(ids) - 1
     if step < 0 or (room >= 0 and step > room):
         raise RequestError(
-            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", fix="--step"
+            "no such step", seen=step, allowed=f"0 to {room}, by the engine's maximum length", flag="--step"
         )
     if llm.executor.has_work:
         raise RequestError(
@@ -273,12 +273,12 @@ def _layer(
             ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
             layer = DecoderLayer(facts.model, ctx)
     except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise EngineError("the bundle's model has no such layer", seen=error, fix="--run") from error
+        raise EngineError("the bundle's model has no such layer", seen=error, flag="--run") from error
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}
     found = {name: tuple(tensor.shape) for name, tensor in bundle.weights.items()}
     odd = sorted({name for name, _ in wanted.items() ^ found.items()})
     if odd:
-        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], fix="--run")
+        raise EngineError("the bundle's weights do not match its layer", seen=odd[:5], flag="--run")
     for name, tensor in bundle.weights.items():
         path, _, leaf = name.rpartition(".")
         own = tensor.to(device=device, copy=True)  # not the file's memory: alignment may order a sum
@@ -290,9 +290,11 @@ def _layer(
         return layer.eval(), None
     size = RotaryTable.table_bytes(facts.model.rope, facts.build.max_seq_len)
     if size > _MOST_TABLE:
-        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), fix="--run")
+        raise EngineError("the bundle's rotary table is too large", seen=size_text(size), flag="--run")
     table = RotaryTable(facts.model.rope, facts.build.max_seq_len).table
     rows = bundle.inputs.rope_rows
     if not 0 <= int(rows.min()) <= int(rows.max()) < table.shape[0]:
-        raise EngineError("the bundle's rotary rows are outside the table", seen=int(rows.max()), fix="--run")
+        raise EngineError(
+            "the bundle's rotary rows are outside the table", seen=int(rows.max()), flag="--run"
+        )
     return layer.eval(), table.to(device)

@@ -163,7 +163,7 @@ def read_bundle(path: Path) -> Bundle:
         EngineError: it is no bundle, damaged, or of another version.
     """
     if not path.exists():
-        raise NoSuchPathError("no such file", seen=path, fix="--run")
+        raise NoSuchPathError("no such file", seen=path, flag="--run")
     try:
         with safe_open(path, framework="pt") as file:
             facts = _facts(path, (file.metadata() or {}).get(_KEY))
@@ -172,20 +172,20 @@ def read_bundle(path: Path) -> Bundle:
         raise EngineError(
             "the bundle cannot be read",
             seen=f"{path}: {error}",
-            fix="--run with a file that `ingot repro` wrote",
+            flag="--run with a file that `ingot repro` wrote",
         ) from None
     try:
         return _bundle(facts, tensors)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", fix="--run with an intact file"
+            "the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file"
         ) from None
 
 
 def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
         raise EngineError(
-            "the file is not a bundle", seen=path, fix="--run with a file that `ingot repro` wrote"
+            "the file is not a bundle", seen=path, flag="--run with a file that `ingot repro` wrote"
         )
     try:
         data = parse_json(text)
@@ -194,13 +194,13 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
             return BundleFacts.from_json(data)
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
         raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", fix="--run with an intact file"
+            "the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file"
         ) from None
     raise EngineError(
         "the bundle has a different format version",
         seen=version,
         allowed=BUNDLE_VERSION,
-        fix="--run with the version of Ingot that wrote it",
+        flag="--run with the version of Ingot that wrote it",
     )
 
 

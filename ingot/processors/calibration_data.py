@@ -78,7 +78,7 @@ def read_calibration_data(
             "calibration needs at least one sample of two tokens or more",
             seen=f"{samples} samples of {length} tokens",
             allowed="at least 1 sample of at least 2 tokens",
-            fix="--calib-samples",
+            flag="--calib-samples",
         )
     raw = _bytes(path)
     digest = hashlib.sha256(raw).hexdigest()
@@ -131,7 +131,7 @@ def _encoded(path: Path, records: Sequence[tuple[int, Any]], encode: Encode) -> 
             f"{path} has records that cannot be used as samples" if bad else f"{path} has no records",
             seen="; ".join(bad[:_TOLD]) + rest if bad else None,
             allowed=SHAPES,
-            fix="--calib",
+            flag="--calib",
         )
     return found
 
@@ -216,10 +216,10 @@ def _elements(path: Path, raw: bytes) -> Iterator[tuple[int, Any]]:
     try:
         found = parse_json(_decoded(path, raw))
     except JsonError as error:
-        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", fix="--calib") from None
+        raise ConfigError("the data is not JSON", seen=f"{path}: {error}", flag="--calib") from None
     if not isinstance(found, list):
         seen = f"{path}: {type(found).__name__}"
-        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=SHAPES, fix="--calib")
+        raise ConfigError("a .json file must be a list of records", seen=seen, allowed=SHAPES, flag="--calib")
     yield from enumerate(found, start=1)
 
 
@@ -228,7 +228,7 @@ def _needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
         raise ConfigError(
             f"{what} needs a tokenizer, but the checkpoint has none",
             allowed='{"token_ids": […]}',
-            fix="--calib",
+            flag="--calib",
         )
     return tokenizer
 
@@ -237,9 +237,9 @@ def _decoded(path: Path, raw: bytes) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8", seen=error, fix="--calib, converted to UTF-8") from None
+        raise ConfigError(f"{path} is not UTF-8", seen=error, flag="--calib, converted to UTF-8") from None
     if not text.strip():
-        raise ConfigError("the data is empty", seen=path, fix="--calib")
+        raise ConfigError("the data is empty", seen=path, flag="--calib")
     return text
 
 
@@ -248,12 +248,12 @@ def _bytes(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError("the data cannot be read", seen=error, fix="--calib") from None
+        raise ConfigError("the data cannot be read", seen=error, flag="--calib") from None
     if b"\0" in raw:
         raise ConfigError(
             f"{path} is not a text file",
             seen="bytes of value 0",
             allowed="texts or records in UTF-8: .jsonl, .json or .txt",
-            fix="--calib",
+            flag="--calib",
         )
     return raw.removeprefix(b"\xef\xbb\xbf")

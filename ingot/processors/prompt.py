@@ -61,7 +61,7 @@ class Prompt:
                     "the engine has no tokenizer",
                     seen="a text prompt",
                     allowed="token ids",
-                    fix='--ids "1 2 3", or a list of ids in Python',
+                    flag='--ids "1 2 3", or a list of ids in Python',
                 )
             else:
                 ids += tokenizer.encode(part, add_special_tokens=index == 0)

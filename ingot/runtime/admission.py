@@ -92,14 +92,14 @@ class Admission:
         width = params.num_beams
         if width > 1 and params.logprobs is not None:
             raise RequestError(
-                "beam search returns scores, not log-probabilities", seen=params.logprobs, fix="logprobs"
+                "beam search returns scores, not log-probabilities", seen=params.logprobs, flag="logprobs"
             )
         if width > self.max_batch_size:
             raise RequestError(
                 "more beams than the engine's batch size",
                 seen=width,
                 allowed=f"<= {self.max_batch_size}",
-                fix="num_beams",
+                flag="num_beams",
             )
         new = self.max_seq_len if params.max_new_tokens is None else params.max_new_tokens
         worst = 2 * width * self.blocks.blocks_for(min(length + new, self.max_seq_len))

@@ -21,11 +21,6 @@ from tests.e2e.terminal import ingot
 IDS = ("--ids", "--prompt", "5 17 3 80 41", "--steps", "1", "--device", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture(scope="module")
 def engine(originals: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The LLaMA as an engine."""

@@ -24,11 +24,6 @@ from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 MAX_SEQ_LEN = 128
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny")

@@ -19,11 +19,6 @@ from tests.tiny_models import save_model, tiny_config
 MAX_SEQ_LEN = 128
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
@@ -98,6 +93,14 @@ def test_beams(engine: Path, llm: LLM) -> None:
     assert [a["token_ids"] for a in line["answers"]] == [
         a.token_ids for a in llm.generate("hello", params)[0].answers
     ]
+
+
+def test_more_beams_than_fit_is_misuse_whichever_prompt_is_named(engine: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a\nb\n")
+    result = ingot("run", engine, "--file", prompts, "--num-beams", 5)
+    assert result.exit_code == 2
+    assert "prompt 1: more beams than the engine's batch size" in result.stderr
 
 
 def test_token_ids_and_chat(engine: Path, llm: LLM) -> None:

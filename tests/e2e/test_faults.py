@@ -14,6 +14,7 @@ from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
 from ingot.llm.step_check import check_steps
 from ingot.llm.verify import verify
+from ingot.runtime import sampler
 from tests.e2e.faults import FAULTS, SCHEMES, build_scheme, faulty
 
 PLACES = {
@@ -61,6 +62,14 @@ def test_a_sound_engine_is_proven_far_from_its_limits(engine: Callable[[str], Pa
     assert 0 < max(found.steps.values()) < 0.5
 
 
+@pytest.mark.slow
+def test_all_layers_of_rptq_are_proven(tmp_path: Path) -> None:
+    """Its products add what their zeros take away, by the most in the last layers."""
+    found = verify(build_scheme("rptq-w4a4", tmp_path / "engine", "cpu"), "cpu", note=False)
+    assert found.verdict == "proven", found.failures
+    assert 0 < max(found.steps.values()) < 0.5
+
+
 @pytest.mark.parametrize(("scheme", "fault"), BRIEF)
 def test_a_fault_is_found_where_it_is(engine: Callable[[str], Path], scheme: str, fault: str) -> None:
     folder = engine(scheme)
@@ -69,6 +78,23 @@ def test_a_fault_is_found_where_it_is(engine: Callable[[str], Path], scheme: str
         loaded = load_engine(folder, torch.device("cpu"), max_seq_len=512, runtime=runs)
         found = check_steps(LLM.of_engine(loaded, runs), folder, PROMPTS, new_tokens=3)
     assert found.failures[0][0] == PLACES[fault]
+
+
+def test_a_token_that_is_not_the_likeliest_is_found(
+    engine: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits are right, and the sampler takes another token."""
+
+    def second(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, ids = logits.float().topk(2)
+        return ids[:, 1], values[:, 1]
+
+    folder, runs = engine("w8a8"), RuntimeConfig(cache_tokens=512)
+    loaded = load_engine(folder, torch.device("cpu"), max_seq_len=512, runtime=runs)
+    monkeypatch.setattr(sampler, "greedy_reference", second)
+    found = check_steps(LLM.of_engine(loaded, runs), folder, PROMPTS, new_tokens=3)
+    assert [place for place, _ in found.failures] == ["sampler"] * 6
+    assert "was chosen, but the step's own logits say" in found.failures[0][1]
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "rptq-w4a4"])

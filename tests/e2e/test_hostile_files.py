@@ -53,11 +53,6 @@ CHECKPOINT_FILES = (
 ENGINE_FILES = ("manifest.json", "proof.json", "plan.json", "verify.json")
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny")

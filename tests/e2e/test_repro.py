@@ -29,11 +29,6 @@ CPU = torch.device("cpu")
 IDS = random_ids(23)
 
 
-@pytest.fixture(autouse=True)
-def no_debug(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("INGOT_DEBUG", raising=False)
-
-
 @pytest.fixture
 def bundle_file(make: Make, tmp_path: Path) -> Path:
     """A bundle of a LLaMA's second layer, with two decode steps."""

@@ -9,14 +9,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.config.runtime import RuntimeConfig
 from ingot.errors import EngineError, RequestError
 from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.tiny import write_tiny
@@ -302,6 +300,32 @@ def test_tasks_share_steps_and_leave_alone(llm: LLM) -> None:
     assert found[6] == expected[7][:6]
 
 
+def test_a_cancelled_task_ends_its_request_before_the_next_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, go, steps = llm.executor.runner.run, threading.Event(), []
+
+    def held(step: Any) -> torch.Tensor:
+        steps.append(step)
+        assert go.wait(60)
+        return run(step)
+
+    async def main() -> None:
+        task = asyncio.create_task(llm.agenerate([1, 2, 3], LONG))  # type: ignore[arg-type]
+        while not steps:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go.set()
+        settled(llm)
+        check_idle(llm)
+
+    monkeypatch.setattr(llm.executor.runner, "run", held)
+    asyncio.run(main())
+    assert len(steps) == 1
+
+
 def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
     """A stream that outlives its event loop: the loop of steps finds nobody there."""
     kept: list[AsyncIterator[Any]] = []
@@ -331,26 +355,6 @@ def test_threads_and_tasks_use_one_llm(llm: LLM) -> None:
         return llm.generate(prompts[thread], SAMPLED)[0].token_ids
 
     assert in_threads(work) == expected
-
-
-def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
-    before = threading.active_count()
-    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
-    llm.generate([1, 2, 3], GREEDY)
-    assert threading.active_count() == before + 1
-    del llm
-    assert threading.active_count() == before
-
-
-def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
-    """As one that is held in a global when the process ends."""
-    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
-    stream = llm.stream([1, 2, 3], GREEDY)
-    next(stream)
-    loop = llm._calls.loop
-    loop._orders.put(None)
-    loop._thread.join()
-    stream.close()  # type: ignore[attr-defined]
 
 
 def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

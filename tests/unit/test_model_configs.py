@@ -343,5 +343,7 @@ def test_values_out_of_range(name: str, changes: dict[str, Any], told: str) -> N
 
 
 def test_shapes_that_ship_are_read() -> None:
-    for path in (Path(__file__).parents[2] / "benchmarks" / "shapes").glob("*.json"):
-        read(json.loads(path.read_text()))
+    folder = Path(__file__).parents[2] / "benchmarks" / "shapes"
+    found = {path.stem: read(json.loads(path.read_text())) for path in folder.glob("*.json")}
+    sizes = {name: (config.num_layers, config.hidden_size) for name, config in found.items()}
+    assert sizes == {"gpt2-medium": (24, 1024), "llama-7b": (32, 4096)}

@@ -296,9 +296,12 @@ def test_a_cuda_graph_holds_the_sampler() -> None:
 def test_sampling_never_waits_for_the_device() -> None:
     rows = [replace(row, step=i) for i, row in enumerate(FILTERS)]
     logits = random_logits(len(rows), 5000).cuda()
-    sample(logits, SamplingTensors.from_rows(rows, "cuda"))
+    first = sample(logits, SamplingTensors.from_rows(rows, "cuda")).token_ids
     torch.cuda.set_sync_debug_mode("error")
     try:
-        sample(logits, SamplingTensors.from_rows(rows, "cuda"))
+        with pytest.raises(RuntimeError, match="synchroniz"):  # so a wait would be seen
+            logits[0, 0].item()
+        again = sample(logits, SamplingTensors.from_rows(rows, "cuda")).token_ids
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(again, first)

@@ -111,7 +111,7 @@ def tune_model(
     """
     unknown = sorted(set(ops or ()) - set(OPS))
     if unknown:
-        raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), fix="--ops")
+        raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), flag="--ops")
     start = time.perf_counter()
     dtype = parse_dtype(limits.dtype)
     inputs = Inputs(device, dtype) if inputs is None else inputs

@@ -60,11 +60,11 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
             else "doctor does not support this scheme",
             seen=scheme,
             allowed=list(LADDERS),
-            fix="--quant",
+            flag="--quant",
         )
     ladder = LADDERS[scheme]
     if up_to not in ladder:
-        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(ladder), fix="--up-to")
+        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(ladder), flag="--up-to")
     return ladder[: ladder.index(up_to) + 1]
 
 

@@ -136,19 +136,19 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
     quant = wanted.quant
     if quant != QuantConfig(quant.scheme, quant.group, quant.symmetric):
         raise ConfigError(
-            "doctor starts from one scheme with plain rounding", seen=quant.summary, fix="--quant"
+            "doctor starts from one scheme with plain rounding", seen=quant.summary, flag="--quant"
         )
     ladder = ladder_of(quant.scheme, wanted.up_to)
     if not wanted.budget > 0:
-        raise ConfigError("a budget must be above 0", seen=wanted.budget, fix="--budget kl=X")
+        raise ConfigError("a budget must be above 0", seen=wanted.budget, flag="--budget kl=X")
     if wanted.least not in (None, BYTES, TIME):
-        raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], fix="--least")
+        raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], flag="--least")
     if wanted.least == BYTES and quant.scheme == BOTH:
         raise ConfigError(
             "w8a8 takes no fewer bytes than w8a16",
             seen=BYTES,
             allowed=TIME,
-            fix="--least time, or --quant w8a16",
+            flag="--least time, or --quant w8a16",
         )
     if is_engine(Path(wanted.checkpoint)):
         raise ConfigError(
@@ -331,7 +331,7 @@ def _texts(documents: Sequence[Document], vocab: int) -> list[Text]:
                 f"item {document.item.number} has a token id outside the vocabulary",
                 seen=odd,
                 allowed=f"0 to {vocab - 1}",
-                fix="--data",
+                flag="--data",
             )
         for window in document.windows:
             ids = tuple(document.ids[window.begin : window.end])

@@ -1,0 +1,73 @@
+"""How far a step's values may be from the computed ones: what passes, what fails, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot.llm.step_judge import Judge
+
+UNIT = 2**-8
+PLACE = "layers.0.mlp.down_proj"
+LABELS = torch.tensor([0] * 10 + [1] * 10)  # ten prompt tokens, ten decoded ones
+
+
+def normal(seed: int) -> torch.Tensor:
+    return torch.randn(len(LABELS), 64, generator=torch.Generator().manual_seed(seed))
+
+
+def judged(had: torch.Tensor, computed: torch.Tensor) -> list[tuple[str, str]]:
+    judge = Judge(UNIT, 2 * UNIT)
+    judge.value("stream", PLACE, had, computed, None, LABELS)
+    return judge.failures()
+
+
+def test_noise_passes() -> None:
+    computed = normal(1)
+    assert judged(computed * (1 + UNIT * normal(2)), computed) == []
+
+
+def test_one_value_fails_and_its_tokens_are_counted() -> None:
+    computed = normal(1)
+    had = computed.clone()
+    had[13, 5] += 0.5
+    ((place, told),) = judged(had, computed)
+    assert place == PLACE
+    assert told.startswith(f"{PLACE} is off by")
+    assert told.endswith("in 1 of 10 decoded tokens")
+
+
+def test_values_that_are_all_off_together_fail_by_less() -> None:
+    """Each is within its own limit; as a factor of all they are not."""
+    computed = normal(1)
+    assert judged(computed * (1 + UNIT / 4), computed) == []
+    ((_, told),) = judged(computed * (1 + UNIT), computed)
+    assert told == f"{PLACE} is off by a factor of 1.0039 in prompt tokens"
+
+
+@pytest.mark.parametrize(("exact", "passes"), [(2.52, True), (2.9, False)])
+def test_a_number_may_be_the_other_one_near_the_middle_alone(exact: float, passes: bool) -> None:
+    values = normal(3).round()
+    had, values[4, 7] = values.clone(), exact
+    had[4, 7] = 2.0
+    judge = Judge(UNIT, 2 * UNIT)
+    judge.rounded("inner", PLACE, had, torch.ones(1), values, values.round(), LABELS)
+    assert (judge.failures() == []) == passes
+
+
+def test_what_is_infinite_must_be_so_on_both_sides() -> None:
+    computed = normal(1)
+    computed[2, 3] = torch.inf
+    assert judged(computed, computed) == []
+    had = computed.clone()
+    had[2, 3] = 0
+    assert [place for place, _ in judged(had, computed)] == [PLACE]
+
+
+def test_of_a_kind_the_first_place_is_told_and_the_others_counted() -> None:
+    judge, computed = Judge(UNIT, 2 * UNIT), normal(1)
+    for kind, place in (("stream", "b"), ("stream", "a"), ("query", "c")):
+        judge.value(kind, place, 2 * computed, computed, None, LABELS)
+    assert [place for place, _ in judge.failures()] == ["b", "c"]
+    assert judge.failures()[0][1].endswith("tokens, and so are 1 places like it")
+    assert judge.worst["stream"] > 1
