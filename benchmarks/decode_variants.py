@@ -6,7 +6,7 @@ takes each of its candidates (equal shares for full waves of programs, x pipelin
 and keeps what makes the step faster. Then the ways: at every number of rows today's step, the fused step with
 today's and with the new tiles, and steps that leave products to the matrix library with early launches around
 them. The last line says what to enter: tiles by bucket of rows (kernels/matrix_product.py), and the table of
-row numbers (layers/fused_decode.py, WAYS). About 60 s on an H200 with 16 cores.
+row numbers (layers/ways.py, DENSE_ROWS). About 60 s on an H200 with 16 cores.
 
     python benchmarks/decode_variants.py --json variants.json
     python benchmarks/decode_variants.py --dry --rows 1,2,9,70 --sweep-rows 8,33  # tiny, on a CPU: no figures

@@ -1,6 +1,6 @@
 """Which tiles the products of a decode step should have, of 8 bits on both sides or of weights of 4 inside 8:
 timed inside the whole step, 16 layers of the 7B shape over a cache in fp16 in a CUDA graph, without a head,
-as layers/int8_walk.py goes.
+as layers/forward.py goes.
 
 First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Those of
 4 bits, which have products up to 16 rows, load straight into registers; of 8 bits the parts of the products

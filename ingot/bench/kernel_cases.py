@@ -29,8 +29,8 @@ from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
-from ingot.layers.fused_decode import small_products
 from ingot.layers.rotary import RotaryTable
+from ingot.layers.ways import small_products
 
 NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
@@ -120,7 +120,7 @@ def norm_case(s: Setting, rows: int, *, add: bool, cached: bool) -> Case:
 
 def product_cases(s: Setting, rows: int) -> Iterator[Case]:
     """The products of a layer and the head that are our kernels for so many rows, with what they fold in."""
-    c, hidden, small = s.config, s.config.hidden_size, small_products(rows) or frozenset()
+    c, hidden, small = s.config, s.config.hidden_size, small_products(rows)
     if "qkv" in small:
         yield _qkv_case(s, rows)
     if "o" in small:

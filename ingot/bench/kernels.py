@@ -27,17 +27,14 @@ from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
-from ingot.config.quant import QuantConfig
 from ingot.device import on_device, parse_dtype
-from ingot.engine.assemble import empty_model
 from ingot.engine.describe import describe
 from ingot.engine.loader import lowered
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.random_weights import config_manifest
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
-from ingot.layers.fused_decode import fuses
-from ingot.models.registry import architecture_named
+from ingot.layers.ways import folds
 
 Say = Callable[[str], None]
 
@@ -197,6 +194,4 @@ def _layers(setting: Setting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, 
 
 def _folded(manifest: Manifest) -> bool:
     """Whether decode steps of this shape fold norms and activations into the products."""
-    architecture = architecture_named(manifest.model.architecture)
-    model = empty_model(architecture, manifest.model, manifest.build, QuantConfig(), KernelPlan())
-    return fuses(model)
+    return folds(manifest.model)

@@ -35,17 +35,13 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
-        inner = self.activate(x)
+        inner = self.activate(self.gate_up_proj(x))
         if batch is not None:
             batch.see("mlp_in", x)
             batch.see("inner", inner)
         return self.down_proj(inner)
 
-    def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
-        return self.bend(self.gate_up_proj(x))
-
-    def bend(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
+    def activate(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
         """silu(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
 
         ``tiles`` are put over the plan's.
@@ -65,18 +61,14 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
         """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
-        inner = self.activate(x)
+        inner = self.activate(self.up_proj(x))
         if batch is not None:
             batch.see("mlp_in", x)
             batch.see("inner", inner)
         return self.down_proj(inner)
 
-    def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """``forward`` up to the down product: [T, hidden_size] → [T, intermediate_size]."""
-        return self.bend(self.up_proj(x))
-
-    def bend(self, inner: torch.Tensor) -> torch.Tensor:
-        """The activation function alone."""
+    def activate(self, inner: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
+        """The activation of a finished product [T, intermediate_size]; there are no ``tiles``."""
         if self.kind == "relu":
             return F.relu(inner)
         return F.gelu(inner, approximate="tanh" if self.kind == "gelu_tanh" else "none")

@@ -8,6 +8,8 @@ normalised sum and the sum. Knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -27,10 +29,13 @@ class RMSNorm(nn.Module):
         self.weight = empty_weight(size, dtype=ctx.dtype)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        tiles: Mapping[str, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual), both [T, size]."""
-        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles.at(x.shape[0]))
+        """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
+        return rms_norm(x, self.weight, self.eps, residual, tiles=self.tiles.at(x.shape[0], tiles))
 
 
 class LayerNorm(nn.Module):
@@ -44,10 +49,15 @@ class LayerNorm(nn.Module):
         self.bias = empty_weight(size, dtype=ctx.dtype)
 
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        tiles: Mapping[str, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual), both [T, size]."""
-        return layer_norm(x, self.weight, self.bias, self.eps, residual, tiles=self.tiles.at(x.shape[0]))
+        """(norm(x + residual), x + residual), both [T, size]; ``tiles`` are put over the plan's."""
+        return layer_norm(
+            x, self.weight, self.bias, self.eps, residual, tiles=self.tiles.at(x.shape[0], tiles)
+        )
 
 
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:

@@ -1,9 +1,6 @@
 """A step's tensors in, logits out.
 
-Owns the choice between a decoder's ways of computing the same: module by module, or, on a GPU, with residual
-sums inside the matrix library's products, or, for a few decoding tokens, with all small kernels folded into
-the products; and, where all layers multiply in 8 bits, or numbers by blocks, with kernels that end and begin
-so. Knows no request.
+Owns the choice of operations for a kind of step, and its record. Knows no request.
 
     logits = Forward(model, caches, fused=True)(batch)
 """
@@ -16,24 +13,21 @@ from dataclasses import replace
 import torch
 
 from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.packed_tiles import PACKED_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
-from ingot.layers.blocks_walk import blocks_hidden, blocks_logits, walks_in_blocks
 from ingot.layers.decoder import Decoder
-from ingot.layers.folded import folded_hidden, folds
-from ingot.layers.fused_decode import fused_logits, small_products, ways_of
-from ingot.layers.int8_walk import int8_hidden, int8_logits, walks_int8
-from ingot.layers.linear import all_dense
-from ingot.layers.plain_decode import is_plain, plain_logits, plain_rows
+from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
+from ingot.layers.ways import Step, Ways
+
+MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
 
 
 class Forward:
     """Computes steps of one model over one cache.
 
-    ``fused`` asks for the folded kernels in steps of tokens that all decode, for the products and up to the
-    numbers of tokens that ``ways`` (fused_decode.py) names, and for products that add in place in the others.
-    A decoder whose shape they do not know runs module by module. ``by_module`` forces that, so that hooks on
-    modules fire.
+    ``fused`` asks for operations that do more than a module; ``by_module`` calls each module, so that hooks
+    on modules fire.
 
     Attributes:
         observer: gets a record of every step that runs from now on, on the CPU; set it before the first one,
@@ -44,17 +38,12 @@ class Forward:
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
         self.model = model
         self.caches = caches
-        self.dense = all_dense(model)
-        self.ways = ways_of(model)
+        self.ways = Ways(model, caches)
         self.fused = fused
-        self.plain = fused and is_plain(model)
-        self.plain_rows = plain_rows(model)
-        self.folded = fused and folds(model)
-        self.int8 = walks_int8(model)
-        self.blocks = walks_in_blocks(model)
         self.by_module = False
         self.observer: Callable[[StepRecord], None] | None = None
         self.record: StepRecord | None = None
+        self._operations: dict[Step, Operations] = {}
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [L, vocab_size] of the batch's wanted tokens, in the model's dtype."""
@@ -72,28 +61,19 @@ class Forward:
         if self.observer is not None and record is not None:
             self.observer(record.on_host())
 
+    def operations(self, step: Step) -> Operations:
+        """Those of a kind of step, chosen when it is first met."""
+        if step not in self._operations:
+            self._operations[step] = Operations(self.model, self.ways, step)
+        return self._operations[step]
+
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         model = self.model
         hidden = model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
         batch.see("stream", hidden)
-        decodes = batch.max_query_len == 1 and not self.by_module
-        small = small_products(hidden.shape[0], self.ways)
-        if self.fused and self.int8 and not self.by_module:
-            if decodes and hidden.shape[0] <= DECODE_ROWS:
-                return int8_logits(model, hidden, batch, self.caches)
-            hidden = int8_hidden(model, hidden, batch, self.caches)
-            return model.logits(hidden[batch.logits_indices])
-        if self.fused and self.blocks and not self.by_module:
-            if decodes and hidden.shape[0] <= DECODE_ROWS:
-                return blocks_logits(model, hidden, batch, self.caches)
-            hidden = blocks_hidden(model, hidden, batch, self.caches)
-            return model.logits(hidden[batch.logits_indices])
-        if self.fused and decodes and small is not None:
-            return fused_logits(model, hidden, batch, self.caches, small, self.dense)
-        if self.plain and decodes and hidden.shape[0] <= self.plain_rows:
-            return plain_logits(model, hidden, batch, self.caches)
-        if self.folded and not self.by_module:
-            hidden = folded_hidden(model, hidden, batch, self.caches)
-        else:
+        if not self.fused or self.by_module:
             hidden = model(hidden, batch, self.caches)
-        return model.logits(hidden[batch.logits_indices])
+            return model.logits(hidden[batch.logits_indices])
+        decodes, rows = batch.max_query_len == 1, len(hidden)
+        step = Step(decodes, rows if decodes and rows <= MOST_ROWS else None)
+        return self.operations(step).logits(hidden, batch, self.caches)

@@ -156,8 +156,8 @@ def _bent(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
     """Another arithmetic between gate, up and the down product."""
 
     def put(model: Decoder, layer: DecoderLayer) -> None:
-        def activate(mlp: GatedMLP, x: torch.Tensor, tiles: object = None) -> torch.Tensor:
-            return make(*mlp.gate_up_proj(x).chunk(2, dim=-1))
+        def activate(mlp: GatedMLP, gate_up: torch.Tensor, tiles: object = None) -> torch.Tensor:
+            return make(*gate_up.chunk(2, dim=-1))
 
         layer.mlp.activate = MethodType(activate, layer.mlp)
 

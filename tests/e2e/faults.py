@@ -17,7 +17,7 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.quant import QuantConfig
-from ingot.layers import attention, blocks_walk, fused_decode, int8_walk, mlp
+from ingot.layers import attention, forms, mlp, products
 from ingot.layers.decoder import Decoder
 from tests.e2e.folders import ROOT
 
@@ -104,14 +104,13 @@ def _louder_query(function: Callable[..., Any]) -> Callable[..., Any]:
 KERNELS: dict[str, list[tuple[Any, str, Callable[..., Any]]]] = {
     "SiLU x 1.01": [
         (mlp, "silu_mul", _louder_up),
-        (int8_walk, "silu_mul_int8", _louder_up),
-        (blocks_walk, "silu_mul_in_blocks", _louder_up),
-        (fused_decode, "silu_mul_operand", _louder_up),
-        (fused_decode, "small_gate_up", _louder_result),
+        (forms, "silu_mul_int8", _louder_up),
+        (forms, "silu_mul_in_blocks", _louder_up),
+        (forms, "silu_mul_operand", _louder_up),
+        (products, "small_gate_up", _louder_result),
     ],
     "decode query x 1.1": [
         (attention, "paged_attention", _louder_query),
-        (fused_decode, "paged_attention", _louder_query),
     ],
 }
 FAULTS = (*KERNELS, *WEIGHTS)

@@ -6,7 +6,7 @@ where sums are of whole numbers, within two last places of the dtype where they 
 8 bits the same but for ties, which go to the neighbour. Attention is held to fp64 (attention_witness.py): its
 numbers are exactly those of its output. Owns the copies, the comparison and its bounds; knows no walk.
 
-    with Witness(torch.float16, int8_walk, attention) as witness:
+    with Witness(torch.float16, products, attention) as witness:
         llm.generate(...)
     assert witness.faults() == []
 """

@@ -20,13 +20,12 @@ import pytest
 import torch
 
 from ingot.kernels.int8_rows import Int8Rows
-from ingot.layers import attention, blocks_walk, int8_walk
+from ingot.layers import attention, products
 from ingot.quant import int8_blocks, int8_products
 from tests.parity.kernel_witness import TIES
 
-PRODUCTS = (  # what multiplies rows of 8 bits, in the walks and in the modules
-    *((int8_walk, name) for name in ("int8_linear", "int8_linear_parts", "small_int8_qkv")),
-    *((blocks_walk, name) for name in ("int8_linear", "int8_linear_parts")),
+PRODUCTS = (  # what multiplies rows of 8 bits, in fused steps and in the modules
+    *((products, name) for name in ("int8_linear", "int8_linear_parts", "small_int8_qkv")),
     *((module, "multiply") for module in (int8_products, int8_blocks)),
 )
 SCALES = 1e-5  # relative, of a row's scale by two ways in fp32

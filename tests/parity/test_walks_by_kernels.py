@@ -20,11 +20,12 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
 from ingot.kernels import int8_linear, norm_int8, prefill_attention, rope_kv_write
 from ingot.kernels.int8_rows import Int8Rows
-from ingot.layers import attention, blocks_walk, int8_walk, walk_parts
+from ingot.layers import attention, forms, norm, products
+from ingot.layers.forward import Operations
 from ingot.quant import int4_in_int8
 from tests.kernels.interpreter import fill_bfloat16_gaps
 from tests.parity.kernel_witness import Witness, interpreted
-from tests.parity.test_blocks_walk import PROMPTS, SIZES, engine
+from tests.parity.test_rounded_steps import PROMPTS, SIZES, engine
 from tests.parity.walk_ways import (
     by_every_way,
     expect_equal,
@@ -37,7 +38,7 @@ from tests.tiny_models import random_ids, save_model, tiny_config
 
 PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
 MANY = 70  # requests: more rows than small products take
-WATCHED = (int8_walk, blocks_walk, walk_parts, attention, int4_in_int8)
+WATCHED = (forms, norm, products, attention, int4_in_int8)
 INT8_OPS = {
     *("rms_norm_int8", "int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm_int8", "sum_norm"),
     *("rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
@@ -113,7 +114,6 @@ class Models:
         rounded: dict[str, Any] = {} if blocks else {"quant": case.quant, "max_batch_size": MANY}
         llm = LLM(folder, device=device, compute_dtype=dtype, runtime=runtime, **rounded)
         forward = llm.executor.runner.forward
-        assert forward.blocks if blocks else forward.int8
         forward.fused = True
         return llm
 
@@ -218,7 +218,7 @@ def test_interpreted_walks_and_modules(name: str, models: Models) -> None:
 @pytest.mark.parametrize("wrong", ["", "numbers", "scales", "logits"])
 def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way by twins: a number two steps off, a scale or the logits by a thousandth."""
-    silu, logits = int8_walk.silu_mul_int8, int8_walk.decode_logits
+    silu, logits = forms.silu_mul_int8, Operations.logits
 
     def inner(*args: Any) -> Int8Rows:
         rows = silu(*args)
@@ -229,8 +229,8 @@ def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.Mo
     def ended(*args: Any) -> torch.Tensor:
         return logits(*args) * (1.001 if wrong == "logits" else 1)
 
-    monkeypatch.setattr(int8_walk, "silu_mul_int8", inner)
-    monkeypatch.setattr(int8_walk, "decode_logits", ended)
+    monkeypatch.setattr(forms, "silu_mul_int8", inner)
+    monkeypatch.setattr(Operations, "logits", ended)
     llm = models(CASES["w8a8 int8 cache"], "fp32", sizes=False, device="cpu")
 
     def judge() -> None:

@@ -22,8 +22,8 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.layers.batch import ForwardBatch
+from ingot.layers.forward import Operations
 from ingot.llm.outputs import Output
-from ingot.runtime import forward
 from ingot.runtime.forward import Forward
 from tests.parity.led_walk import Lead
 
@@ -144,27 +144,26 @@ def expect_near(steps: Sequence[Step]) -> None:
         assert bool((modules.amax(-1) - best <= 2 * NEAR).all())
 
 
-def count_walks(monkeypatch: pytest.MonkeyPatch, kind: str) -> dict[str, list[int]]:
-    """Tokens of each step, by the walk that computed it: those of ``int8`` or of ``blocks``."""
-    seen: dict[str, list[int]] = {f"{kind}_logits": [], f"{kind}_hidden": []}
-    for name, steps in seen.items():
-        original = getattr(forward, name)
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Tokens of each step that fused operations computed: those in which all decode, and others."""
+    seen: dict[str, list[int]] = {"decodes": [], "others": []}
+    original = Operations.logits
 
-        def counted(model, hidden, *rest, original=original, steps=steps):  # type: ignore[no-untyped-def]
-            steps.append(hidden.shape[0])
-            return original(model, hidden, *rest)
+    def counted(self: Operations, hidden: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen["decodes" if self.decodes else "others"].append(hidden.shape[0])
+        return original(self, hidden, *rest)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(forward, name, counted)
+    monkeypatch.setattr(Operations, "logits", counted)
     return seen
 
 
-def expect_same(plain: Sequence[Output], walked: Sequence[Output]) -> None:
+def expect_same(plain: Sequence[Output], walked: Sequence[Output], near: float = 0.02) -> None:
     """Raise unless tokens are the same and their logarithms near."""
     for one, other in zip(plain, walked, strict=True):
         assert one.token_ids == other.token_ids
         for a, b in zip(one.logprobs, other.logprobs, strict=True):
-            near = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
-            assert torch.allclose(*near, rtol=0, atol=0.02)
+            pair = torch.tensor([v for _, v in a.top]), torch.tensor([v for _, v in b.top])
+            assert torch.allclose(*pair, rtol=0, atol=near)
 
 
 Found = list[tuple[list[int], list[float]]]

@@ -82,10 +82,7 @@ class TestClaims:
 
     def test_which_scheme_for_what(self) -> None:
         schemes = value_at("headline.json", "schemes")
-        fastest = [
-            min(LABELS, key=lambda name: schemes[name]["decode"][batch]["p50"])
-            for batch in BATCHES
-        ]
+        fastest = [min(LABELS, key=lambda name: schemes[name]["decode"][batch]["p50"]) for batch in BATCHES]
         assert fastest == ["w4a16", "w4a16", "w4a16", "w8a16"]
         loads = {name: one["mixed"]["p50"] for name, one in schemes.items() if "mixed" in one}
         assert sorted(loads, key=loads.__getitem__)[-2:] == ["w8a8", "w8a8_int8"]

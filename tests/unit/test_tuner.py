@@ -33,7 +33,7 @@ from ingot.kernels import (
     small_qkv,
 )
 from ingot.kernels.stored_weight import StoredWeight
-from ingot.layers import fused_decode
+from ingot.layers import products
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named
 
@@ -183,13 +183,13 @@ def test_in_a_step_another_candidate_may_win() -> None:
 
 def test_a_step_runs_the_models_layers_with_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, Any]] = []
-    original = fused_decode.small_linear
+    original = products.small_linear
 
     def noted(x: torch.Tensor, weight: StoredWeight, *rest: Any) -> torch.Tensor:
         seen.append((f"{x.shape[0]} {tuple(weight.values.shape)}", rest[-1]))
         return original(x, weight, *rest)
 
-    monkeypatch.setattr(fused_decode, "small_linear", noted)
+    monkeypatch.setattr(products, "small_linear", noted)
     build = BuildConfig("fp16", max_batch_size=8, max_seq_len=64)
     inputs = Inputs(CPU, torch.float16, footprint=1 << 12)
     machine = Machine("GPU", "9.0", 2, "2", "3")

@@ -26,7 +26,8 @@ from ingot.engine.tuner.search import CAPTURES, Choice, Progress, decide, plan_o
 from ingot.engine.tuner.timing import Measure, Timer, averaged
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import NONE, fused_logits, small_products
+from ingot.layers.forward import Operations
+from ingot.layers.ways import Step, Ways
 from ingot.models.registry import architecture_named
 
 STEP_MARGIN = 0.003  # by which a step must be faster with a candidate that did not win alone
@@ -74,9 +75,9 @@ class Steps:
         if model.rotary is not None:
             model.rotary.to(self._inputs.device)
         hidden, batch, caches = self._inputs.normal(rows, self.config.hidden_size), *self._step(rows)
-        small = small_products(len(hidden)) or NONE
-        fused_logits(model, hidden, batch, caches, small)
-        step = lambda: fused_logits(model, hidden, batch, caches, small)  # noqa: E731
+        operations = Operations(model, Ways(model, caches), Step(decodes=True, rows=len(hidden)))
+        operations.logits(hidden, batch, caches)
+        step = lambda: operations.logits(hidden, batch, caches)  # noqa: E731
         return averaged(self._timer, [step], CAPTURES)
 
     def _empty(self, plan: KernelPlan) -> Decoder:

@@ -15,9 +15,9 @@ from ingot.config.build import BuildConfig
 from ingot.config.plan import OPS, ROWS, plan_key, row_bucket
 from ingot.config.runtime import RuntimeConfig
 from ingot.layers.decoder import Decoder
-from ingot.layers.fused_decode import NONE, fuses, small_products
 from ingot.layers.linear import all_dense
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.ways import folds, small_products
 
 PROMPTS = (512, 2048)  # tokens of the prefill steps that are measured
 MOST_CONTEXTS = 64  # requests for whose keys and values decode attention is measured
@@ -77,12 +77,12 @@ def folded_rows(model: Decoder, dtype: torch.dtype, limits: BuildConfig) -> list
     None where some weight has fewer bits: products of such weights have the tiles of product_tiles.py and
     are not tuned.
     """
-    folded = all_dense(model) and fuses(model) and dtype.itemsize == 2
+    folded = all_dense(model) and folds(model.config) and dtype.itemsize == 2
     return [rows for rows in _buckets(limits.max_batch_size) if folded and _small(rows)]
 
 
 def _small(rows: int) -> frozenset[str]:
-    return small_products(rows) or NONE
+    return small_products(rows)
 
 
 def _task(op: str, *rows: int, **sizes: int) -> Task:

@@ -1,0 +1,152 @@
+"""Which product each linear layer of a step takes: by its scheme, the step's rows, and the model's shape.
+
+Owns the table of rows, and the rules. Knows no arithmetic.
+
+    product = Ways(decoder, caches).product("o", layer.self_attn.o_proj, Step(decodes=True, rows=8))
+
+Each layer is asked by itself, so that schemes may be mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.config.model import DecoderConfig
+from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.operand_rows import OPERAND_SPAN
+from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
+from ingot.kernels.packed_matmul import takes_operand
+from ingot.kernels.packed_tiles import PACKED_ROWS
+from ingot.kernels.product_tiles import FRAGMENT_ROWS
+from ingot.kernels.small_product import MAX_ROWS
+from ingot.layers.batch import LayerCache
+from ingot.layers.decoder import Decoder
+from ingot.layers.forms import Norm
+from ingot.layers.linear import Linear, all_dense
+from ingot.layers.products import (
+    AddedProduct,
+    BlockProduct,
+    Int8Product,
+    PackedProduct,
+    Product,
+    SmallProduct,
+)
+from ingot.quant.int8_blocks import Int8Blocks
+from ingot.quant.schemes import is_dense, is_int8, takes_small_products
+
+ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
+NONE = frozenset[str]()
+# Up to how many rows which products of a decode step are the small kernels'; other dense ones are the matrix
+# library's. Measured on an H200 in steps of a 7B model: benchmarks/decode_variants.py.
+Table = Sequence[tuple[int, frozenset[str]]]
+DENSE_ROWS: Table = ((32, ALL), (MAX_ROWS, ALL - {"qkv"}))
+# The same where a weight has fewer bits; others up to PACKED_ROWS are packed_matmul's, and more multiply as
+# modules, with widened weights. Measured so, too: benchmarks/narrow_variants.py.
+NARROW_ROWS: Table = ((FRAGMENT_ROWS, ALL), (MAX_ROWS, frozenset({"head"})))
+# Plain MLPs (GPT-2): above, the matrix library's products were as fast on an H200.
+PLAIN_ROWS = 8
+
+
+def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
+    """Which products of a decode step of ``rows`` tokens the small kernels compute."""
+    return next((small for most, small in table if rows <= most), NONE)
+
+
+def folds(config: DecoderConfig) -> bool:
+    """Whether norms, rotary, cache write and SiLU all fold into the products of few rows."""
+    return _known(config) and not (config.qk_norm or config.mlp_bias)
+
+
+def _known(config: DecoderConfig) -> bool:
+    """Whether norms and activations can end in other forms than rows of the model's dtype."""
+    return config.norm == "rms_norm" and config.mlp == "silu_gated"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a choice depends on.
+
+    Attributes:
+        decodes: whether every request has one token.
+        rows: tokens of a step that decodes; None: any number.
+    """
+
+    decodes: bool
+    rows: int | None = None
+
+
+class Ways:
+    """Chooses products for a decoder over its caches.
+
+    Attributes:
+        dense, narrow: tables of rows.
+    """
+
+    def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
+        self.config = decoder.config
+        self.dtype = decoder.norm.weight.dtype
+        self.cache = caches[0]
+        self.dense: Table = DENSE_ROWS
+        self.narrow: Table = NARROW_ROWS
+        self.known = _known(self.config)
+        # Then the hidden states of one token need no norm of their own: each product applies it.
+        self.all_small = all_dense(decoder) and self.known
+
+    def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
+        """The product of a layer.
+
+        Args:
+            name: one of ``ALL``.
+            norm: what is applied to its input; a product may do so itself.
+        """
+        overlap = step.decodes and self.known
+        if is_int8(linear.scheme) and self.known:
+            few = step.rows is not None and step.rows <= DECODE_ROWS
+            return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
+        if isinstance(linear.scheme, Int8Blocks) and self.known:
+            few = step.rows is not None and step.rows <= DECODE_ROWS
+            return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
+        if not takes_small_products(linear.scheme):
+            return Product(linear, overlap=overlap)
+        if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
+            return found
+        if name in ("o", "down") and is_dense(linear.scheme) and not linear.has_bias:
+            return AddedProduct(linear, overlap=overlap)
+        return Product(linear, overlap=overlap)
+
+    def _decoding(self, name: str, linear: Linear, rows: int, norm: Norm | None) -> Product | None:
+        """The product of few rows that all decode, of a weight that the small kernels read; None: none of
+        ours.
+        """
+        dense = linear.stored().bits == 16
+        if not self.known:
+            plain, most = self.config.mlp != "silu_gated", PLAIN_ROWS if dense else MAX_ROWS
+            return SmallProduct(linear) if plain and rows <= most else None
+        if name in small_products(rows, self.dense if dense else self.narrow) or (
+            not dense and rows <= MAX_ROWS and not self._unpacks(linear)
+        ):
+            return SmallProduct(
+                linear,
+                overlap=True,
+                norm=norm if rows == 1 and self.all_small else None,
+                places=self.cache.scales is None and not self.config.qk_norm,
+                gates=not self.config.mlp_bias,
+                sums=True,
+            )
+        if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):
+            return None
+        spans = name != "o" or self.config.head_dim % OPERAND_SPAN == 0
+        device = self.cache.keys.device
+        ordered = spans and takes_operand(rows, linear.stored(), device, name in ("o", "down"))
+        return PackedProduct(linear, overlap=True, ordered=ordered)
+
+    def _unpacks(self, linear: Linear) -> bool:
+        """Whether packed_matmul takes the weight's dtype."""
+        scales = linear.stored().scales
+        return scales is not None and scales.dtype in PACKED_DTYPES
+
+    def _places(self, step: Step) -> bool:
+        """Whether a QKV product of 8 bits writes the cache itself."""
+        few = step.rows is not None and step.rows <= MAX_ROWS
+        return few and not self.config.qk_norm and self.cache.keys.dtype == self.dtype

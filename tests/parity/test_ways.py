@@ -1,0 +1,128 @@
+"""Which product a layer takes, by its scheme, the step's rows and the model's shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ingot import LLM
+from ingot.config.quant import QuantConfig
+from ingot.kernels.int8_rows import Int8Rows
+from ingot.layers.forms import BlockForm, DenseForm, Int8Form, RawForm
+from ingot.layers.forward import LayerOperations
+from ingot.layers.products import BlockProduct, Product
+from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, small_products
+from tests.parity.test_fused_steps import packed_takes_fp32
+from tests.parity.test_rounded_steps import engine
+from tests.tiny_models import save_model, tiny_config
+
+DECODES = {rows: Step(decodes=True, rows=rows) for rows in (1, 2, 8, 9, 32, 33, 64, 65, 256)}
+OTHERS = Step(decodes=False)
+
+
+def test_the_tables_of_rows() -> None:
+    found = [small_products(rows, DENSE_ROWS) for rows in (1, 32, 33, 64, 65)]
+    assert found == [ALL, ALL, ALL - {"qkv"}, ALL - {"qkv"}, NONE]
+    head = frozenset({"head"})
+    found = [small_products(rows, NARROW_ROWS) for rows in (1, 8, 9, 64, 65)]
+    assert found == [ALL, ALL, head, head, NONE]
+
+
+def kinds(llm: LLM, step: Step) -> list[str]:
+    """The products of a step's first layer and the head: qkv, o, up, down, head."""
+    forward = llm.executor.runner.forward
+    operations = forward.operations(step)
+    layer = operations.layers[0]
+    chosen = [layer.qkv, layer.output, layer.up, layer.down, operations.layers[-1].after]
+    return [type(product).__name__.removesuffix("Product") or "module" for product in chosen]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "quant", "rows", "expected"),
+    [
+        ("llama", {}, "none", 1, "Small Small Small Small Small"),
+        ("llama", {}, "none", 33, "module Small Small Small Small"),
+        ("llama", {}, "none", 65, "module Added module Added module"),
+        ("llama", {}, "none", None, "module Added module Added module"),
+        ("llama", {"attention_bias": True}, "none", 65, "module module module Added module"),
+        ("qwen3", {}, "none", 8, "Small Small Small Small Small"),
+        ("qwen3", {}, "w4a16", 8, "Small Small Small Small Small"),
+        ("qwen3", {}, "w4a16", 9, "Packed Packed Packed Packed Small"),
+        ("llama", {}, "w8a16", 256, "Packed Packed Packed Packed module"),
+        ("llama", {}, "w8a16", None, "module module module module module"),
+        ("llama", {}, "w8a8", 8, "Int8 Int8 Int8 Int8 Small"),
+        ("qwen3", {}, "w8a8", None, "Int8 Int8 Int8 Int8 module"),
+        ("gpt2", {}, "none", 8, "Small Small Small Small Small"),
+        ("gpt2", {}, "none", 9, "module module module module module"),
+        ("gpt2", {}, "w8a16", 9, "Small Small Small Small module"),
+        ("gpt2", {}, "w8a8", 8, "module module module module Small"),
+    ],
+)
+def test_products(
+    kind: str,
+    changes: dict[str, object],
+    quant: str,
+    rows: int | None,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packed_takes_fp32(monkeypatch)
+    save_model(tiny_config(kind, **changes), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant=quant)
+    assert kinds(llm, OTHERS if rows is None else Step(True, rows)) == expected.split()
+
+
+def test_fp32_is_not_packed(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    llm = LLM(tmp_path, device="cpu", quant="w4a16")
+    assert kinds(llm, DECODES[64]) == ["Small"] * 5
+    assert kinds(llm, DECODES[65]) == ["module"] * 5
+
+
+def products_of(layer: LayerOperations) -> list[Product]:
+    """Those of a layer."""
+    return [layer.qkv, layer.output, layer.up, layer.down]
+
+
+def test_a_product_says_how_it_takes_its_input(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path / "c", seed=3)
+    for quant, form in {"none": DenseForm, "w8a16": DenseForm, "w8a8": Int8Form}.items():
+        forward = LLM(tmp_path / "c", device="cpu", quant=quant).executor.runner.forward
+        for layer in forward.operations(DECODES[8]).layers:
+            assert {type(product.form) for product in products_of(layer)} == {form}
+    forward = LLM(engine(tmp_path / "c", "rptq-w8a8"), device="cpu").executor.runner.forward
+    layer = forward.operations(OTHERS).layers[0]
+    assert {type(product) for product in products_of(layer)} == {BlockProduct}
+    assert {type(product.form) for product in products_of(layer)} == {BlockForm}
+
+
+def test_one_token_of_dense_weights_is_normalised_by_the_products(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    layer = LLM(tmp_path, device="cpu").executor.runner.forward.operations(DECODES[1]).layers[0]
+    assert {type(p.form) for p in (layer.qkv, layer.up, layer.after)} == {RawForm}
+    assert {type(p.form) for p in (layer.output, layer.down)} == {DenseForm}
+
+
+def test_results_end_in_the_next_products_form(tmp_path: Path) -> None:
+    """Output and down products in 8 bits beside dense ones."""
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    mixed = QuantConfig("none", layers={"*.down_proj": "w8a8", "*.o_proj": "w8a8"})
+    forward = LLM(tmp_path, device="cpu", quant=mixed).executor.runner.forward
+    layer = forward.operations(DECODES[8]).layers[0]
+    names = [type(product).__name__ for product in products_of(layer)]
+    assert names == ["SmallProduct", "Int8Product", "SmallProduct", "Int8Product"]
+    hidden = torch.randn(8, forward.model.config.hidden_size)
+    inner = layer.up.inner(hidden, layer.mlp, layer.down.form)
+    assert isinstance(inner, Int8Rows)
+    normed, summed = layer.down.join(inner, hidden.clone(), layer.next_norm, layer.after.form)
+    assert isinstance(normed, torch.Tensor)
+    assert normed.dtype == summed.dtype == torch.float32
+
+
+def test_operations_are_chosen_once(tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=3)
+    forward = LLM(tmp_path, device="cpu").executor.runner.forward
+    assert forward.operations(DECODES[2]) is forward.operations(Step(decodes=True, rows=2))
