@@ -1,8 +1,7 @@
 """A linear layer's product, by the kernel that its scheme and the number of rows call for.
 
 Owns what each kind of product takes (its form), and how its result goes on: whole, into queries and the
-cache, into an activation, or into the hidden states and the next norm. Which product a step takes is ways.py's
-choice.
+cache, into an activation, or into the hidden states and the next norm. ways.py chooses the product of a step.
 
     rows, hidden = product.join(rows, hidden, next_norm, next_product.form)
 """
