@@ -83,6 +83,8 @@ def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, st
     yield "size on disk", size_text(found.bytes_on_disk)
     cache = build.dtype if build.kv_dtype == "model" else build.kv_dtype
     yield "KV cache", f"{size_text(found.kv_bytes_per_token)} per token in {cache}"
+    for place, (step, kernels) in enumerate(found.kernels.items()):
+        yield "" if place else "on a GPU", f"{step}: {kernels}"
     yield "limits", f"{build.max_batch_size} requests per step, {build.max_seq_len} tokens per request"
     yield "tokenizer", f"{found.tokenizer}, {found.vocabulary} ids" if found.tokenizer else "none"
     yield "vocabulary", f"{model.vocab_size} rows"

@@ -19,6 +19,7 @@ from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
+from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly, empty_model, logical_shapes
 from ingot.engine.builder import build_config, make_manifest
@@ -28,7 +29,10 @@ from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof import Made, Metric, read_note, read_proof, read_when, standing, this_host
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import EngineError
+from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.told import BY_MODULE, told
+from ingot.layers.ways import Ways
 from ingot.models.registry import architecture_named
 
 
@@ -63,6 +67,7 @@ class Description(JsonConfig):
         num_parameters: weights of the model, a tied head counted once, whatever their packing.
         bytes_on_disk: all files of the folder together.
         kv_bytes_per_token: bytes of KV cache that one token takes in the build's ``kv_dtype``.
+        kernels: what computes the products of a GPU's steps, by kind of step (layers/told.py).
         tokenizer: kind of tokenizer, None where there is none.
         chat_format: name of the chat format, None where there is none.
         plan_unused: why this machine's first GPU, or its CPU where there is none, does not use the plan; None
@@ -80,6 +85,7 @@ class Description(JsonConfig):
     num_parameters: int
     bytes_on_disk: int
     kv_bytes_per_token: int
+    kernels: dict[str, str]
     tokenizer: str | None
     vocabulary: int | None
     chat_format: str | None
@@ -188,11 +194,21 @@ def _describe(
         num_parameters=_count(model),
         bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
+        kernels=_kernels(model, manifest, dtype),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
         vocabulary=text.tokenizer.vocab_size if text.tokenizer else None,
         chat_format=text.chat.name if text.chat else None,
         tensors=tensors,
     )
+
+
+def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
+    if dtype.itemsize != 2:
+        return BY_MODULE
+    config = manifest.model
+    shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
+    kept = cache_dtype(dtype, manifest.build.kv_dtype)
+    return told(model, Ways(model, [LayerCache.zeros(*shape, kept, torch.device("cpu"))]))
 
 
 def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:

@@ -18,6 +18,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
+from ingot.layers.told import BY_MODULE, told
 from ingot.layers.ways import Step, Ways
 
 MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
@@ -55,6 +56,10 @@ class Forward:
         record.close(told, [cache.tensors for cache in self.caches], logits)
         self.record = record
         return logits
+
+    def kernels(self) -> dict[str, str]:
+        """What computes the products, by kind of step."""
+        return told(self.model, self.ways) if self.fused else BY_MODULE
 
     def observed(self, record: StepRecord | None) -> None:
         """A step has run, and this is its record."""

@@ -195,10 +195,12 @@ def test_a_failed_build_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None
 def test_inspect_names_the_facts(engine: Path, checkpoint: Path) -> None:
     result = ingot("inspect", engine)
     assert result.exit_code == 0
-    facts = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines()[1:])
+    lines = [line.strip().partition("  ") for line in result.stdout.splitlines()[1:]]
+    facts = {name: value for name, _, value in lines if value}
     facts = {name: value.strip() for name, value in facts.items()}
     assert facts["parameters"] == "47,456"
     assert facts["KV cache"] == "256 bytes per token in fp16"  # 2 · 2 layers · 32 wide · 2 bytes
+    assert facts["on a GPU"] == "decode, 1 to 32 requests: small kernels"
     assert facts["limits"] == "4 requests per step, 128 tokens per request"
     assert facts["tokenizer"] == "tiktoken, 464 ids"
     assert facts["chat format"] == "chatml"

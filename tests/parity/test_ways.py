@@ -126,3 +126,23 @@ def test_operations_are_chosen_once(tmp_path: Path) -> None:
     save_model(tiny_config("llama"), tmp_path, seed=3)
     forward = LLM(tmp_path, device="cpu").executor.runner.forward
     assert forward.operations(DECODES[2]) is forward.operations(Step(decodes=True, rows=2))
+
+
+def test_steps_are_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(tiny_config("qwen3"), tmp_path, seed=3)
+    forward = LLM(tmp_path, device="cpu").executor.runner.forward
+    assert forward.kernels() == {"every step": "module by module"}
+    forward = LLM(tmp_path, device="cpu", quant="w4a16").executor.runner.forward
+    packed_takes_fp32(monkeypatch)
+    forward.fused = True
+    packed, widened = (
+        "qkv, output, up, down: packed kernels",
+        "qkv, output, up, down: weights widened per step",
+    )
+    assert forward.kernels() == {
+        "decode, 1 to 8 requests": "small kernels",
+        "decode, 9 to 64 requests": f"{packed}; head: small kernels",
+        "decode, 65 to 256 requests": f"{packed}; head: matrix library",
+        "decode, 257 requests and more": f"{widened}; head: matrix library",
+        "with prompts": f"{widened}; head: matrix library",
+    }
