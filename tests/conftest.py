@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,10 +58,28 @@ def data() -> Path:
     return DATA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interpreter() -> Iterator[None]:
+    """Where kernels are interpreted, the interpreter repeats nothing."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from tests.kernels.quick_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
     """The golden outputs of the original implementations."""
     return data / "golden"
+
+
+def pytest_collection_finish() -> None:
+    """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
