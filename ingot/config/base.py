@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Self
 
 from ingot.errors import ConfigError
@@ -65,9 +66,7 @@ class JsonConfig:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:

@@ -24,7 +24,7 @@ def test_all_tiles_give_the_same(bits: int, rows: int, op: str) -> None:
     assert wanted.float().std() > 0.1
     choices = candidates(bits, op, rows)
     assert len(choices) >= 4
-    for choice in choices[:: 4 if bits == 8 else 9]:  # interpreted, those of 4 bits take seconds each
+    for choice in choices[:: 4 if bits == 8 else 9]:  # interpreted, those of 4 bits take longest
         found = stack.step({op: choice})
         if op == "o":
             torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)

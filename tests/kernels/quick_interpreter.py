@@ -33,6 +33,7 @@ def quick_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(builder, "options", asked)
         monkeypatch.setattr(interpreter, "_patch_lang", _once(interpreter._patch_lang, scopes))
+        monkeypatch.setattr(interpreter, "_patch_attr", _called_at_once)
         monkeypatch.setattr(interpreter, "_get_np_dtype", _remembered(interpreter._get_np_dtype))
         quicken_types(monkeypatch)
         yield
@@ -62,6 +63,17 @@ def _once(patch: Callable[[Any], Any], scopes: list[Any]) -> Callable[[Any], Any
         return launch
 
     return quick
+
+
+def _called_at_once(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """Replace a function of the language by itself with the interpreter's meaning, without a call between."""
+    function, semantic = getattr(member, "__wrapped__", member), interpreter.interpreter_semantic
+
+    def quick(*args: Any, **named: Any) -> Any:
+        named["_semantic"] = semantic
+        return function(*args, **named)
+
+    scope.set_attr(obj, name, quick)
 
 
 def _remembered(find: Callable[[Any], np.dtype[Any]]) -> Callable[[Any], np.dtype[Any]]:
