@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-all lint gpu-test clean
+.PHONY: install demo test quick-tests test-all lint gpu-test clean
 
 install: $(STAMP)
 
@@ -25,7 +25,11 @@ lint: $(STAMP)
 
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: lint
+# At the same time: mypy needs one core, and tests of processes leave some of theirs.
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs=2 lint quick-tests
+
+quick-tests: $(STAMP)
 	$(PYTEST) -m "not gpu and not slow"
 
 test-all: lint

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,23 +31,22 @@ DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
 LONGEST = (
     "tests/kernels/test_compile_sm_90.py",
     "tests/kernels/test_compile_sm_80.py",
-    "tests/parity/test_walks_by_kernels.py",
+    "tests/e2e/test_cli_process.py",
     "tests/kernels/test_compile_few.py",
-    "tests/quant/test_packed.py",
-    "tests/quant/test_gptq_engine.py",
-    "tests/quant/test_int4_engine.py",
-    "tests/evaluate/test_doctor.py",
-    "tests/quant/test_pocket_quality.py",
-    "tests/e2e/test_faults.py",
-    "tests/e2e/test_cpu_memory.py",
-    "tests/e2e/test_hostile_files.py",
-    "tests/kernels/test_int8_heads.py",
-    "tests/kernels/test_stored_weight.py",
-    "tests/kernels/test_fragments.py",
-    "tests/quant/test_int8_engine.py",
-    "tests/kernels/test_invariant_attention.py",
-    "tests/kernels/test_paged_stream.py",
-    "tests/kernels/test_small_products.py",
+    "tests/e2e/test_narrow_cache.py",
+    "tests/e2e/test_batch_invariance.py",
+    "tests/quant/test_rptq_quality.py",
+    "tests/quant/test_awq_engine.py",
+    "tests/bench/test_int8_variants.py",
+    "tests/kernels/test_narrow_cache.py",
+    "tests/parity/test_walks_by_kernels.py",
+    "tests/e2e/test_build_whole.py",
+    "tests/align/test_culprits.py",
+    "tests/e2e/test_verify.py",
+    "tests/quant/test_smoothed_engine.py",
+    "tests/quant/test_rptq_engine.py",
+    "tests/evaluate/test_proving.py",
+    "tests/e2e/test_same_tokens.py",
 )
 
 
@@ -57,10 +58,28 @@ def data() -> Path:
     return DATA
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interpreter() -> Iterator[None]:
+    """Where kernels are interpreted, the interpreter repeats nothing."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from tests.kernels.quick_interpreter import quick_interpreter
+
+    with quick_interpreter():
+        yield
+
+
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
     """The golden outputs of the original implementations."""
     return data / "golden"
+
+
+def pytest_collection_finish() -> None:
+    """The libraries and the tests stay: the collections that Ingot asks for need not walk through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

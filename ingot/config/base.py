@@ -9,8 +9,10 @@ particular.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Self
 
 from ingot.errors import ConfigError
@@ -36,7 +38,7 @@ class JsonConfig:
         unknown = sorted(str(key) for key in data if key not in fields)
         if unknown:
             raise ConfigError(f"{cls.__name__} has no such field", seen=unknown, allowed=sorted(fields))
-        hints = typing.get_type_hints(cls)
+        hints = _hints(cls)
         required = dataclasses.MISSING
         missing = [
             n
@@ -49,7 +51,7 @@ class JsonConfig:
 
     def odd_fields(self) -> list[str]:
         """Fields, nested ones as ``model.rope.theta``, whose values are not of the declared types."""
-        hints = typing.get_type_hints(type(self))
+        hints = _hints(type(self))
         found: list[str] = []
         for name in _fields(type(self)):
             value = getattr(self, name)
@@ -62,6 +64,9 @@ class JsonConfig:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed; checked like a new one."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+_hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:

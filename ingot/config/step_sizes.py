@@ -7,6 +7,8 @@ Owns the arithmetic that the scheduler, the runner and the memory ledger share. 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 2048)  # of a prompt step's graph
 REQUEST_BUCKETS = (1, 4, 16)  # of a prompt step's graph
@@ -32,7 +34,5 @@ def batch_buckets(max_batch_size: int) -> list[int]:
     """Batch sizes of decode graphs: 1, 2, 4, then multiples of 8 up to the first that holds the largest
     batch.
     """
-    buckets = [1, 2, 4]
-    while buckets[-1] < max_batch_size:
-        buckets.append(8 if buckets[-1] == 4 else buckets[-1] + 8)
-    return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
+    buckets = [1, 2, 4, *range(8, max_batch_size + 8, 8)]
+    return buckets[: bisect_left(buckets, max_batch_size) + 1]

@@ -250,10 +250,12 @@ def _head_bytes(config: DecoderConfig, dtype: torch.dtype, tokens: int, rows: in
     return hidden + max(rows * config.hidden_size * size + logits * size, logits * (size + 4))
 
 
-def step_buffer_bytes(tokens: int, requests: int, table_width: int, logits: int, kv_heads: int) -> int:
-    """Bytes of one step's tensors (``StepBuffer``) on the device."""
+def step_buffer_bytes(
+    tokens: int, requests: int, table_width: int, logits: int, kv_heads: int, *, buffers: int = 1
+) -> int:
+    """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums."""
     eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
-    four = requests * table_width + 2 * requests + 1
+    four = requests * table_width + 2 * requests + buffers
     return 8 * eight + 4 * four + 4 * requests * kv_heads
 
 
@@ -266,7 +268,9 @@ def all_step_buffers_bytes(
     heads = config.num_kv_heads
     total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads)
     if graphs:
-        total += sum(step_buffer_bytes(b, b, width, b, heads) for b in batch_buckets(max_batch_size))
+        buckets = batch_buckets(max_batch_size)
+        rows = sum(buckets)
+        total += step_buffer_bytes(rows, rows, width, rows, heads, buffers=len(buckets))
         total += sum(step_buffer_bytes(t, r, width, r, 0) for t in TOKEN_BUCKETS for r in REQUEST_BUCKETS)
     return total
 

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from ingot.bench import sweep_line
 from ingot.bench.ceiling import Ceiling
 from ingot.bench.sweep_store import POINTS
-from ingot.cli.main import app
+from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 
 SMALL = ("--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--device", "cpu", "--threads", 1)
@@ -36,10 +35,7 @@ def sizes(line: dict[str, Any]) -> list[int]:
 
 
 def sweep(*words: object) -> Any:
-    result = CliRunner().invoke(app, ["sweep", *map(str, words)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return ingot("sweep", *words)
 
 
 def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) -> None:

@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import ingot
 from ingot import LLM, SamplingParams
-from ingot.cli.main import app
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine import describe, loader, plan_file
 from ingot.engine.builder import build
@@ -28,6 +26,7 @@ from ingot.engine.tuner import tuning
 from ingot.engine.tuner.inputs import Inputs
 from ingot.errors import BuildError, ConfigError, DeviceError, EngineError
 from ingot.llm.verify import verify
+from tests.e2e.terminal import ingot as run
 from tests.e2e.tiny import FOREIGN_PLAN, write_tiny
 from tests.tiny_models import save_model, tiny_config
 
@@ -46,10 +45,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "engine"))
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.mark.parametrize("words", [(), ("--device", "cpu")])

@@ -1,5 +1,4 @@
-"""For every kernel test: allocated memory that is never written reads as NaN; the interpreter rounds to bf16,
-and repeats nothing."""
+"""For every kernel test: allocated memory that is never written reads as NaN, and the interpreter rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from tests.kernels.interpreter import fill_bfloat16_gaps
-from tests.kernels.quick_interpreter import quicken
 
 
 @pytest.fixture(autouse=True)
@@ -26,4 +24,3 @@ def poisoned_allocations() -> Iterator[None]:
 def rounding_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """bf16 under the interpreter behaves as on a GPU."""
     fill_bfloat16_gaps(monkeypatch)
-    quicken(monkeypatch)

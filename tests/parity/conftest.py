@@ -1,4 +1,4 @@
-"""Tiny models run fastest on one thread, and kernels under an interpreter that repeats nothing."""
+"""Tiny models run fastest on one thread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
-from tests.kernels.quick_interpreter import quicken
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -17,9 +15,3 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def quick_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton interprets takes a third less time."""
-    quicken(monkeypatch)

@@ -324,11 +324,12 @@ def traffic(seed: int, run_ahead: bool = False) -> Traffic:
     return made
 
 
-SEEDS = range(40)
+SEEDS = range(16)  # that together meet everything
+MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(len(SEEDS), 40)]
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [*SEEDS, *MORE_SEEDS])
 def test_random_traffic_changes_no_answer_and_leaks_nothing(seed: int, run_ahead: bool) -> None:
     done = traffic(seed, run_ahead)
     for name, job in done.jobs.items():
@@ -344,21 +345,21 @@ def test_random_traffic_meets_everything() -> None:
     """The seeds together do preempt, cut prompts, share blocks, copy blocks and abort."""
     all_traffic = [traffic(seed) for seed in SEEDS]
     steps = [step for t in all_traffic for step in t.runner.steps]
-    assert sum(t.executor.num_preemptions for t in all_traffic) > 50
-    assert sum(bool(step.copies) for step in steps) > 50
-    assert sum(not item.samples for step in steps for item in step.requests) > 100
+    assert sum(t.executor.num_preemptions for t in all_traffic) > 20
+    assert sum(bool(step.copies) for step in steps) > 20
+    assert sum(not item.samples for step in steps for item in step.requests) > 50
     assert sum(item.start > 0 and item.count > 1 for step in steps for item in step.requests) > 50
-    assert sum(len(t.aborted) for t in all_traffic) > 10
+    assert sum(len(t.aborted) for t in all_traffic) > 4
 
 
 def test_random_traffic_runs_ahead() -> None:
     """The seeds together preempt requests with pending tokens, and compute tokens of requests that ended."""
     all_traffic = [traffic(seed, True) for seed in SEEDS]
-    assert sum(t.runner.ahead for t in all_traffic) > 1000
+    assert sum(t.runner.ahead for t in all_traffic) > 400
     assert sum(t.runner.ahead for t in all_traffic) < sum(len(t.runner.steps) for t in all_traffic)
-    assert sum(t.executor.num_preemptions for t in all_traffic) > 50
+    assert sum(t.executor.num_preemptions for t in all_traffic) > 20
     assert sum(t.runner.preempted_pending for t in all_traffic) > 10
-    assert sum(t.runner.wasted for t in all_traffic) > 50
+    assert sum(t.runner.wasted for t in all_traffic) > 20
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])
