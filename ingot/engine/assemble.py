@@ -33,12 +33,9 @@ from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.hf_values import check_end_tokens
 from ingot.models.registry import find_architecture
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks
-from ingot.quant.schemes import is_dense, is_int8
-from ingot.quant.weight_only import WeightOnly
+from ingot.quant.schemes import is_dense
 
 Load = Callable[[str], torch.Tensor]
 
@@ -132,7 +129,7 @@ class Assembly:
         tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint), device)
         path, _, leaf = target.rpartition(".")
         module = self.model.get_submodule(path)
-        narrow = leaf == "weight" and isinstance(module, Linear) and is_int8(module.scheme)
+        narrow = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
         return tensor.float() if narrow else cast_weight(target, tensor, dtype)
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
@@ -201,40 +198,17 @@ def packed_tensors(
             bias = load(f"{prefix}bias") if module.has_bias else None
             scale = chosen.input_scale(path) if chosen is not None else None
             if numbers is not None:
-                packed = _of_numbers(module, numbers, bias, scale)
+                packed = module.scheme.accept(numbers, bias, scale)
             else:
                 weight = load(weight_name)
                 if device is not None and not is_dense(module.scheme):
                     weight = weight.to(device)
-                packed = _packed(module, weight, bias, scale)
+                packed = module.scheme.pack(weight, bias, scale)
             for name, tensor in packed.items():
                 yield f"{prefix}{name}", tensor
         else:
             for name in names:
                 yield f"{prefix}{name}", load(f"{prefix}{name}")
-
-
-def _packed(
-    linear: Linear, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None
-) -> dict[str, torch.Tensor]:
-    if isinstance(linear.scheme, Int8Products):
-        return linear.scheme.pack(weight, bias, input_scale)
-    return linear.scheme.pack(weight, bias)
-
-
-def _of_numbers(
-    linear: Linear,
-    numbers: Quantized | InBlocks,
-    bias: torch.Tensor | None,
-    input_scale: torch.Tensor | None,
-) -> dict[str, torch.Tensor]:
-    if isinstance(numbers, InBlocks):
-        assert isinstance(linear.scheme, Int8Blocks), linear.scheme.name
-        return linear.scheme.of_numbers(numbers, bias)
-    if isinstance(linear.scheme, Int8Products):
-        return linear.scheme.of_quantized(numbers, bias, input_scale)
-    assert isinstance(linear.scheme, WeightOnly), linear.scheme.name
-    return linear.scheme.of_quantized(numbers, bias)
 
 
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:

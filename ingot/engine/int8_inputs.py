@@ -25,9 +25,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import Int8Products
-from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes import LinearScheme
 
 _RULE = ("input_scale", "steps", "zeros", "order")
 
@@ -44,19 +42,17 @@ class Int8Input:
 
     name: str
     originals: tuple[str, ...]
-    scheme: Int8Products | Int8Blocks
+    scheme: LinearScheme
     tensors: Mapping[str, torch.Tensor]
 
     @property
     def placed(self) -> bool:
         """Whether it matters to the rule which channel is where."""
-        return isinstance(self.scheme, Int8Blocks)
+        return self.scheme.by_place
 
     def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
         """What an input [..., K], fp32 or fp64, means as numbers; ``flips`` as in ``rounded_rows``."""
-        if isinstance(self.scheme, Int8Blocks):
-            return self.scheme.rounded(x, self.tensors, flips=flips)
-        return rounded_rows(x, self.scheme.input_group, self.tensors.get("input_scale"), flips=flips)
+        return self.scheme.rounded(x, self.tensors, flips=flips)
 
 
 def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
@@ -76,7 +72,7 @@ def read_int8_inputs(engine: Path, checkpoint: Path) -> tuple[Int8Input, ...]:
             {leaf: reader.read(f"{name}.{leaf}").clone() for leaf in _RULE if leaf in linear._parameters},
         )
         for name, linear in linears(assembly.model).items()
-        if isinstance(linear.scheme, Int8Products | Int8Blocks)
+        if linear.scheme.rounds
     )
 
 

@@ -32,14 +32,10 @@ from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.kernels.cache_scales import NARROW_CACHES, SCALE_BYTES
-from ingot.kernels.int4_weight import num_groups
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
-from ingot.quant.int4_in_int8 import Int4InInt8
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import PIECE, Int8Products
-from ingot.quant.schemes import LinearScheme, is_dense, rounds_inputs
+from ingot.quant.schemes import LinearScheme, is_dense
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch and its CUDA libraries
 CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a tiny model has answered
@@ -52,8 +48,6 @@ _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scor
 _TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at once
 _DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
-_TWIN_PIECE_BYTES = 8  # a value: its part of the words, the number, the product
-_TWIN_ROUNDING = 3  # copies of an input that rounding it holds
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 
@@ -177,36 +171,14 @@ def activation_bytes(
 def _narrow_bytes(
     config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype, tokens: int, kernels: bool
 ) -> int:
-    """Bytes of what a step's products of fewer bits hold at most: a widened weight, or an input in 8 bits."""
+    """Bytes of what a step's quantized products hold at most: a widened weight, or an input in 8 bits."""
     if quant.dense:
         return 0
-    narrow = _contents(config, quant, dtype).narrow
-    largest = max((m.out_features * m.in_features for m in narrow if not rounds_inputs(m.scheme)), default=0)
-    widened = largest * dtype.itemsize if kernels else min(largest, PIECE) * _TWIN_PIECE_BYTES
-    both = (_int8_bytes(m, tokens, kernels) for m in narrow if rounds_inputs(m.scheme))
-    return max(widened, *both, 0)
-
-
-def _int8_bytes(linear: _Product, tokens: int, kernels: bool) -> int:
-    """Bytes of a product's input in 8 bits, and of a weight that is written as int8 for it; the twin's pieces
-    of weight, sums and outputs with them.
-    """
-    size, outputs = linear.in_features, linear.out_features
-    scheme = linear.scheme
-    if isinstance(scheme, Int8Blocks):
-        numbers = tokens * -(-size // scheme.block) * scheme.block
-    else:
-        assert isinstance(scheme, Int8Products)
-        scales = size // scheme.input_group if scheme.input_group else 1
-        numbers = tokens * (size + scales * 4)
-    if isinstance(scheme, Int4InInt8):
-        expanded = outputs * num_groups(size, scheme.group) * scheme.group
-        numbers += expanded if kernels else expanded + min(expanded, PIECE) * _TWIN_PIECE_BYTES
-    if kernels:
-        return numbers
-    rows = min(outputs, max(1, PIECE // size))
-    product = numbers + min(size, 1024) * (tokens + rows) * 4 + tokens * (4 * rows + outputs) * 4
-    return max(product, numbers + _TWIN_ROUNDING * tokens * size * 4)
+    sizes = (
+        one.scheme.workspace_bytes(one.out_features, one.in_features, tokens, dtype, kernels=kernels)
+        for one in _contents(config, quant, dtype).narrow
+    )
+    return max(sizes, default=0)
 
 
 def _layer_elements(config: DecoderConfig) -> Iterator[int]:

@@ -36,7 +36,6 @@ from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks
-from ingot.quant.schemes import is_int8
 from ingot.quant.weight_only import WeightOnly
 
 Tell = Callable[[str], None]
@@ -92,7 +91,7 @@ class CalibratedWeights:
             for name, linear in linears(assembly.model).items()
             if name != HEAD and isinstance(linear.scheme, _chosen_kinds(assembly.quant.method))
         }
-        self._int8 = {name for name, linear in linears(assembly.model).items() if is_int8(linear.scheme)}
+        self._fp32 = {name for name, linear in linears(assembly.model).items() if linear.scheme.packs_fp32}
         self._quant = assembly.quant
         self._dtype = parse_dtype(assembly.build.dtype)
         self._device = device
@@ -120,8 +119,8 @@ class CalibratedWeights:
         if index is None:
             return self._load(name)
         tensor = self._reach(index).weight(name)
-        narrow = name.removesuffix(".weight") in self._int8
-        return tensor.float() if narrow else cast_weight(name, tensor, self._dtype)
+        wide = name.removesuffix(".weight") in self._fp32
+        return tensor.float() if wide else cast_weight(name, tensor, self._dtype)
 
     def numbers(self, name: str) -> Quantized | InBlocks | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.

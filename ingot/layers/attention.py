@@ -23,7 +23,6 @@ from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.linear import Linear
-from ingot.quant.schemes import rounds_inputs
 
 
 class HeadNorm(nn.Module):
@@ -125,7 +124,7 @@ class Attention(nn.Module):
             return self._attend_invariantly(query, batch, cache)
         config, single = self.config, batch.leading_decodes
         out = torch.empty_like(query) if out is None else out
-        steady = rounds_inputs(self.o_proj.scheme)
+        steady = self.o_proj.scheme.rounds
         if single:
             paged_attention(
                 query[:single],

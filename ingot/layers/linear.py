@@ -11,13 +11,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.config.quant import HEAD
 from ingot.kernels.int4_weight import AnyInt8
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
 from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.schemes import Dense, is_dense, is_int8, rounds_inputs, takes_small_products
+from ingot.quant.schemes import Dense, is_dense, takes_small_products
 from ingot.quant.weight_only import WeightOnly
 
 
@@ -102,21 +101,9 @@ def all_dense(model: nn.Module) -> bool:
     return all(is_dense(linear.scheme) for linear in linears(model).values())
 
 
-def all_int8(model: nn.Module) -> bool:
-    """Whether every linear layer but the head multiplies in 8 bits."""
-    return all(is_int8(linear.scheme) for name, linear in linears(model).items() if name != HEAD)
-
-
-def all_in_blocks(model: nn.Module) -> bool:
-    """Whether every linear layer but the head multiplies numbers by blocks of columns."""
-    return all(
-        isinstance(linear.scheme, Int8Blocks) for name, linear in linears(model).items() if name != HEAD
-    )
-
-
 def any_rounded(model: nn.Module) -> bool:
     """Whether some linear layer rounds its activations to numbers of few bits."""
-    return any(rounds_inputs(linear.scheme) for linear in linears(model).values())
+    return any(linear.scheme.rounds for linear in linears(model).values())
 
 
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:

@@ -32,8 +32,7 @@ from ingot.layers.products import (
     Product,
     SmallProduct,
 )
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.schemes import is_dense, is_int8, takes_small_products
+from ingot.quant.schemes import in_blocks, is_dense, is_int8, takes_small_products
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
@@ -104,7 +103,7 @@ class Ways:
         if is_int8(linear.scheme) and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
-        if isinstance(linear.scheme, Int8Blocks) and self.known:
+        if in_blocks(linear.scheme) and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
         if not takes_small_products(linear.scheme):

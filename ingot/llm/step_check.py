@@ -35,7 +35,6 @@ from ingot.llm.llm import LLM
 from ingot.llm.step_judge import Judge
 from ingot.llm.step_witness import StepWitness, TokenRows
 from ingot.models.registry import architecture_named
-from ingot.quant.int8_blocks import Int8Blocks
 from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
@@ -107,7 +106,7 @@ def _unit(dtype: torch.dtype, model: Decoder) -> float:
     if dtype.itemsize == 2:
         return eps
     terms = max(model.config.hidden_size, model.config.intermediate_size)
-    with_zeros = any(isinstance(linear.scheme, Int8Blocks) for linear in linears(model).values())
+    with_zeros = any(linear.scheme.cancels for linear in linears(model).values())
     return eps * math.sqrt(terms) * (_OF_ZEROS if with_zeros else 1)
 
 

@@ -22,8 +22,10 @@ from ingot.kernels.expand_int8 import expand_int8
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.int8_tiles import FRAGMENT_ROWS
-from ingot.quant.int8_products import Int8Products, Tensors
+from ingot.quant.activations import PIECE, PIECE_BYTES, Tensors
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized
+from ingot.quant.rptq import InBlocks
 from ingot.quant.two_level import quantize_two_level, steps_of
 
 
@@ -70,12 +72,16 @@ class Int4InInt8(Int8Products):
         Raises:
             BuildError: a weight is not finite.
         """
-        return self.of_quantized(quantize_two_level(weight, self.group), bias, input_scale)
+        return self.accept(quantize_two_level(weight, self.group), bias, input_scale)
 
-    def of_quantized(
-        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The stored form of numbers of two levels (two_level.py)."""
+        assert isinstance(found, Quantized)
         assert found.units is not None
         assert found.zeros is not None
         assert input_scale is None, "activation scales are computed at run time"
@@ -88,6 +94,11 @@ class Int4InInt8(Int8Products):
             "scales": found.units,
         }
         return tensors if bias is None else tensors | {"bias": bias}
+
+    def expanded_bytes(self, out_features: int, in_features: int, kernels: bool) -> int:
+        """The weight as int8, whole on a CPU too, with a piece's temporaries there."""
+        own = out_features * num_groups(in_features, self.group) * self.group
+        return own if kernels else own + min(own, PIECE) * PIECE_BYTES
 
     def stored(self, tensors: Tensors, in_features: int) -> Int4Weight:
         """The weight as the kernels read it."""

@@ -4,7 +4,7 @@ Owns what the schemes store and how they multiply. The rule that rounds activati
 orders, steps and numbers are chosen by quant/rptq.py and the engine. Knows no model.
 
     scheme = Int8Blocks(weight_bits=4, input_bits=8, block=128, ordered=True)
-    y = scheme.apply(x, scheme.of_numbers(found, bias))
+    y = scheme.apply(x, scheme.accept(found, bias))
 
 Numbers lie one to a byte, of 4 bits too, and the products are those of 8 bits. Sums of a block are exact, and
 blocks are added up in one order, so that a row's outputs depend on that row alone: the scheme is its own
@@ -13,7 +13,6 @@ batch-invariant form.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,11 +23,11 @@ from ingot.errors import BuildError
 from ingot.kernels.block_rows import BlockSteps
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.silu_mul_blocks import in_blocks
+from ingot.quant.activations import Tensors, integer_bytes
 from ingot.quant.int8_products import multiply
 from ingot.quant.plain_rows import rounded_blocks
+from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks
-
-Tensors = Mapping[str, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,10 @@ class Int8Blocks:
     block: int
     ordered: bool
     fixed: ClassVar[frozenset[str]] = frozenset({"scales", "steps", "zeros", "shift"})
+    rounds: ClassVar[bool] = True
+    by_place: ClassVar[bool] = True
+    packs_fp32: ClassVar[bool] = False
+    cancels: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -85,7 +88,12 @@ class Int8Blocks:
             tensors["bias"] = torch.empty(out_features, dtype=dtype)
         return tensors
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Nothing is stored without samples.
 
         Raises:
@@ -93,8 +101,14 @@ class Int8Blocks:
         """
         raise BuildError("RPTQ needs calibration data", seen="none", fix="--calib FILE")
 
-    def of_numbers(self, found: InBlocks, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The stored form of numbers, in the order of ``layout``."""
+        assert isinstance(found, InBlocks)
         assert (found.order is not None) == self.ordered
         padding = -found.numbers.shape[1] % self.block
         shift = found.shift(self.block)
@@ -150,6 +164,13 @@ class Int8Blocks:
         rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
         y = multiply(rows, own.weight, x.dtype, own.shift)
         return y.view(*x.shape[:-1], -1)
+
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """Of the input in whole blocks."""
+        own = tokens * -(-in_features // self.block) * self.block
+        return integer_bytes(own, out_features, in_features, tokens, kernels=kernels)
 
     def batch_invariant(self) -> Int8Blocks:
         """Itself."""

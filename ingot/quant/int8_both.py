@@ -17,8 +17,10 @@ import torch.nn.functional as F
 
 from ingot.errors import BuildError
 from ingot.kernels.int8_rows import Int8Weight
-from ingot.quant.int8_products import Int8Products, Tensors
+from ingot.quant.activations import Tensors
+from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized, quantize
+from ingot.quant.rptq import InBlocks
 
 ALIGNMENT = 16  # bytes: rows start at multiples of it
 
@@ -72,7 +74,7 @@ class Int8Both(Int8Products):
         Raises:
             BuildError: a weight is not finite, or a static scale is missing, not positive or not finite.
         """
-        return self.of_quantized(self._rounded(weight), bias, input_scale)
+        return self.accept(self._rounded(weight), bias, input_scale)
 
     def _rounded(self, weight: torch.Tensor) -> Quantized:
         if not self.per_tensor:
@@ -82,10 +84,14 @@ class Int8Both(Int8Products):
             found.numbers.view_as(weight), found.scales.expand(len(weight)).contiguous(), None, 8, 0
         )
 
-    def of_quantized(
-        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The stored form of symmetric numbers of 8 bits with a scale a row."""
+        assert isinstance(found, Quantized)
         padding = -found.numbers.shape[1] % ALIGNMENT
         tensors = {"weight": F.pad(found.numbers, (0, padding)), "scales": found.scales.float()}
         if self.static:

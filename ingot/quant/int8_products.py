@@ -13,7 +13,6 @@ any company: such a scheme is its own batch-invariant form.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -23,10 +22,10 @@ from ingot.kernels.int4_weight import AnyInt8, as_int8
 from ingot.kernels.int8_linear import int8_linear
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.kernels.silu_mul_int8 import quantized
+from ingot.quant.activations import PIECE, Tensors, integer_bytes
+from ingot.quant.plain_rows import rounded_rows
 from ingot.quant.rounding import Quantized
-
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
-Tensors = Mapping[str, torch.Tensor | None]
+from ingot.quant.rptq import InBlocks
 
 
 class Int8Products(ABC):
@@ -36,6 +35,10 @@ class Int8Products(ABC):
 
     name: ClassVar[str]
     input_group: int
+    rounds: ClassVar[bool] = True
+    by_place: ClassVar[bool] = False
+    packs_fp32: ClassVar[bool] = True
+    cancels: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -55,8 +58,11 @@ class Int8Products(ABC):
         """The numbers nearest to ``weight`` [N, K]."""
 
     @abstractmethod
-    def of_quantized(
-        self, found: Quantized, bias: torch.Tensor | None = None, input_scale: torch.Tensor | None = None
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The stored form of numbers that are chosen already."""
 
@@ -89,6 +95,22 @@ class Int8Products(ABC):
             rows, self.int8_weight(tensors, x.shape[-1], len(rows.values)), x.dtype, tensors.get("bias")
         )
         return y.view(*x.shape[:-1], -1)
+
+    def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
+        """As of ``LinearScheme``."""
+        return rounded_rows(x, self.input_group, tensors.get("input_scale"), flips=flips)
+
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """Of the input in 8 bits, with its scales."""
+        scales = in_features // self.input_group if self.input_group else 1
+        own = tokens * (in_features + scales * 4) + self.expanded_bytes(out_features, in_features, kernels)
+        return integer_bytes(own, out_features, in_features, tokens, kernels=kernels)
+
+    def expanded_bytes(self, out_features: int, in_features: int, kernels: bool) -> int:
+        """Of a weight that is written as int8 for each product."""
+        return 0
 
     def batch_invariant(self) -> Self:
         """Itself."""

@@ -19,10 +19,13 @@ import torch.nn.functional as F
 from ingot.config.quant import RPTQ, QuantConfig
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.kernels.stored_weight import StoredWeight
+from ingot.quant.activations import KeptActivations
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_both import Int8Both
 from ingot.quant.int8_products import Int8Products
+from ingot.quant.rounding import Quantized
+from ingot.quant.rptq import InBlocks
 from ingot.quant.weight_only import InvariantWeightOnly, WeightOnly
 
 Shape = tuple[int, ...]
@@ -47,8 +50,24 @@ class LinearScheme(Protocol):
         """Empty tensors (on the current default device) of the stored shapes and dtypes."""
         ...
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The stored form of one layer's weights, in the order of ``layout``."""
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of one layer's weights, in the order of ``layout``; ``input_scale`` is of static
+        activations alone.
+        """
+        ...
+
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """The stored form of quantized values that are chosen already."""
         ...
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
@@ -65,8 +84,44 @@ class LinearScheme(Protocol):
         """The scheme that computes from the same tensors so that no row's bits depend on other rows."""
         ...
 
+    @property
+    def rounds(self) -> bool:
+        """Whether activations are rounded to few bits."""
+        ...
 
-class Dense:
+    @property
+    def by_place(self) -> bool:
+        """Whether rounding depends on which channel is where."""
+        ...
+
+    @property
+    def packs_fp32(self) -> bool:
+        """Whether weights are packed from fp32, whatever the engine's dtype."""
+        ...
+
+    @property
+    def cancels(self) -> bool:
+        """Whether sums have parts that take each other away, several times as large as their results."""
+        ...
+
+    def rounded(
+        self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None], *, flips: bool = False
+    ) -> torch.Tensor:
+        """What an input [..., K], fp32 or fp64, means after rounding, without a kernel; ``flips`` as in
+        ``rounded_rows``.
+        """
+        ...
+
+    def workspace_bytes(
+        self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
+    ) -> int:
+        """Bytes that a product of so many tokens holds besides its input and output at most, by a GPU's
+        ``kernels`` or on a CPU.
+        """
+        ...
+
+
+class Dense(KeptActivations):
     """Weights as they are, in the engine's dtype."""
 
     name = "none"
@@ -81,9 +136,23 @@ class Dense:
             tensors["bias"] = torch.empty(out_features, dtype=dtype)
         return tensors
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The tensors themselves."""
         return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Never: a dense weight is not quantized."""
+        raise AssertionError("quantized values for a dense layer")
 
     def apply(self, x: torch.Tensor, tensors: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
         """x · Wᵀ + b by the matrix library."""
@@ -153,13 +222,13 @@ def takes_small_products(scheme: LinearScheme) -> bool:
 
 
 def is_int8(scheme: LinearScheme) -> bool:
-    """Whether a layer multiplies activations in 8 bits by numbers of 8 bits (int8_products.py)."""
+    """Whether a layer multiplies activations in 8 bits by quantized values of 8 bits (int8_products.py)."""
     return isinstance(scheme, Int8Products)
 
 
-def rounds_inputs(scheme: LinearScheme) -> bool:
-    """Whether a layer rounds its activations to numbers of few bits."""
-    return isinstance(scheme, Int8Products | Int8Blocks)
+def in_blocks(scheme: LinearScheme) -> bool:
+    """Whether a layer multiplies quantized values by blocks of columns (int8_blocks.py)."""
+    return isinstance(scheme, Int8Blocks)
 
 
 def is_dense(scheme: LinearScheme) -> bool:

@@ -13,7 +13,6 @@ widens a piece of the weight at a time and keeps none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,14 +34,13 @@ from ingot.kernels.stored_weight import (
     row_pieces,
     symmetric_zero,
 )
+from ingot.quant.activations import PIECE, KeptActivations, Tensors
 from ingot.quant.rounding import Quantized, quantize
-
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
-Tensors = Mapping[str, torch.Tensor | None]
+from ingot.quant.rptq import InBlocks
 
 
 @dataclass(frozen=True)
-class WeightOnly:
+class WeightOnly(KeptActivations):
     """W = (q - zero) · scale with q of ``bits`` bits, a scale a row (``group`` 0) or a group of columns.
 
     Tensors: ``words`` int16 [rows, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros``
@@ -76,13 +74,24 @@ class WeightOnly:
             tensors["bias"] = torch.empty(out_features, dtype=dtype)
         return tensors
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    def pack(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
         found = quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
-        return self.of_quantized(found, bias)
+        return self.accept(found, bias)
 
-    def of_quantized(self, found: Quantized, bias: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def accept(
+        self,
+        found: Quantized | InBlocks,
+        bias: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
         """The stored form of what rounding or GPTQ found for this scheme's bits, group and symmetry."""
+        assert isinstance(found, Quantized)
         numbers = found.numbers
         if numbers.dtype == torch.int8:  # around 0
             numbers = (numbers.to(torch.int16) + symmetric_zero(self.bits)).to(torch.uint8)

@@ -27,7 +27,7 @@ CHANGES = [{}, {"FRAGMENTS": 1, "num_warps": 4, "BLOCK_K": 256}, {"BLOCK_N": 32,
 def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
     generator = torch.Generator().manual_seed(width)
     found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
-    tensors = Int4InInt8(group=group).of_quantized(found)
+    tensors = Int4InInt8(group=group).accept(found)
     return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
 
 

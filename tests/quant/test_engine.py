@@ -112,11 +112,10 @@ def test_small_products_give_what_the_modules_give(
     params = SamplingParams(max_new_tokens=6, ignore_eos=True, logprobs=0)
     for prompts in ([random_ids(9)], [random_ids(n, seed=n) for n in (3, 17, 1)]):
         by_module = llm.generate(prompts, params)
-        forward.fused = forward.plain = True
-        forward.plain = kind == "gpt2"
-        assert forward.plain or forward.ways
+        forward.fused = True
+        assert next(iter(forward.kernels().values())) == "small kernels"  # of few rows
         small = llm.generate(prompts, params)
-        forward.fused = forward.plain = False
+        forward.fused = False
         for one, other in zip(by_module, small, strict=True):
             assert one.token_ids == other.token_ids
             for a, b in zip(one.logprobs, other.logprobs, strict=True):
@@ -126,7 +125,7 @@ def test_small_products_give_what_the_modules_give(
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_batch_invariance(checkpoints: dict[str, Path], kind: str) -> None:
     llm = LLM(checkpoints[kind], "cpu", quant=MIXED, runtime=RuntimeConfig(batch_invariant=True))
-    assert not llm.executor.runner.forward.ways
+    assert not llm.executor.runner.forward.fused
     prompts = [random_ids(n, seed=n) for n in (3, 17, 1)]
     params = SamplingParams(max_new_tokens=4, ignore_eos=True, logprobs=0)
     together = llm.generate(prompts, params)

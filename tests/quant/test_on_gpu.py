@@ -69,8 +69,7 @@ def test_fused_and_by_module_are_the_reference(
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
         options: dict[str, Any] = {"compute_dtype": dtype, "runtime": runtime, "max_batch_size": 80}
         llm = LLM(folder, "cuda", quant=CONFIGS[name], **options)
-        forward = llm.executor.runner.forward
-        assert bool(forward.ways or forward.plain) >= fused
+        assert llm.executor.runner.forward.fused == fused
         clear.check(llm, clear.answers(batch), MEAN[dtype], "fused" if fused else "by module")
 
 

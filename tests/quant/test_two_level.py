@@ -111,7 +111,7 @@ def test_gptq_keeps_outputs_better() -> None:
     rounded = dequantize(quantize_two_level(weight, 128))
     better, worse = (output_error(weight - near, hessian) for near in (dequantize(found), rounded))
     assert better < 0.7 * worse
-    tensors = Int4InInt8(128).of_quantized(found)
+    tensors = Int4InInt8(128).accept(found)
     packed = Int4InInt8(128).dequantize(tensors, 256, torch.float32)
     torch.testing.assert_close(packed, dequantize(found), rtol=1e-6, atol=0)
 

@@ -30,8 +30,7 @@ from ingot.evaluate.doctor.patterns import layer_index
 from ingot.evaluate.doctor.rungs import LayerRungs, Rung
 from ingot.evaluate.record import Progress, no_progress
 from ingot.layers.decoder import Decoder
-from ingot.quant.int8_both import Int8Both
-from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes import LinearScheme
 
 _ROWS = 256  # of logits at a time
 
@@ -155,8 +154,8 @@ class Probe:
                 tensors = scheme.pack(weight.to(self._dtype), None)
                 meant = scheme.dequantize(tensors, weight.shape[1], torch.float32)
                 self._weights.changed[f"{name}.weight"] = meant
-                if isinstance(scheme, Int8Both):
-                    self._feeds[name] = partial(_rounded, scheme.input_group)
+                if scheme.rounds:
+                    self._feeds[name] = partial(_rounded, scheme, tensors)
             yield
         finally:
             self._weights.changed.clear()
@@ -208,8 +207,10 @@ def _batch(model: Decoder, texts: Sequence[Text], device: torch.device) -> _Batc
     return _Batch(spans, torch.tensor(rows, device=device))
 
 
-def _rounded(group: int, name: str, x: torch.Tensor) -> torch.Tensor:
-    return rounded_rows(x, group)
+def _rounded(
+    scheme: LinearScheme, tensors: Mapping[str, torch.Tensor], name: str, x: torch.Tensor
+) -> torch.Tensor:
+    return scheme.rounded(x, tensors)
 
 
 def _unseen(name: str, output: torch.Tensor) -> None:
