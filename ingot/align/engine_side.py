@@ -137,17 +137,17 @@ def _hooks(model: Decoder, pieces: _Pieces) -> Iterator[None]:
         handles.append(module.register_forward_hook(hook))
 
     def embedded(module: torch.nn.Module, inputs: Any) -> None:
-        pieces.add("embedding", inputs[0])
+        pieces.add("embedding", inputs[1])
 
     handles.append(model.layers[0].register_forward_pre_hook(embedded))
     for i, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
         keep(layer.input_layernorm, f"layers.{i}.input_norm", _first)
-        keep(layer.self_attn, f"layers.{i}.attention", _itself)
+        keep(layer.self_attn.o_proj, f"layers.{i}.attention", _itself)
         keep(layer.post_attention_layernorm, f"layers.{i}.residual", _second)
         keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", _first)
-        keep(layer.mlp, f"layers.{i}.mlp", _itself)
-        keep(layer, f"layers.{i}.output", _sum)
+        keep(layer.mlp.down_proj, f"layers.{i}.mlp", _itself)
+        keep(layer, f"layers.{i}.output", _second)
     keep(model.norm, "final_norm", _first)
     try:
         yield
@@ -168,10 +168,4 @@ def _first(output: Any) -> torch.Tensor:
 
 def _second(output: Any) -> torch.Tensor:
     found: torch.Tensor = output[1]
-    return found
-
-
-def _sum(output: Any) -> torch.Tensor:
-    """A layer hands on its last branch and the residual apart; the next norm adds them."""
-    found: torch.Tensor = output[0] + output[1]
     return found

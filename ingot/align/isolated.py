@@ -18,6 +18,8 @@ from ingot.align.stages import StageFile, kind_of, layer_of
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.mlp import MLP, GatedMLP
+from ingot.runtime.one_layer import hidden_after
 
 _BLOCK = 64
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -97,7 +99,7 @@ class Isolated:
         if kind == "attention":
             return self._attention(self._cast(layer.self_attn), x, step)
         if kind == "mlp":
-            return self._cast(layer.mlp)(x)
+            return mlp_of(self._cast(layer.mlp), x)
         if kind == "input_norm":
             return self._cast(layer.input_layernorm)(x)[0]
         if kind == "post_norm":
@@ -135,8 +137,8 @@ class Isolated:
         start, end = self.reference.start(step), hidden.shape[0]
         cache, rope = self._scratch(hidden)
         if start:
-            attention(hidden[:start], self._batch(0, start), cache, rope)
-        return attention(hidden[start:], self._batch(start, end), cache, rope)
+            attention_of(attention, hidden[:start], self._batch(0, start), cache, rope)
+        return attention_of(attention, hidden[start:], self._batch(start, end), cache, rope)
 
     def _whole(self, step: int, index: int) -> torch.Tensor | None:
         """A whole layer, as ``_attention`` runs one of its modules."""
@@ -144,11 +146,11 @@ class Isolated:
         if stream is None:
             return None
         layer, start, end = self.model.layers[index], self.reference.start(step), stream.shape[0]
+        assert isinstance(layer, DecoderLayer)
         cache, rope = self._scratch(stream)
         if start:
-            layer(stream[:start], None, self._batch(0, start), cache, rope)
-        delta, residual = layer(stream[start:], None, self._batch(start, end), cache, rope)
-        return delta + residual
+            hidden_after(layer, stream[:start], self._batch(0, start), cache, rope)
+        return hidden_after(layer, stream[start:], self._batch(start, end), cache, rope)
 
     def _scratch(self, hidden: torch.Tensor) -> tuple[LayerCache, torch.Tensor | None]:
         """An empty cache for these tokens, and the rotary table."""
@@ -185,3 +187,23 @@ class Isolated:
 
     def _given(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor.to(self.device, self.dtype)
+
+
+def attention_of(
+    attention: Attention,
+    x: torch.Tensor,
+    batch: ForwardBatch,
+    cache: LayerCache,
+    rope: torch.Tensor | None,
+) -> torch.Tensor:
+    """What attention adds to the hidden states, for normalised ones [T, hidden_size]."""
+    query = attention.place(attention.qkv_proj(x), batch, cache, rope)
+    added: torch.Tensor = attention.o_proj(attention.attend(query, batch, cache).flatten(1))
+    return added
+
+
+def mlp_of(mlp: GatedMLP | MLP, x: torch.Tensor) -> torch.Tensor:
+    """What an MLP adds to the hidden states, for normalised ones [T, hidden_size]."""
+    up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
+    added: torch.Tensor = mlp.down_proj(mlp.activate(up(x)))
+    return added

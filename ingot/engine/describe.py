@@ -31,7 +31,7 @@ from ingot.engine.text import TextParts, read_engine_text, read_text_parts
 from ingot.errors import EngineError
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
-from ingot.layers.told import BY_MODULE, told
+from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import Ways
 from ingot.models.registry import architecture_named
 
@@ -204,7 +204,7 @@ def _describe(
 
 def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
     if dtype.itemsize != 2:
-        return BY_MODULE
+        return PLAIN
     config = manifest.model
     shape = (1, config.num_kv_heads, RuntimeConfig().block_size, config.head_dim)
     kept = cache_dtype(dtype, manifest.build.kv_dtype)

@@ -1,9 +1,10 @@
 """Self-attention over a paged KV cache.
 
-Owns the order of a decoder's attention: QKV product, position, cache write, attention, output product. Knows
-no model and no kernel's inside.
+Owns a decoder's attention between its two products: position, cache write, attention. Knows no model and no
+kernel's inside.
 
-    Attention(config, ctx)(hidden, batch, cache, rope_table)
+    query = attention.place(qkv, batch, cache, rope)
+    attended = attention.attend(query, batch, cache)
 """
 
 from __future__ import annotations
@@ -61,16 +62,6 @@ class Attention(nn.Module):
         )
         self.q_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
         self.k_norm = HeadNorm(config.head_dim, ctx) if config.qk_norm else None
-
-    def forward(
-        self, hidden: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
-    ) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]; writes the tokens' keys and values into ``cache``."""
-        batch.see("attn_in", hidden)
-        query = self.place(self.qkv_proj(hidden), batch, cache, rope)
-        attended = self.attend(query, batch, cache).flatten(1)
-        batch.see("attended", attended)
-        return self.o_proj(attended)
 
     def place(
         self,

@@ -4,34 +4,34 @@ Owns the stack that every text model of Ingot is: embedding, layers of attention
 What sets architectures apart is in ``DecoderConfig`` and in their weight maps; a model that needs more wraps
 this one. Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
 
-    hidden = decoder(decoder.embed(batch.input_ids, batch.positions), batch, caches)
-    logits = decoder.logits(hidden[batch.logits_indices])
+    hidden = decoder.embed(batch.input_ids, batch.positions)
+    logits = Operations(decoder, ways, step).logits(hidden, batch, caches)     # forward.py
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
+from ingot.kernels.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
 from ingot.layers.embedding import Embedding
+from ingot.layers.forms import RawForm, Rows
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm
+from ingot.layers.products import LayerProducts, Product
 from ingot.layers.rotary import RotaryTable
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """x + attention(norm(x)), then x + mlp(norm(x)): the one way through a layer, in any step and any scheme.
 
-    Takes and returns the stream as (branch output, residual): their sum is the layer's hidden states, and
-    the next norm adds them.
+    It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it.
     """
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
@@ -43,21 +43,35 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        delta: torch.Tensor,
-        residual: torch.Tensor | None,
+        x: Rows,
+        hidden: torch.Tensor,
         batch: ForwardBatch,
         cache: LayerCache,
         rope: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[T, hidden_size] twice → the same."""
-        first = residual is None
-        hidden, residual = self.input_layernorm(delta, residual)
-        if not first:
-            batch.see("stream", residual)
-        delta = self.self_attn(hidden, batch, cache, rope)
-        hidden, residual = self.post_attention_layernorm(delta, residual)
-        batch.see("stream", residual)
-        return self.mlp(hidden, batch), residual
+        products: LayerProducts,
+    ) -> tuple[Rows, torch.Tensor]:
+        """(normalised input, hidden states [T, hidden_size]) → the same of the next layer.
+
+        ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
+        """
+        _see(batch, "attn_in", x, products.qkv)
+        query = products.qkv.heads(x, self.self_attn, batch, cache, rope)
+        attended = products.output.form.attention(self.self_attn, query, batch, cache)
+        _see(batch, "attended", attended, products.output)
+        x, hidden = products.output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
+        batch.see("stream", hidden)
+        _see(batch, "mlp_in", x, products.up)
+        inner = products.up.inner(x, self.mlp, products.down.form)
+        _see(batch, "inner", inner, products.down)
+        x, hidden = products.down.join(inner, hidden, products.next_norm, products.after.form)
+        batch.see("stream", hidden)
+        return x, hidden
+
+
+def _see(batch: ForwardBatch, name: str, x: Rows, product: Product) -> None:
+    """Keep what a product takes; one that normalises its input itself has nothing to tell."""
+    if batch.record is not None and not isinstance(product.form, RawForm):
+        batch.see(name, x.natural() if isinstance(x, OperandRows) else x)
 
 
 class Decoder(nn.Module):
@@ -100,18 +114,6 @@ class Decoder(nn.Module):
         """[T] ids and [T] positions → hidden states [T, hidden_size]."""
         hidden = self.embed_tokens(input_ids)
         return hidden if self.embed_positions is None else hidden + self.embed_positions(positions)
-
-    def forward(
-        self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
-    ) -> torch.Tensor:
-        """Hidden states [T, hidden_size] → hidden states after the final norm."""
-        rope = None if self.rotary is None else self.rotary.table
-        residual: torch.Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            hidden, residual = layer(hidden, residual, batch, cache, rope)
-        hidden, residual = self.norm(hidden, residual)
-        batch.see("stream", residual)
-        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] → [L, vocab_size], in the model's dtype."""

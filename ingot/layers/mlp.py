@@ -3,7 +3,7 @@
 Owns gated and plain MLPs. Knows no model: which projection of a checkpoint is the gate is its weight map's
 business.
 
-    GatedMLP(config, ctx)(x)
+    mlp.activate(gate_up)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.kernels.gated_mlp import silu_mul
-from ingot.layers.batch import ForwardBatch
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 
@@ -32,14 +31,6 @@ class GatedMLP(nn.Module):
         self.small_tiles = gate_up.product_tiles("small_gate_up", n=2 * inner, k=size)
         self.gate_up_proj = Linear(size, 2 * inner, bias=config.mlp_bias, ctx=gate_up)
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
-
-    def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
-        inner = self.activate(self.gate_up_proj(x))
-        if batch is not None:
-            batch.see("mlp_in", x)
-            batch.see("inner", inner)
-        return self.down_proj(inner)
 
     def activate(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
         """silu(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
@@ -58,14 +49,6 @@ class MLP(nn.Module):
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
         self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
-
-    def forward(self, x: torch.Tensor, batch: ForwardBatch | None = None) -> torch.Tensor:
-        """[T, hidden_size] → [T, hidden_size]; ``batch``: the step that it is part of."""
-        inner = self.activate(self.up_proj(x))
-        if batch is not None:
-            batch.see("mlp_in", x)
-            batch.see("inner", inner)
-        return self.down_proj(inner)
 
     def activate(self, inner: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
         """The activation of a finished product [T, intermediate_size]; there are no ``tiles``."""

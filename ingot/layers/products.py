@@ -8,6 +8,8 @@ cache, into an activation, or into the hidden states and the next norm. ways.py 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ingot.kernels.int4_weight import AnyInt8
@@ -36,6 +38,23 @@ from ingot.layers.forms import (
 )
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import MLP, GatedMLP
+
+
+@dataclass(frozen=True)
+class LayerProducts:
+    """A layer's products in one kind of step, and what comes after them.
+
+    Attributes:
+        next_norm: of the next layer, or the final one.
+        after: the product after it: the next layer's QKV, or the head.
+    """
+
+    qkv: Product
+    output: Product
+    up: Product
+    down: Product
+    next_norm: Norm
+    after: Product
 
 
 class Product:

@@ -1,8 +1,8 @@
 """What a step computes on its way, kept for a check.
 
-Owns the names of the places where a step's values are kept, and the copies. Every way through the layers
-tells what it has at these places (``ForwardBatch.see``); a fused kernel that holds a value in registers tells
-nothing of it. Knows no arithmetic.
+Owns the names of the places where a step's values are kept, and the copies. A layer tells what
+it has at these places (``ForwardBatch.see``); a fused kernel that holds a value in registers tells nothing of
+it. Knows no arithmetic.
 
     record = StepRecord(); ...; record.values["stream"][2 * index]   # what layer ``index`` was given
 

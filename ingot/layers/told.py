@@ -22,7 +22,7 @@ from ingot.layers.products import (
 from ingot.layers.ways import Step, Ways
 from ingot.quant.schemes import is_dense
 
-BY_MODULE = {"every step": "module by module"}  # where nothing is fused
+PLAIN = {"every step": "module by module"}  # where nothing is fused
 NAMES = ("qkv", "output", "up", "down")
 MOST_ROWS = 257  # of decode steps; more do as these
 _WORDS = {

@@ -69,10 +69,15 @@ class Step:
     Attributes:
         decodes: whether every request has one token.
         rows: tokens of a step that decodes; None: any number.
+        fused: whether kernels may do more than a module; else every module is called, and its hooks fire.
     """
 
     decodes: bool
     rows: int | None = None
+    fused: bool = True
+
+
+BY_MODULE = Step(decodes=False, fused=False)
 
 
 class Ways:
@@ -99,6 +104,8 @@ class Ways:
             name: one of ``ALL``.
             norm: what is applied to its input; a product may do so itself.
         """
+        if not step.fused:
+            return Product(linear)
         overlap = step.decodes and self.known
         if is_int8(linear.scheme) and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS

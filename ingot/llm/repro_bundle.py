@@ -4,8 +4,8 @@ Owns the format: a safetensors file whose tensors are the layer's weights, what 
 what was expected, with facts about them as JSON in its metadata. Knows nothing of how it is made or replayed.
 
     bundle = read_bundle(Path("layer3.safetensors"))
-Format: tensors ``weights.<name within the layer>``, ``input.delta``, ``input.residual`` (not of a first
-layer), ``input.positions``, ``input.rope_rows``, ``output``, ``expected``; metadata key ``ingot_repro``.
+Format: tensors ``weights.<name within the layer>``, ``input.hidden``, ``input.positions``,
+``input.rope_rows``, ``output``, ``expected``; metadata key ``ingot_repro``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ingot.device import parse_dtype
 from ingot.errors import BuildError, ConfigError, EngineError, NoSuchPathError
 from ingot.runtime.one_layer import LayerInputs
 
-BUNDLE_VERSION = 1
+BUNDLE_VERSION = 2
 PRIVATE = (
     "The file contains the hidden states of a prompt, from which its words can be guessed: "
     "share it only as you would share the prompt."
@@ -130,8 +130,7 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
         raise BuildError("the file exists and is not a bundle", seen=path, fix="--out with another file")
     inputs = bundle.inputs
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in bundle.weights.items()}
-    tensors |= {"input.delta": inputs.delta, "input.positions": inputs.positions}
-    tensors |= {} if inputs.residual is None else {"input.residual": inputs.residual}
+    tensors |= {"input.hidden": inputs.hidden, "input.positions": inputs.positions}
     tensors |= {"input.rope_rows": inputs.rope_rows, "output": bundle.output, "expected": bundle.expected}
     facts = json.dumps(bundle.facts.to_json(), ensure_ascii=False)
     part = path.with_name(f".{path.name}-{os.getpid()}")
@@ -207,16 +206,14 @@ def _facts(path: Path, text: str | None) -> BundleFacts:
 def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:
     """The tensors by their roles; ValueError where their shapes do not go together."""
     inputs = LayerInputs(
-        tensors["input.delta"],
-        tensors.get("input.residual"),
+        tensors["input.hidden"],
         tensors["input.positions"],
         tensors["input.rope_rows"],
         facts.counts,
     )
     weights = {n.removeprefix(_WEIGHTS): t for n, t in tensors.items() if n.startswith(_WEIGHTS)}
     count = sum(facts.counts)
-    wide = [inputs.delta, tensors["output"], tensors["expected"]]
-    wide += [] if inputs.residual is None else [inputs.residual]
+    wide = [inputs.hidden, tensors["output"], tensors["expected"]]
     if any(tuple(t.shape) != (count, facts.model.hidden_size) for t in wide):
         raise ValueError(f"hidden states that are not {count} x {facts.model.hidden_size}")
     if not torch.equal(inputs.positions, torch.arange(count)) or inputs.rope_rows.shape != (count,):

@@ -18,8 +18,8 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward import Operations
 from ingot.layers.step_record import StepRecord
-from ingot.layers.told import BY_MODULE, told
-from ingot.layers.ways import Step, Ways
+from ingot.layers.told import PLAIN, told
+from ingot.layers.ways import BY_MODULE, Step, Ways
 
 MOST_ROWS = max(PACKED_ROWS, DECODE_ROWS)  # of decode steps whose number of rows matters to a choice
 
@@ -59,7 +59,7 @@ class Forward:
 
     def kernels(self) -> dict[str, str]:
         """What computes the products, by kind of step."""
-        return told(self.model, self.ways) if self.fused else BY_MODULE
+        return told(self.model, self.ways) if self.fused else PLAIN
 
     def observed(self, record: StepRecord | None) -> None:
         """A step has run, and this is its record."""
@@ -73,12 +73,12 @@ class Forward:
         return self._operations[step]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
-        model = self.model
-        hidden = model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
+        hidden = self.model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
         batch.see("stream", hidden)
+        return self.operations(self._kind(batch, len(hidden))).logits(hidden, batch, self.caches)
+
+    def _kind(self, batch: ForwardBatch, rows: int) -> Step:
         if not self.fused or self.by_module:
-            hidden = model(hidden, batch, self.caches)
-            return model.logits(hidden[batch.logits_indices])
-        decodes, rows = batch.max_query_len == 1, len(hidden)
-        step = Step(decodes, rows if decodes and rows <= MOST_ROWS else None)
-        return self.operations(step).logits(hidden, batch, self.caches)
+            return BY_MODULE
+        decodes = batch.max_query_len == 1
+        return Step(decodes, rows if decodes and rows <= MOST_ROWS else None)

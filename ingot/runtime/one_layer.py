@@ -19,6 +19,8 @@ import torch
 from ingot.engine.memory_sizes import cache_dtype
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.mlp import GatedMLP
+from ingot.layers.products import LayerProducts, Product
 
 
 @dataclass
@@ -26,49 +28,38 @@ class LayerInputs:
     """What a layer was given for the tokens of one request, in order, on the CPU.
 
     Attributes:
-        delta: [T, hidden_size], the branch output that the layer's first norm adds to the residual.
-        residual: [T, hidden_size]; None for a first layer, whose input is ``delta`` alone.
+        hidden: [T, hidden_size], its input hidden states, which its first norm normalises.
         positions, rope_rows: [T] int64, as in ``ForwardBatch``.
         counts: tokens of each call: the prompt's, perhaps in several, then one a decode step.
     """
 
-    delta: torch.Tensor
-    residual: torch.Tensor | None
+    hidden: torch.Tensor
     positions: torch.Tensor
     rope_rows: torch.Tensor
     counts: tuple[int, ...]
-
-    @property
-    def hidden(self) -> torch.Tensor:
-        """The layer's input hidden states [T, hidden_size]: delta and residual added, in float32."""
-        return self.delta.float() if self.residual is None else self.delta.float() + self.residual.float()
 
 
 @dataclass
 class LayerCalls:
     """The calls of a layer while ``record_calls`` is open."""
 
-    _calls: list[tuple[torch.Tensor | None, ...]] = field(default_factory=list)
+    _calls: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all calls together."""
-        return sum(int(delta.shape[0]) for delta, *_ in self._calls if delta is not None)
+        return sum(len(hidden) for hidden, *_ in self._calls)
 
-    def add(self, delta: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch) -> None:
+    def add(self, hidden: torch.Tensor, batch: ForwardBatch) -> None:
         """Keep copies of what a call was given."""
-        given = (delta, residual, batch.positions, batch.rope_rows)
-        self._calls.append(tuple(None if t is None else t.detach().to("cpu", copy=True) for t in given))
+        given = (hidden, batch.positions, batch.rope_rows)
+        self._calls.append(tuple(tensor.detach().to("cpu", copy=True) for tensor in given))
 
     def inputs(self) -> LayerInputs:
         """All calls as one request's tokens."""
-        delta, residual, positions, rows = zip(*self._calls, strict=True)
+        hidden, positions, rows = zip(*self._calls, strict=True)
         return LayerInputs(
-            torch.cat(delta),
-            None if residual[0] is None else torch.cat(residual),
-            torch.cat(positions),
-            torch.cat(rows),
-            tuple(len(d) for d in delta),
+            torch.cat(hidden), torch.cat(positions), torch.cat(rows), tuple(len(part) for part in hidden)
         )
 
 
@@ -78,7 +69,7 @@ def record_calls(layer: DecoderLayer) -> Iterator[LayerCalls]:
     calls = LayerCalls()
 
     def record(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
-        calls.add(given[0], given[1], given[2])
+        calls.add(given[1], given[2])
 
     handle = layer.register_forward_pre_hook(record)
     try:
@@ -115,12 +106,28 @@ def run_layer(
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):
         rows = slice(end - count, end)
-        delta = _own(inputs.delta[rows], weight)
-        residual = None if inputs.residual is None else _own(inputs.residual[rows], weight)
+        hidden = _own(inputs.hidden[rows], weight)
         batch = _batch(inputs, rows, num_blocks, max_seq_len, device)
-        branch, stream = layer(delta, residual, batch, cache, rope)
-        pieces.append((branch + stream).cpu())
+        pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
     return torch.cat(pieces)
+
+
+def hidden_after(
+    layer: DecoderLayer,
+    hidden: torch.Tensor,
+    batch: ForwardBatch,
+    cache: LayerCache,
+    rope: torch.Tensor | None,
+) -> torch.Tensor:
+    """A layer's hidden states for its input hidden states, both [T, hidden_size], module by module."""
+    norm, mlp = layer.input_layernorm, layer.mlp
+    up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
+    chosen = (layer.self_attn.qkv_proj, layer.self_attn.o_proj, up, mlp.down_proj)
+    qkv, output, up_product, down = (Product(linear) for linear in chosen)
+    # The next layer's norm only adds here; what it normalises is dropped.
+    products = LayerProducts(qkv, output, up_product, down, next_norm=norm, after=qkv)
+    x, hidden = qkv.form.norm(norm, hidden)
+    return layer(x, hidden, batch, cache, rope, products)[1]
 
 
 def _own(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -16,19 +16,21 @@ import torch
 from torch import nn
 
 from ingot.errors import RequestError
-from ingot.layers.attention import HeadNorm
+from ingot.layers.attention import Attention, HeadNorm
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.rotary import RotaryTable
 from ingot.runtime.executor import Executor
 
 _NEVER_CALLED = (nn.ModuleList, RotaryTable, HeadNorm)  # their values are read by others
+_LAST = {Attention: "o_proj", GatedMLP: "down_proj", MLP: "down_proj"}  # whose output is the module's
 
 
 class Seen(Mapping[str, torch.Tensor]):
     """Module name → its output for every token that ran, in the order in which they ran, on the CPU.
 
-    A decoder layer's output is its hidden states [tokens, hidden_size] (branch output and residual added); a
-    norm's is the normalised states.
+    A decoder layer's output is its hidden states [tokens, hidden_size], an attention's or an MLP's what it
+    adds to them, a norm's the normalised states.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
             )
         wanted |= dict.fromkeys(found)
     seen = Seen()
-    handles = [model.get_submodule(name).register_forward_hook(_recorder(seen, name)) for name in wanted]
+    handles = [_called(model, name).register_forward_hook(_recorder(seen, name)) for name in wanted]
     runner, blocks = executor.runner, executor.blocks
     executor.before_taps.append((runner.eager, blocks.prefix_reuse))  # taps may close in any order
     runner.eager, blocks.prefix_reuse = True, False
@@ -94,10 +96,16 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
             handle.remove()
 
 
+def _called(model: nn.Module, name: str) -> nn.Module:
+    """The module whose call gives what the named one computes."""
+    module = model.get_submodule(name)
+    return module.get_submodule(_LAST[type(module)]) if type(module) in _LAST else module
+
+
 def _recorder(seen: Seen, name: str):  # type: ignore[no-untyped-def]
     def record(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, tuple):
-            output = output[0] + output[1] if isinstance(module, DecoderLayer) else output[0]
+            output = output[1] if isinstance(module, DecoderLayer) else output[0]
         if isinstance(output, torch.Tensor):
             seen.add(name, output)
 

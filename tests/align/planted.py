@@ -17,10 +17,13 @@ import torch
 import torch.nn.functional as F
 
 from ingot import LLM
+from ingot.align.isolated import attention_of, mlp_of
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.forms import Rows
 from ingot.layers.mlp import GatedMLP
+from ingot.layers.products import LayerProducts
 from ingot.layers.rotary import RotaryTable
 from tests.align.plain_attention import Plant, attending
 
@@ -182,7 +185,9 @@ Normed = tuple[torch.Tensor, torch.Tensor]
 
 
 def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
-    def forward(norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
+    def forward(
+        norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None, tiles: object = None
+    ) -> Normed:
         total = x if residual is None else x + residual
         if hasattr(norm, "bias"):
             return F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps), total
@@ -192,7 +197,9 @@ def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
 
 
 def _norm_missing(model: Decoder, layer: DecoderLayer) -> None:
-    def forward(norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
+    def forward(
+        norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None, tiles: object = None
+    ) -> Normed:
         total = x if residual is None else x + residual
         return total, total
 
@@ -204,14 +211,15 @@ def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
 
     def put(model: Decoder, layer: DecoderLayer) -> None:
         def forward(
-            delta: torch.Tensor,
-            residual: torch.Tensor | None,
+            x: torch.Tensor,
+            hidden: torch.Tensor,
             batch: ForwardBatch,
             cache: LayerCache,
             rope: torch.Tensor | None,
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            stream = delta if residual is None else delta + residual
-            return sums(layer, lambda x: layer.self_attn(x, batch, cache, rope), stream)
+            products: LayerProducts,
+        ) -> tuple[Rows, torch.Tensor]:
+            attend = lambda x: attention_of(layer.self_attn, x, batch, cache, rope)  # noqa: E731
+            return products.after.form.norm(products.next_norm, *sums(layer, attend, hidden))
 
         layer.forward = forward
 
@@ -220,28 +228,28 @@ def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
 
 def _no_attention_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]))
-    return layer.mlp(hidden), middle
+    return mlp_of(layer.mlp, hidden), middle
 
 
 def _no_mlp_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(attend(layer.input_layernorm(x)[0]), x)
-    return layer.mlp(hidden), torch.zeros_like(middle)
+    return mlp_of(layer.mlp, hidden), torch.zeros_like(middle)
 
 
 def _scaled_residual(layer, attend, x):  # type: ignore[no-untyped-def]
     hidden, middle = layer.post_attention_layernorm(0.5 * attend(layer.input_layernorm(x)[0]), x)
-    return 0.5 * layer.mlp(hidden), middle
+    return 0.5 * mlp_of(layer.mlp, hidden), middle
 
 
 def _post_norm(layer, attend, x):  # type: ignore[no-untyped-def]
     middle = layer.input_layernorm(attend(x), x)[0]
-    out = layer.post_attention_layernorm(layer.mlp(middle), middle)[0]
+    out = layer.post_attention_layernorm(mlp_of(layer.mlp, middle), middle)[0]
     return out, torch.zeros_like(out)
 
 
 def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
     attended = attend(layer.input_layernorm(x)[0])
-    return layer.mlp(layer.post_attention_layernorm(x)[0]), attended + x
+    return mlp_of(layer.mlp, layer.post_attention_layernorm(x)[0]), attended + x
 
 
 def _window(window: int) -> Plant:

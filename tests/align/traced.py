@@ -14,6 +14,7 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.align.divergence import Divergence
 from ingot.layers.decoder import DecoderLayer
+from ingot.layers.mlp import GatedMLP
 
 FLOOR = 1e-6
 PARTS = {
@@ -37,6 +38,12 @@ def trace(llm: LLM, ids: list[int], steps: int) -> Calls:
         llm.generate([ids], params)
     for handle in handles:
         handle.remove()
+    for number, layer in enumerate(model.layers):
+        up = "gate_up_proj" if isinstance(layer.mlp, GatedMLP) else "up_proj"
+        for branch, first, last in (("self_attn", "qkv_proj", "o_proj"), ("mlp", up, "down_proj")):
+            path = f"layers.{number}.{branch}"
+            pairs = zip(calls[f"{path}.{first}"], calls[f"{path}.{last}"], strict=True)
+            calls[path] = [(given, added) for (given, _), (_, added) in pairs]
     return calls
 
 
@@ -46,8 +53,7 @@ def _keeper(calls: Calls, name: str):  # type: ignore[no-untyped-def]
         if len(inputs) > 1 and isinstance(inputs[1], torch.Tensor) and "norm" in name:
             given = given + inputs[1]
         if isinstance(module, DecoderLayer):
-            given = given if inputs[1] is None else given + inputs[1]
-            output = output[0] + output[1]  # type: ignore[index]
+            given, output = inputs[1], output[1]  # type: ignore[index]
         output = output[0] if isinstance(output, tuple) else output
         calls.setdefault(name, []).append((given.clone(), output.clone()))  # type: ignore[attr-defined]
 

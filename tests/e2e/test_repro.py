@@ -79,7 +79,7 @@ def test_sixteen_bits(make: Make, dtype: str) -> None:
     bundle = capture_layer(make("llama", dtype=dtype), IDS, 1, 2)
     found = replay(bundle, CPU)
     assert (found.agrees, found.against_output, found.dtype) == (True, 0, dtype)
-    assert bundle.output.dtype == bundle.inputs.delta.dtype == parse_dtype(dtype)
+    assert bundle.output.dtype == bundle.inputs.hidden.dtype == parse_dtype(dtype)
     assert bundle.facts.expected_from == "plain PyTorch in float32"
 
 

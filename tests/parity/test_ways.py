@@ -11,8 +11,7 @@ from ingot import LLM
 from ingot.config.quant import QuantConfig
 from ingot.kernels.int8_rows import Int8Rows
 from ingot.layers.forms import BlockForm, DenseForm, Int8Form, RawForm
-from ingot.layers.forward import LayerOperations
-from ingot.layers.products import BlockProduct, Product
+from ingot.layers.products import BlockProduct, LayerProducts, Product
 from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, small_products
 from tests.parity.test_fused_steps import packed_takes_fp32
 from tests.parity.test_rounded_steps import engine
@@ -82,7 +81,7 @@ def test_fp32_is_not_packed(tmp_path: Path) -> None:
     assert kinds(llm, DECODES[65]) == ["module"] * 5
 
 
-def products_of(layer: LayerOperations) -> list[Product]:
+def products_of(layer: LayerProducts) -> list[Product]:
     """Those of a layer."""
     return [layer.qkv, layer.output, layer.up, layer.down]
 
@@ -115,7 +114,7 @@ def test_results_end_in_the_next_products_form(tmp_path: Path) -> None:
     names = [type(product).__name__ for product in products_of(layer)]
     assert names == ["SmallProduct", "Int8Product", "SmallProduct", "Int8Product"]
     hidden = torch.randn(8, forward.model.config.hidden_size)
-    inner = layer.up.inner(hidden, layer.mlp, layer.down.form)
+    inner = layer.up.inner(hidden, forward.model.layers[0].mlp, layer.down.form)
     assert isinstance(inner, Int8Rows)
     normed, summed = layer.down.join(inner, hidden.clone(), layer.next_norm, layer.after.form)
     assert isinstance(normed, torch.Tensor)
