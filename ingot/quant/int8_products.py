@@ -23,9 +23,9 @@ from ingot.kernels.int4_weight import AnyInt8, as_int8
 from ingot.kernels.int8_linear import int8_linear
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.kernels.silu_mul_int8 import quantized
+from ingot.kernels.stored_weight import PIECE
 from ingot.quant.rounding import Quantized
 
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
 Tensors = Mapping[str, torch.Tensor | None]
 
 

@@ -27,6 +27,7 @@ from ingot.kernels.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.small_linear import small_linear
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import (
+    PIECE,
     StoredWeight,
     dequantized,
     num_rows,
@@ -37,7 +38,6 @@ from ingot.kernels.stored_weight import (
 )
 from ingot.quant.rounding import Quantized, quantize
 
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
 Tensors = Mapping[str, torch.Tensor | None]
 
 
