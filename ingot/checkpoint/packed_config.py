@@ -20,7 +20,7 @@ from ingot.errors import CheckpointError
 
 PACKED_CONFIG = "quantize_config.json"
 PACKED_KEYS = ("quantization_config", "compression_config")
-_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
+FROM_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
 _KINDS = ("gptq", "awq", "compressed-tensors")
 _SCHEMES = {4: "w4a16", 8: "w8a16"}
 
@@ -210,5 +210,5 @@ def _refused(what: str, seen: object, allowed: object) -> CheckpointError:
         f"unsupported quantization format: {what}",
         seen=seen,
         allowed=allowed,
-        fix=_ORIGINAL,
+        fix=FROM_ORIGINAL,
     )

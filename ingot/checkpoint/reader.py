@@ -20,10 +20,10 @@ from ingot.checkpoint.layout import CONFIG, EXPECTED, Layout, find_layout, list_
 from ingot.checkpoint.packed import PackedLayers
 from ingot.checkpoint.packed_config import PACKED_CONFIG, packed_format
 from ingot.checkpoint.shard import Shard, TensorInfo, open_shard, scan_shard
+from ingot.config.build import MANIFEST_FILE
 from ingot.errors import CheckpointError
 
 GENERATION_CONFIG = "generation_config.json"
-ENGINE_MANIFEST = "manifest.json"  # beside no config.json: the folder is a build's, not a source
 
 
 class Checkpoint:
@@ -127,7 +127,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     folder = Path(folder)
     names = list_files(folder)
-    if CONFIG not in names and ENGINE_MANIFEST in names:
+    if CONFIG not in names and MANIFEST_FILE in names:
         raise CheckpointError(
             f"{folder} is an engine, not a checkpoint",
             seen=shorten(names),

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import Device, EnginePath, Threads, open_llm
+from ingot.cli.flags import Device, EnginePath, Threads
 from ingot.cli.limits import Limits, limit_flags
+from ingot.cli.opening import open_llm
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.cli.signals import StopOnInterrupt
 from ingot.errors import IngotError

@@ -1,9 +1,9 @@
 """Parameters that several verbs share.
 
-Owns their names, help and how an engine is opened for a verb. Defaults are the library's: a flag that is not
+Owns their names and help, and how a dataclass becomes flags. Defaults are the library's: a flag that is not
 given is not passed on.
 
-    llm = open_llm(engine, device, threads, limits)
+    def run(engine: EnginePath, device: Device = None) -> None: ...
 """
 
 from __future__ import annotations
@@ -14,15 +14,9 @@ import typing
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-
-from ingot.cli.console import size_text, stderr
-
-if TYPE_CHECKING:
-    from ingot.cli.limits import Limits
-    from ingot.llm import LLM
 
 RARELY = "Rarely needed"
 
@@ -126,33 +120,3 @@ def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parame
         )
         for field in fields(kind)
     ]
-
-
-def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
-    """Load an engine, showing so on a terminal."""
-    with stderr().status("loading") if stderr().is_terminal else _nothing():
-        import torch
-
-        from ingot.llm import LLM
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        llm = LLM(path, **given(device=device), **limits.arguments())
-    _note_cache(llm)
-    return llm
-
-
-def _note_cache(llm: LLM) -> None:
-    """Say on stderr how large a KV cache a CPU took, where nobody said and it holds no full batch."""
-    executor, runtime = llm.executor, llm.runtime
-    tokens = executor.blocks.num_blocks * runtime.block_size
-    unasked = llm.engine.device.type == "cpu" and runtime.cache_tokens is None
-    if unasked and tokens < executor.max_batch_size * executor.max_seq_len:
-        size = size_text(sum(cache.nbytes for cache in executor.runner.caches))
-        stderr().print(f"KV cache: {tokens} tokens, {size}; --cache-tokens sets the size", style="dim")
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()

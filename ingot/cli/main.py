@@ -56,6 +56,11 @@ class Verbs(TyperGroup):
         except _UsageError as error:
             raise _told_misuse(error, args) from None
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The verbs in the order of ``_VERBS``; those with verbs of their own would come last."""
+        order = [_name(verb) for verbs in _VERBS.values() for verb in verbs]
+        return sorted(super().list_commands(ctx), key=order.index)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the words of the command line for what is told of them."""
         ctx.meta[_WORDS] = list(args)
@@ -160,6 +165,12 @@ _VERBS: dict[str, tuple[Any, ...]] = {
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
 }
+
+
+def _name(verb: Any) -> str:
+    return str(verb.info.name if isinstance(verb, typer.Typer) else verb.__name__)
+
+
 for _panel, _verbs in _VERBS.items():
     for _verb in _verbs:
         if isinstance(_verb, typer.Typer):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, open_llm
+from ingot.cli.flags import AsJson, Device, Threads
 from ingot.cli.limits import Limits, limit_flags
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
+from ingot.cli.opening import open_llm
 
 if TYPE_CHECKING:
     from ingot.llm.prompts import Messages, PromptLike

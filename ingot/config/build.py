@@ -13,6 +13,7 @@ from typing import Literal
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
+MANIFEST_FILE = "manifest.json"  # in a folder without config.json: a build, not a checkpoint
 DEFAULT_MAX_BATCH_SIZE = 64
 DEFAULT_MAX_SEQ_LEN = 8192
 NARROW_KV_DTYPES = ("int8", "fp8")  # a KV cache in 8 bits

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from ingot.checkpoint.packed import PackedLayers
+from ingot.checkpoint.packed_config import FROM_ORIGINAL
 from ingot.checkpoint.packed_layouts import PackedWeight
 from ingot.checkpoint.rules import Concat, Rename, Transpose
 from ingot.checkpoint.weight_map import MappedTensor
@@ -22,7 +23,6 @@ from ingot.device import dtype_name
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.quant.rounding import Quantized
 
-_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
 Mapped = Mapping[str, MappedTensor]
 Load = Callable[[str], torch.Tensor]
 
@@ -47,7 +47,7 @@ def stored_quant(
         held = [source for source in sources if source in packed]
         if held and (name == HEAD or len(held) != len(sources)):
             what = "a quantized lm_head" if name == HEAD else "a layer with quantized and unquantized parts"
-            raise CheckpointError(f"{what} is not supported", seen=sources, fix=_ORIGINAL)
+            raise CheckpointError(f"{what} is not supported", seen=sources, fix=FROM_ORIGINAL)
         if not held and name != HEAD:
             dense[name] = "none"
     found = packed.form.quant(dense)
@@ -57,7 +57,7 @@ def stored_quant(
         f"the checkpoint is already quantized ({SOURCES[found.source]})",
         seen=given.summary,
         allowed=found.summary,
-        flag=f"leave out --quant, or {_ORIGINAL}",
+        flag=f"leave out --quant, or {FROM_ORIGINAL}",
     )
 
 
@@ -90,7 +90,7 @@ class StoredWeights:
             raise CheckpointError(
                 f"{name} is one matmul, but its parts have different input scales",
                 seen=[float(one) for one in found],
-                fix=_ORIGINAL,
+                fix=FROM_ORIGINAL,
             )
         return found[0] if found else None
 
@@ -110,7 +110,7 @@ class StoredWeights:
             raise CheckpointError(
                 "quantized checkpoints of this architecture are not supported",
                 seen=mapped.sources,
-                fix=_ORIGINAL,
+                fix=FROM_ORIGINAL,
             )
         parts = [self._packed.weight(source) for source in mapped.sources]
         self._check_order(name, mapped.sources, parts)
@@ -137,7 +137,7 @@ class StoredWeights:
             raise CheckpointError(
                 f"{name} is one matmul, but its parts order their columns differently",
                 seen=sources,
-                fix=_ORIGINAL,
+                fix=FROM_ORIGINAL,
             )
 
     def _exact(self, name: str, scales: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ingot.config.base import JsonConfig
-from ingot.config.build import BuildConfig
+from ingot.config.build import MANIFEST_FILE, BuildConfig
 from ingot.config.json_text import load_json
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
@@ -23,7 +23,6 @@ from ingot.errors import ConfigError, EngineError, NoSuchPathError
 from ingot.processors.chat import FORMATS
 
 FORMAT_VERSION = 2
-MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 PLAN_FILE = "plan.json"
 PROOF_FILE = "proof.json"

@@ -22,6 +22,8 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import (
+    DRAW_KINDS,
+    LOGITS_AT_ONCE,
     REQUEST_BUCKETS,
     TOKEN_BUCKETS,
     batch_buckets,
@@ -45,8 +47,6 @@ WEIGHT_KINDS = ("embedding", "attention", "mlp", "norms", "head")
 _PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
 _DRAW_FIELDS = 6  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
-_TWIN_DRAW_ELEMENTS = 5 * 2**20  # logits that the sampler's twin handles at once
-_DRAW_KINDS = 3  # greedy, unfiltered, filtered: a decode graph each
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
@@ -251,7 +251,7 @@ def sampling_bytes(config: DecoderConfig, max_batch_size: int, *, kernels: bool 
     """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries."""
     if kernels:
         return max_batch_size * _DRAW_ROW_BYTES
-    return min(max_batch_size * config.vocab_size, _TWIN_DRAW_ELEMENTS) * _TWIN_DRAW_BYTES
+    return min(max_batch_size * config.vocab_size, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
 
 
 def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:
@@ -262,7 +262,7 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     2048 tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and each keeps its logits.
     """
     buckets = batch_buckets(max_batch_size)
-    graphs = len(buckets) * _DRAW_KINDS + len(TOKEN_BUCKETS)
+    graphs = len(buckets) * len(DRAW_KINDS) + len(TOKEN_BUCKETS)
     wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     step = (2 * config.hidden_size + wide) * dtype.itemsize
     logits = (buckets[-1] + len(TOKEN_BUCKETS)) * config.vocab_size * dtype.itemsize

@@ -24,11 +24,12 @@ from ingot.engine.assemble import Assembly, cast_weight
 from ingot.engine.calibrate import Load, naming
 from ingot.engine.input_statistics import SeenInputs
 from ingot.engine.joints import Joint, fold, joints
+from ingot.kernels.int8_rows import MOST
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData
 from ingot.quant.calibration import InputStatistics
 from ingot.quant.int8_both import Int8Both
-from ingot.quant.smoothquant import MOST, search_smoothing, smoothing_scales
+from ingot.quant.smoothquant import search_smoothing, smoothing_scales
 
 SAMPLE = 256  # tokens that an alpha is searched with
 Tell = Callable[[str], None]

@@ -28,13 +28,11 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
+from ingot.kernels.int8_round import WHOLE
 
 TILES = {"BLOCK_N": 32, "num_warps": 4}
 MOST_COLUMNS = 256  # of a block: 64 registers a thread at BLOCK_N 32 and 4 warps
 NUMBERS = (torch.uint8, torch.int8, torch.float32)
-# Added to a number of less than 2^22 it leaves the nearest integer, ties to even. A larger one loses less
-# than half of itself, and is beyond any grid before and after.
-_WHOLE = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -72,7 +70,8 @@ def gptq_block_kernel(
         behind = (places > place) & (places < columns)
         passed_on = tl.load(factor_ptr + place * factor_stride + places, mask=behind, other=0.0)
         own = tl.sum(tl.where(places[:, None] == place, tile, 0.0), axis=0)
-        number = (tl.div_rn(own, scale) + _WHOLE) - _WHOLE + zero
+        # Beyond 2^22 WHOLE loses less than half of a number, which is beyond any grid before and after.
+        number = (tl.div_rn(own, scale) + WHOLE) - WHOLE + zero
         number = tl.minimum(tl.maximum(number, LOW), HIGH)
         error = (own - (number - zero) * scale) * tl.load(inverse_ptr + place)
         tl.store(

@@ -19,11 +19,11 @@ import torch
 
 from ingot.kernels.checks import KernelArgumentError, expect
 from ingot.kernels.int8_rows import Int8Weight
+from ingot.kernels.stored_weight import PIECE
 
 GROUPS = (128, 64)
 MOST_NUMBER = 15  # numbers are 0 … 15
 MOST_STEP = 16
-PIECE = 1 << 20  # numbers that are expanded at once
 
 
 @dataclass(frozen=True, slots=True)

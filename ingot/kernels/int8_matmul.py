@@ -25,8 +25,8 @@ from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
 from ingot.kernels.matrix_product import multiprocessors
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.product_tiles import DESCRIPTOR_ALIGNMENT
 
-ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
 CONSTANTS = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "TOGETHER", "PIECES", "SPLITS", "OVERLAP")
 
 
@@ -192,7 +192,9 @@ def _store(
 def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
     """Whether all rows start at multiples of 16 bytes."""
     sides = (x.values, weight.values)
-    return all(t.data_ptr() % ALIGNMENT == 0 and t.stride(0) % ALIGNMENT == 0 for t in sides)
+    return all(
+        t.data_ptr() % DESCRIPTOR_ALIGNMENT == 0 and t.stride(0) % DESCRIPTOR_ALIGNMENT == 0 for t in sides
+    )
 
 
 def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bool:
@@ -207,7 +209,7 @@ def _described(x: Int8Rows, weight: Int8Weight, choice: Mapping[str, int]) -> bo
         raise KernelArgumentError(
             "these operands cannot be read through tensor descriptors",
             seen=f"strides {strides}, groups of {x.group}",
-            allowed=f"rows that start at multiples of {ALIGNMENT} bytes",
+            allowed=f"rows that start at multiples of {DESCRIPTOR_ALIGNMENT} bytes",
             fix='tiles {"TMA": 1}',
         )
     return choice["TMA"] != 1 and fits

@@ -17,7 +17,7 @@ from ingot.kernels.int8_rows import LEAST_MAGNITUDE, MOST
 _MOST = tl.constexpr(float(MOST))
 _LEAST = tl.constexpr(LEAST_MAGNITUDE)
 # Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
-_WHOLE = tl.constexpr(12582912.0)
+WHOLE = tl.constexpr(12582912.0)
 _WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
@@ -32,7 +32,7 @@ def scale_of(most: tl.tensor) -> tl.tensor:
 def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
     """fp32 values as int8 numbers; what is cut first needs no fused multiply and add."""
     cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
-    return (cut + _WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+    return (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def store_int8_row(
 @triton.jit
 def nearest(wide: tl.tensor) -> tl.tensor:
     """The nearest integers to fp32 values of less than 2^22, ties to even, as int32."""
-    return (wide + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
+    return (wide + WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
 
 
 @triton.jit

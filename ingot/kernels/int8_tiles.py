@@ -37,7 +37,7 @@ SPLIT: Mapping[int, Choices] = {
 # Up to so many rows products load a weight of 4 bits inside 8 straight into registers, as it is stored. By
 # the columns of x's tile and outputs, BLOCK_N, BLOCK_K, warps, FRAGMENTS (1: a warp asks for a chunk at its
 # step, 2: for one ahead); of split sums by inputs, with SPLITS. As benchmarks/int8_variants.py found them.
-FRAGMENT_ROWS = 16
+INT8_FRAGMENT_ROWS = 16
 FOUR_BITS: Mapping[int, Choices] = {
     8: [(16383, 32, 256, 4, 1), (0, 16, 256, 4, 1)],
     16: [(16383, 32, 256, 4, 1), (0, 32, 256, 2, 1)],
@@ -124,7 +124,7 @@ def small_int8_tiles(
     names = ("BLOCK_N", "BLOCK_K", "num_warps", "num_stages", "PROGRAMS", "PREFETCH", "SPLITS")
     tiles = {"BLOCK_T": columns, "OVERLAP": 2 if overlaps(device) else 1, "SPLITS": 1, "FRAGMENTS": 0}
     tiles |= dict(zip(names, _row(table[columns], size)[1:], strict=False))
-    if four_bits and num_tokens <= FRAGMENT_ROWS:
+    if four_bits and num_tokens <= INT8_FRAGMENT_ROWS:
         straight = _row(FOUR_BITS_SPLIT if split else FOUR_BITS[columns], size)
         tiles |= dict(
             zip(("BLOCK_N", "BLOCK_K", "num_warps", "FRAGMENTS", "SPLITS"), straight[1:], strict=False)

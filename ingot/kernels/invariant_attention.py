@@ -28,9 +28,9 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.invariant_spans import LEAST_SCORE, finish, invariant_meet_kernel, meet, sum_rows
-from ingot.kernels.paged_attention import LOG2_E
+from ingot.kernels.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
 from ingot.kernels.paged_tile import tile_rows
+from ingot.kernels.scores import LEAST_SCORE, LOG2_E
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+from ingot.kernels.scores import LEAST_SCORE
+
 _ONE_BITS = tl.constexpr(0x3F800000)
 _UNIT = tl.constexpr(2.0**-23)
 

@@ -23,8 +23,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
-
-MAX_HIDDEN = 16384  # one pass holds a whole row in registers
+from ingot.kernels.rms_norm import MAX_HIDDEN
 
 
 @triton.jit

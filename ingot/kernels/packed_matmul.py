@@ -31,6 +31,7 @@ from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.packed_direct import packed_direct_kernel
 from ingot.kernels.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
 from ingot.kernels.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS, packed_tiles
+from ingot.kernels.product_tiles import DESCRIPTOR_ALIGNMENT
 from ingot.kernels.stored_weight import (
     BLOCK_ROWS,
     StoredWeight,
@@ -42,7 +43,6 @@ from ingot.kernels.stored_weight import (
 from ingot.kernels.word_places import word_places
 
 DTYPES = (torch.float16, torch.bfloat16)
-ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
 Rows = torch.Tensor | OperandRows
 
 
@@ -169,12 +169,15 @@ def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
     Raises:
         KernelArgumentError: the tile ``TMA`` is 2 and it cannot.
     """
-    fits = x.data_ptr() % ALIGNMENT == 0 and x.stride(0) * x.element_size() % ALIGNMENT == 0
+    fits = (
+        x.data_ptr() % DESCRIPTOR_ALIGNMENT == 0
+        and x.stride(0) * x.element_size() % DESCRIPTOR_ALIGNMENT == 0
+    )
     if choice["TMA"] == 2 and not fits:
         raise KernelArgumentError(
             "these rows cannot be read through a tensor descriptor",
             seen=f"stride {x.stride(0)}",
-            allowed=f"rows that start at multiples of {ALIGNMENT} bytes",
+            allowed=f"rows that start at multiples of {DESCRIPTOR_ALIGNMENT} bytes",
             fix='tiles {"TMA": 1}',
         )
     return choice["TMA"] != 1 and fits

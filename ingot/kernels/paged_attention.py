@@ -31,7 +31,8 @@ from ingot.kernels.checks import (
 from ingot.kernels.int8_heads import OutScales, end_constants, end_pointers, expect_out, put_heads
 from ingot.kernels.overlap import launch_options, overlaps
 from ingot.kernels.paged_single import paged_attention_single_kernel
-from ingot.kernels.paged_stream import LOG2_E, paged_stream_triton
+from ingot.kernels.paged_stream import paged_stream_triton
+from ingot.kernels.scores import LOG2_E
 from ingot.kernels.single_tiles import single_changes, single_tiles
 from ingot.kernels.stream_tiles import stream_tiles
 

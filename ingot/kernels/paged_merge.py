@@ -14,8 +14,7 @@ import triton.language as tl
 from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.paged_tile import split_bounds
-
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+from ingot.kernels.scores import LEAST_SCORE
 
 
 @triton.jit

@@ -15,8 +15,9 @@ from ingot.kernels.cache_numbers import widened
 from ingot.kernels.cache_words import query_words, word_numbers, word_products
 from ingot.kernels.int8_heads import store_heads
 from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, merged_splits
+from ingot.kernels.paged_merge import arrive_last, merged_splits
 from ingot.kernels.paged_tile import held_rows, split_bounds
+from ingot.kernels.scores import LEAST_SCORE
 
 
 @triton.jit

@@ -10,7 +10,6 @@ launch; knows no checks of arguments.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -22,11 +21,11 @@ from ingot.kernels.cache_scales import CacheScales, scale_pointers
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
 from ingot.kernels.int8_heads import OutScales, end_constants, end_pointers, store_heads
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
-from ingot.kernels.paged_merge import LEAST_SCORE, arrive_last, paged_attention_merge_kernel
+from ingot.kernels.paged_merge import arrive_last, paged_attention_merge_kernel
 from ingot.kernels.paged_tile import split_bounds, tile_rows
+from ingot.kernels.scores import LEAST_SCORE, LOG2_E
 from ingot.kernels.stream_tiles import pair_programs, stream_tiles
 
-LOG2_E = math.log2(math.e)
 MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program
 MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
 

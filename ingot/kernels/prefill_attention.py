@@ -9,7 +9,6 @@ block manager.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -42,9 +41,7 @@ from ingot.kernels.int8_heads import (
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.paged_tile import tile_place
 from ingot.kernels.prefill_tiles import default_tiles
-
-LOG2_E = math.log2(math.e)
-LEAST_SCORE = tl.constexpr(-1.0e38)  # finite, so that exp2(masked - running maximum) is 0 and never NaN
+from ingot.kernels.scores import LEAST_SCORE, LOG2_E
 
 
 @triton.jit

@@ -66,6 +66,7 @@ FRAGMENTS_4 = [(16383, 32, 4, 1, 1), (0, 32, 2, 1, 1)]
 FRAGMENTS_SPLIT_8 = [(0, 32, 2, 2, 8)]
 FRAGMENTS_SPLIT_4 = [(8192, 32, 4, 1, 4), (0, 32, 2, 2, 4)]
 FRAGMENT_ROWS = 8
+DESCRIPTOR_ALIGNMENT = 16  # bytes: of a tensor that a descriptor reads, and of its rows
 
 
 def takes_fragments(num_tokens: int, weight: StoredWeight, itemsize: int) -> bool:

@@ -20,7 +20,7 @@ from ingot.kernels.int4_weight import AnyInt8, Int4Weight
 from ingot.kernels.int8_checks import scale_stride
 from ingot.kernels.int8_fragments import int8_fragment_linear_kernel
 from ingot.kernels.int8_rows import Int8Rows, Int8Sums
-from ingot.kernels.int8_tiles import FRAGMENT_ROWS, small_int8_tiles, waiting, whole_steps
+from ingot.kernels.int8_tiles import INT8_FRAGMENT_ROWS, small_int8_tiles, waiting, whole_steps
 from ingot.kernels.matrix_product import even_share
 from ingot.kernels.overlap import launch_options
 from ingot.kernels.small_linear import small_linear_matrix_kernel
@@ -54,7 +54,7 @@ def settled(x: Int8Rows, weight: AnyInt8, choice: Mapping[str, int]) -> tuple[An
         sides = (x.values, weight.pairs)
         fits = width % 16 == 0 and all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
         chunks = choice["BLOCK_K"] % 128 == 0 and x.group in (0, choice["BLOCK_K"])
-        if rows <= FRAGMENT_ROWS and fits and chunks and not choice["PROGRAMS"]:
+        if rows <= INT8_FRAGMENT_ROWS and fits and chunks and not choice["PROGRAMS"]:
             return weight, dict(choice)
     weight = whole_int8(weight)
     return weight, waiting({**choice, "FRAGMENTS": 0}, weight.temporary)

@@ -35,6 +35,7 @@ from ingot.kernels.checks import KernelArgumentError, expect
 GROUPS = (32, 64, 128, 256, 512, 1024)
 WORD_BITS = 16
 BLOCK_ROWS = 16  # rows of words whose words lie together
+PIECE = 1 << 20  # values of a weight that a CPU widens at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import torch
 
+from ingot.kernels.stored_weight import PIECE
+
 Tensors = Mapping[str, torch.Tensor | None]
 
-PIECE = 1 << 20  # values of a weight that a CPU widens at once
-PIECE_BYTES = 8  # a value of it: its part of the words, the quantized value, the product
+PIECE_BYTES = 8  # a value of a weight's piece: its part of the words, the quantized value, the product
 _ROUNDING = 3  # copies of an input that rounding it on a CPU holds
 
 

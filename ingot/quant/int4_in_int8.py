@@ -8,7 +8,7 @@ product int8_products.py's. Knows no model.
 
 A product first writes the weight as int8 into a temporary, N bytes a column: half a byte a weight is kept and
 read, at the price of a pass that writes a byte and of another that reads it. Few rows can do without
-(int8_tiles.py: ``FRAGMENT_ROWS``).
+(int8_tiles.py: ``INT8_FRAGMENT_ROWS``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 from ingot.kernels.expand_int8 import expand_int8
 from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
 from ingot.kernels.int8_rows import Int8Weight
-from ingot.kernels.int8_tiles import FRAGMENT_ROWS
-from ingot.quant.activations import PIECE, PIECE_BYTES, Tensors
+from ingot.kernels.int8_tiles import INT8_FRAGMENT_ROWS
+from ingot.kernels.stored_weight import PIECE
+from ingot.quant.activations import PIECE_BYTES, Tensors
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks
@@ -114,7 +115,7 @@ class Int4InInt8(Int8Products):
         is written anew each time.
         """
         stored = self.stored(tensors, in_features)
-        return stored if 0 < rows <= FRAGMENT_ROWS else expand_int8(stored)
+        return stored if 0 < rows <= INT8_FRAGMENT_ROWS else expand_int8(stored)
 
     def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
         """``int8_weight`` without a kernel."""

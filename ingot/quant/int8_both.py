@@ -17,12 +17,11 @@ import torch.nn.functional as F
 
 from ingot.errors import BuildError
 from ingot.kernels.int8_rows import Int8Weight
+from ingot.kernels.product_tiles import DESCRIPTOR_ALIGNMENT
 from ingot.quant.activations import Tensors
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.rounding import Quantized, quantize
 from ingot.quant.rptq import InBlocks
-
-ALIGNMENT = 16  # bytes: rows start at multiples of it
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Int8Both(Int8Products):
         self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
     ) -> dict[str, torch.Tensor]:
         """Empty tensors."""
-        padded = -(-in_features // ALIGNMENT) * ALIGNMENT
+        padded = -(-in_features // DESCRIPTOR_ALIGNMENT) * DESCRIPTOR_ALIGNMENT
         tensors = {
             "weight": torch.empty(out_features, padded, dtype=torch.int8),
             "scales": torch.empty(out_features, dtype=torch.float32),
@@ -92,7 +91,7 @@ class Int8Both(Int8Products):
     ) -> dict[str, torch.Tensor]:
         """The stored form of symmetric numbers of 8 bits with a scale a row."""
         assert isinstance(found, Quantized)
-        padding = -found.numbers.shape[1] % ALIGNMENT
+        padding = -found.numbers.shape[1] % DESCRIPTOR_ALIGNMENT
         tensors = {"weight": F.pad(found.numbers, (0, padding)), "scales": found.scales.float()}
         if self.static:
             tensors["input_scale"] = _checked(input_scale)

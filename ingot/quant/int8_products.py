@@ -22,7 +22,8 @@ from ingot.kernels.int4_weight import AnyInt8, as_int8
 from ingot.kernels.int8_linear import int8_linear
 from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.kernels.silu_mul_int8 import quantized
-from ingot.quant.activations import PIECE, Tensors, integer_bytes
+from ingot.kernels.stored_weight import PIECE
+from ingot.quant.activations import Tensors, integer_bytes
 from ingot.quant.plain_rows import rounded_rows
 from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import torch
 
 from ingot.errors import ConfigError
+from ingot.kernels.int8_rows import MOST
 from ingot.quant.folding import class_max
 
 ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95
 _FLOOR = 1e-5  # the least magnitude that scales are computed from, as in the paper's code
-MOST = 127
 
 
 @dataclass(frozen=True, slots=True)

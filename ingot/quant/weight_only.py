@@ -26,6 +26,7 @@ from ingot.kernels.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.small_linear import small_linear
 from ingot.kernels.small_product import MAX_ROWS
 from ingot.kernels.stored_weight import (
+    PIECE,
     StoredWeight,
     dequantized,
     num_rows,
@@ -34,7 +35,7 @@ from ingot.kernels.stored_weight import (
     row_pieces,
     symmetric_zero,
 )
-from ingot.quant.activations import PIECE, KeptActivations, Tensors
+from ingot.quant.activations import KeptActivations, Tensors
 from ingot.quant.rounding import Quantized, quantize
 from ingot.quant.rptq import InBlocks
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.config.step_sizes import DRAW_KINDS, batch_buckets
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
@@ -27,15 +28,7 @@ from ingot.runtime.token_feed import TokenFeed
 GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
-KINDS = {"greedy": GREEDY, "unfiltered": UNFILTERED, "filtered": FILTERED}
-
-
-def batch_buckets(max_batch_size: int) -> list[int]:
-    """1, 2, 4, then multiples of 8 up to the first that holds the largest batch."""
-    buckets = [1, 2, 4]
-    while buckets[-1] < max_batch_size:
-        buckets.append(8 if buckets[-1] == 4 else buckets[-1] + 8)
-    return [b for i, b in enumerate(buckets) if i == 0 or buckets[i - 1] < max_batch_size]
+KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED), strict=True))
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:

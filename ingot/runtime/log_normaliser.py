@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
-_CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to some 120 MB
+from ingot.config.step_sizes import LOGITS_AT_ONCE
+
+WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
 
 
 def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
@@ -21,12 +22,12 @@ def log_normaliser(logits: torch.Tensor) -> torch.Tensor:
     same bits whatever the other rows are: within V 2**-41 of the exact one. NaN where a row has one, else inf
     where it has one, -inf where it has nothing else.
     """
-    rows = max(1, _CHUNK_ELEMENTS // max(logits.shape[1], 1))
+    rows = max(1, LOGITS_AT_ONCE // max(logits.shape[1], 1))
     return torch.cat([_of_rows(part) for part in logits.split(rows)]) if len(logits) else _of_rows(logits)
 
 
 def _of_rows(logits: torch.Tensor) -> torch.Tensor:
     wide = logits.double()
     highest = wide.amax(dim=-1, keepdim=True)
-    total = (wide - highest).exp_().mul_(_ONE).round_().long().sum(dim=-1, keepdim=True)
-    return torch.where(highest.isfinite(), highest + (total.double() / _ONE).log(), highest)
+    total = (wide - highest).exp_().mul_(WEIGHT_ONE).round_().long().sum(dim=-1, keepdim=True)
+    return torch.where(highest.isfinite(), highest + (total.double() / WEIGHT_ONE).log(), highest)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.config.step_sizes import REQUEST_BUCKETS, TOKEN_BUCKETS
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
@@ -23,8 +24,6 @@ from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
 
-TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 2048)
-REQUEST_BUCKETS = (1, 4, 16)
 # Beyond so many tokens an H200 computes a 7B layer for longer than the host needs to launch it: only the gaps
 # between launches are left to win, and padding must cost less than they do.
 HOST_BOUND = 1024

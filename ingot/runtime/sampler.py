@@ -19,12 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling import draw, greedy, greedy_reference
-from ingot.runtime.log_normaliser import log_normaliser
+from ingot.runtime.log_normaliser import WEIGHT_ONE, log_normaliser
 
-_WEIGHT_ONE = 2.0**40  # weight of a row's likeliest token; V < 2**22 keeps their sum an int64
-_CHUNK_ELEMENTS = 5 * 2**20  # logits handled at once: bounds the 64-bit temporaries to about 320 MB
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -129,7 +128,7 @@ def sample_reference(logits: torch.Tensor, tensors: SamplingTensors) -> SamplerO
     if tensors.all_greedy:
         return SamplerOutput(token_ids, values)
     uniforms = uniform(tensors.seed, tensors.step)
-    rows = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    rows = max(1, LOGITS_AT_ONCE // logits.shape[1])
     drawn = [
         _draw(_weights(logits[i : i + rows].float(), tensors, slice(i, i + rows)), uniforms[i : i + rows])
         for i in range(0, logits.shape[0], rows)
@@ -154,13 +153,13 @@ def _weights(logits: torch.Tensor, tensors: SamplingTensors, rows: slice) -> tor
     highest = scores.amax(dim=-1, keepdim=True).clamp_min(-_FLOAT32_MAX)  # an all -inf row weighs nothing
     temperature = tensors.temperature[rows, None]
     scaled = scores.double().sub_(highest).div_(torch.where(temperature > 0, temperature, 1.0))
-    weights = scaled.exp_().mul_(_WEIGHT_ONE).long()  # [rows, V]
+    weights = scaled.exp_().mul_(WEIGHT_ONE).long()  # [rows, V]
     if tensors.max_top_k:
         weights.masked_fill_(scores < _kth_score(scores, tensors.top_k[rows], tensors.max_top_k), 0)
     if tensors.any_top_p:
         weights = _keep_top_p(weights, scores, tensors.top_p[rows])
     if tensors.any_min_p:
-        floor = (tensors.min_p[rows, None] * _WEIGHT_ONE).long()
+        floor = (tensors.min_p[rows, None] * WEIGHT_ONE).long()
         weights.masked_fill_(weights < floor, 0)
     return weights
 

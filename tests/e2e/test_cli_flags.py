@@ -14,6 +14,8 @@ from ingot.engine.builder import build
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import write_tiny
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -149,3 +151,17 @@ def test_help_groups_flags_and_ends_with_those_rarely_needed(verb: tuple[str, ..
 
 def test_help_groups_verbs() -> None:
     assert panels() == ["Options", "Build", "Run", "Prove", "Measure"]
+    shown = re.split(r"╭─ \w+ ─+╮", ingot("--help").stdout)[2:]
+    assert [re.findall(r"^│ (\w+) ", panel, re.MULTILINE) for panel in shown] == [
+        ["plan", "build", "tune", "doctor"],
+        ["run", "chat", "explain"],
+        ["inspect", "verify", "align", "diff", "repro"],
+        ["eval", "bench", "sweep"],
+    ]
+
+
+def test_the_readme_lists_verbs_as_the_help_does() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \w* ?\| (`.*?`) \|", readme, re.MULTILINE)
+    shown = re.findall(r"^│ ([a-z]+) ", ingot("--help").stdout, re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(rows)) == shown

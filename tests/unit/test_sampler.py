@@ -131,7 +131,7 @@ def test_a_draw_depends_on_seed_and_step_alone() -> None:
 def test_large_batches_are_cut_into_chunks_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = random_logits(len(FILTERS), seed=4)
     whole = tokens(logits, FILTERS)
-    monkeypatch.setattr("ingot.runtime.sampler._CHUNK_ELEMENTS", 7 * VOCAB)
+    monkeypatch.setattr("ingot.runtime.sampler.LOGITS_AT_ONCE", 7 * VOCAB)
     assert tokens(logits, FILTERS) == whole
 
 

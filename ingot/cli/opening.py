@@ -1,0 +1,42 @@
+"""How a verb opens the engine that it was given.
+
+Owns what is shown meanwhile. Knows no defaults: a limit that was not given is the library's.
+
+    llm = open_llm(engine, device, threads, limits)
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from ingot.cli.console import size_text, stderr
+from ingot.cli.flags import given
+from ingot.cli.limits import Limits
+
+if TYPE_CHECKING:
+    from ingot.llm import LLM
+
+
+def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
+    """Load an engine, showing so on a terminal."""
+    with stderr().status("loading") if stderr().is_terminal else nullcontext():
+        import torch
+
+        from ingot.llm import LLM
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        llm = LLM(path, **given(device=device), **limits.arguments())
+    _note_cache(llm)
+    return llm
+
+
+def _note_cache(llm: LLM) -> None:
+    """Say on stderr how large a KV cache a CPU took, where nobody said and it holds no full batch."""
+    executor, runtime = llm.executor, llm.runtime
+    tokens = executor.blocks.num_blocks * runtime.block_size
+    unasked = llm.engine.device.type == "cpu" and runtime.cache_tokens is None
+    if unasked and tokens < executor.max_batch_size * executor.max_seq_len:
+        size = size_text(sum(cache.nbytes for cache in executor.runner.caches))
+        stderr().print(f"KV cache: {tokens} tokens, {size}; --cache-tokens sets the size", style="dim")
