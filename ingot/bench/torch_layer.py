@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.config.model import DecoderConfig
-from ingot.layers.checking import Activation, Hooks, NormSpec, PlainAttention, Rotation, bend, plain_layer
+from ingot.layers.checking import Activation, Hooks, NormSpec, PlainAttention, Turns, bend, plain_layer
 from ingot.layers.decoder import DecoderLayer
 
 
@@ -40,7 +40,7 @@ def torch_layer(
     keys: torch.Tensor,
     values: torch.Tensor,
     positions: torch.Tensor,
-    turns: Rotation | None,
+    turns: Turns | None,
 ) -> torch.Tensor:
     """One decode step of a layer: [M, hidden_size] → the same.
 

@@ -27,7 +27,7 @@ import torch
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
-from ingot.layers.checking import Hooks, PlainAttention, Rotation, norm_spec, plain_layer
+from ingot.layers.checking import Hooks, PlainAttention, Turns, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.int8_blocks import Int8Blocks
@@ -138,7 +138,7 @@ class Witness(Protocol):
         ...
 
 
-class Lane:
+class Lane(Hooks):
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
     are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
     values are rounded as such a cache rounds them (``BuildConfig``).
@@ -164,6 +164,7 @@ class Lane:
         self.weights = weights
         self.arithmetic = arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
         self._table: torch.Tensor | None = None  # the rotary embedding's, on the device
 
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -172,29 +173,37 @@ class Lane:
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
-        return self._had("stream", hidden)
+        return self.had("stream", hidden)
 
     def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
+        self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
-        rope = self._rotation(where, spans)
-        layer = plain_layer(self.config, f"layers.{index}", self._vector, where, rope)
-        return layer.run(hidden, _LayerHooks(self, index, spans, see))
+        turns = self._turns(where, spans)
+        return plain_layer(self.config, f"layers.{index}", self._vector, where, turns).run(hidden, self)
 
     def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
         """[T, hidden_size] after the last norm."""
-        hidden = norm_spec(self.config, "norm", self._vector).run(hidden, self.arithmetic.round)
+        hidden = self.norm(norm_spec(self.config, "norm", self._vector), hidden)
         see("norm", hidden)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
         tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
-        return self._had("logits", self._product("lm_head", hidden, tied))
+        return self.had("logits", self.product("lm_head", hidden, tied))
 
-    def _had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """What the witness had there; without one what was computed."""
         return computed if self._witness is None else self._witness.value(place, computed, change)
+
+    def see(self, name: str, output: torch.Tensor) -> None:
+        """Told to who asked for the layer."""
+        self._at[2](name, output)
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """As this arithmetic does."""
+        return self.arithmetic.round(x)
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
@@ -204,7 +213,7 @@ class Lane:
     def _vector(self, name: str) -> torch.Tensor:
         return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
 
-    def _product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
+    def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
         """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
 
         A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
@@ -246,22 +255,27 @@ class Lane:
         wide = dequantized(moved, like.dtype)
         return wide if piece.bits == 16 else self.arithmetic.round(wide)
 
-    def _rotation(self, where: torch.Tensor, spans: Sequence[Span]) -> Rotation | None:
-        """Turns of the spans' tokens at their positions [T]."""
+    def _turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
         if self.model.rotary is None:
             return None
         if self._table is None or self._table.device != where.device:
             self._table = self.model.rotary.table.to(where.device)  # once, not for every layer
         offsets = torch.tensor([s.rope_offset for s in spans for _ in s.ids], device=where.device)
-        return Rotation.of_rows(self._table[where + offsets].to(self.arithmetic.dtype))
+        return turns_of(self._table[where + offsets].to(self.arithmetic.dtype))
 
-    def _read(self, index: int, spans: Sequence[Span], k: torch.Tensor, v: torch.Tensor) -> list[KeysValues]:
-        """For each span all keys and values that its attention reads."""
-        if self._witness is not None:
-            return self._witness.cached(index, k, v)
+    def attend(
+        self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Each span's queries over all keys and values of its sequence."""
+        index, spans, _ = self._at
         counts = [len(span.ids) for span in spans]
-        new = zip(spans, k.split(counts), v.split(counts), strict=True)
-        return [self._joined(index, *of_span) for of_span in new]
+        if self._witness is None:
+            new = zip(spans, key.split(counts), value.split(counts), strict=True)
+            read = [self._joined(index, *of_span) for of_span in new]
+        else:
+            read = self._witness.cached(index, key, value)
+        asked = zip(query.split(counts), read, attention.positions.split(counts), strict=True)
+        return torch.cat([attention.attend(q, *pair, places) for q, pair, places in asked])
 
     def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """All keys and values of a sequence, the new ones with those before."""
@@ -272,35 +286,6 @@ class Lane:
         if not self._single:
             self._cache[index, span.sequence] = (k, v)
         return k, v
-
-
-@dataclass(frozen=True)
-class _LayerHooks(Hooks):
-    """A lane around one of its layers."""
-
-    lane: Lane
-    index: int
-    spans: Sequence[Span]
-    seen: See
-
-    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self.lane._product(name, x)
-
-    def attend(
-        self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        queries = query.split([len(span.ids) for span in self.spans])
-        read = self.lane._read(self.index, self.spans, key, value)
-        return torch.cat([attention.attend(q, *pair) for q, pair in zip(queries, read, strict=True)])
-
-    def round(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lane.arithmetic.round(x)
-
-    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        return self.lane._had(place, computed, change)
-
-    def see(self, name: str, output: torch.Tensor) -> None:
-        self.seen(name, output)
 
 
 def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:

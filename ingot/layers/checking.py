@@ -4,7 +4,7 @@ Owns the formulas and their order, with a field for everything that sets decoder
 Shares nothing with the modules and kernels that it is held against. What is around the formulas comes from a
 caller's ``Hooks``: products, rounding, keys and values, witnesses. Knows no engine.
 
-    layer = plain_layer(config, "layers.0", read, positions, rotation)
+    layer = plain_layer(config, "layers.0", read, positions, turns)
     hidden = layer.run(hidden, hooks)
 
 Proofs and repro bundles (engine/reference.py), ``align`` and ``bench`` (PyTorch's side) have their own hooks.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +27,11 @@ Branch = Literal["gate", "up", "both", "product"]
 Placement = Literal["pre", "post", "parallel", "normed_residual"]
 Round = Callable[[torch.Tensor], torch.Tensor]
 ReadVector = Callable[[str], torch.Tensor]
-
-
-def exact(x: torch.Tensor) -> torch.Tensor:
-    """Nothing is rounded."""
-    return x
+Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [T, 1, r / 2] of tokens' positions
 
 
 class Hooks:
-    """What a caller puts into a layer. As they stand: exact arithmetic, one whole sequence, no witness."""
+    """What a caller puts into a layer. As they stand: exact arithmetic, whole sequences, no witness."""
 
     def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """x [T, in_features] times the weight of the linear layer ``name``, plus its bias."""
@@ -52,8 +48,14 @@ class Hooks:
     def attend(
         self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """The new tokens' queries, keys and values [T, heads, head_dim] → as queries."""
-        return attention.attend(query, key, value)
+        """The new tokens' queries, keys and values [T, heads, head_dim] → as queries.
+
+        Here of whole sequences: a position that does not follow the last begins a new one.
+        """
+        at = attention.positions
+        starts = (at[1:] != at[:-1] + 1).nonzero().flatten().cpu() + 1
+        sequences = zip(*(part.tensor_split(starts) for part in (query, key, value, at)), strict=True)
+        return torch.cat([attention.attend(q, k, v, own - own[0]) for q, k, v, own in sequences])
 
     def round(self, x: torch.Tensor) -> torch.Tensor:
         """A result as the next operation gets it."""
@@ -81,7 +83,7 @@ class NormSpec:
     kind: Literal["rms_norm", "layer_norm", "none"]
     offset: float = 0.0
 
-    def run(self, x: torch.Tensor, round_: Round = exact) -> torch.Tensor:
+    def run(self, x: torch.Tensor, round_: Round = lambda y: y) -> torch.Tensor:
         """[..., size] → the same shape."""
         if self.kind == "none":
             return x
@@ -90,37 +92,6 @@ class NormSpec:
             return round_(F.layer_norm(x, weight.shape, weight, self.bias, self.eps))
         normed = round_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)) * weight
         return round_(normed if self.bias is None else normed + self.bias)
-
-
-class Rotary(Protocol):
-    """Turns [T, heads, head_dim] by their positions."""
-
-    def queries(self, x: torch.Tensor) -> torch.Tensor:
-        """The same shape."""
-        ...
-
-    def keys(self, x: torch.Tensor) -> torch.Tensor:
-        """The same shape."""
-        ...
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """Queries and keys turned by cosines and sines [T, 1, r / 2]."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-    @classmethod
-    def of_rows(cls, rows: torch.Tensor) -> Rotation:
-        """From rows [T, r] of a rotary table: cosines, then sines."""
-        return cls(*rows[:, None].chunk(2, dim=-1))
-
-    def queries(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, heads, head_dim] → the same shape."""
-        return rotated(x, self.cos, self.sin)
-
-    keys = queries
 
 
 def rotated(
@@ -155,13 +126,13 @@ class PlainAttention:
     kv_heads: int
     head_dim: int
     positions: torch.Tensor
-    rope: Rotary | None
     scale: float
     logn_length: int = 0
     window: int = 0
     causal: bool = True
     ahead: int = 0
     cyclic_groups: bool = False
+    turns: Turns | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -175,8 +146,7 @@ class PlainAttention:
         query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
         query = query if self.query_norm is None else hooks.norm(self.query_norm, query)
         key = key if self.key_norm is None else hooks.norm(self.key_norm, key)
-        if self.rope is not None:
-            query, key = self.rope.queries(query), self.rope.keys(key)
+        query, key = self.rotate(query, key)
         if self.logn_length > 1:
             query = query * self._logn(query)
         query, key = hooks.had("query", hooks.round(query)), hooks.round(key)
@@ -185,9 +155,17 @@ class PlainAttention:
         hooks.see(self.name, output)
         return output
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """One sequence: queries [t, heads, head_dim] of its last t tokens over all its keys and values
-        [S, kv_heads, head_dim]; as queries.
+    def rotate(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, heads, head_dim] at their positions."""
+        if self.turns is None:
+            return query, key
+        return rotated(query, *self.turns), rotated(key, *self.turns)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """One sequence: queries [t, heads, head_dim] at positions [t] over all its keys and values
+        [S, kv_heads, head_dim], from position 0 on; as queries.
         """
         group = self.heads // self.kv_heads
         key, value = (
@@ -195,8 +173,7 @@ class PlainAttention:
             for part in (key, value)
         )
         scores = torch.einsum("qhd,khd->hqk", query, key) * self.scale
-        places = torch.arange(key.shape[0], device=key.device)
-        distance = places[-query.shape[0] :, None] - places
+        distance = positions[:, None] - torch.arange(key.shape[0], device=key.device)
         unseen = distance < -self.ahead if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window:
             unseen |= distance >= self.window
@@ -300,8 +277,14 @@ def norm_spec(config: DecoderConfig, name: str, read: ReadVector) -> NormSpec:
     return NormSpec(name, read(f"{name}.weight"), bias, config.norm_eps, config.norm)
 
 
+def turns_of(rows: torch.Tensor) -> Turns:
+    """From rows [T, r] of a rotary table: cosines, then sines."""
+    cos, sin = rows[:, None].chunk(2, dim=-1)
+    return cos, sin
+
+
 def plain_attention(
-    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, rope: Rotary | None
+    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
 ) -> PlainAttention:
     """The attention that a config means."""
     query_norm, key_norm = (
@@ -316,10 +299,10 @@ def plain_attention(
         kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         positions=positions,
-        rope=rope,
         scale=config.attention_scale,
         logn_length=config.logn_length,
         window=config.sliding_window,
+        turns=turns,
     )
 
 
@@ -331,13 +314,13 @@ def plain_mlp(config: DecoderConfig, name: str) -> PlainMlp:
 
 
 def plain_layer(
-    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, rope: Rotary | None
+    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
 ) -> PlainLayer:
     """The layer ``name`` (``layers.0``) for tokens at ``positions`` [T]."""
     return PlainLayer(
         name=name,
         input_norm=norm_spec(config, f"{name}.input_layernorm", read),
-        attention=plain_attention(config, f"{name}.self_attn", read, positions, rope),
+        attention=plain_attention(config, f"{name}.self_attn", read, positions, turns),
         post_norm=norm_spec(config, f"{name}.post_attention_layernorm", read),
         mlp=plain_mlp(config, f"{name}.mlp"),
     )

@@ -22,11 +22,12 @@ from ingot.config.sampling import SamplingParams
 from ingot.config.units import size_text
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import cast_weight
+from ingot.engine.calibrate import Held
 from ingot.engine.plan_file import machine_of, usable_plan
 from ingot.engine.reference import Arithmetic, Lane, Span
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.context import BuildContext
-from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.decoder import DecoderLayer
 from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.linear import any_rounded
 from ingot.layers.rotary import RotaryTable
@@ -240,7 +241,8 @@ def _reference(llm: LLM, layer: int, inputs: LayerInputs) -> tuple[torch.Tensor,
     span = Span(0, (0,) * len(inputs.positions), 0, int(inputs.rope_rows[0]))  # its ids are not read
 
     def plain(arithmetic: Arithmetic) -> torch.Tensor:
-        lane = Lane(llm.engine.model, _Loaded(llm.engine.model), arithmetic, single=True, kv_dtype=kv_dtype)
+        weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
+        lane = Lane(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
         return lane.layer(layer, inputs.hidden.to(arithmetic.dtype), [span], lambda name, output: None)
 
     with torch.inference_mode():
@@ -250,21 +252,6 @@ def _reference(llm: LLM, layer: int, inputs: LayerInputs) -> tuple[torch.Tensor,
             others.append(plain(Arithmetic(_WIDER[dtype], flips=True)))
         errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
         return wide, max(e for e, _ in errors), max(e for _, e in errors)
-
-
-class _Loaded:
-    """The weights of a model that runs, on the host."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, model: Decoder) -> None:
-        self._model = model
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._model.get_parameter(name).detach().to(self.device)
-
-    def release(self) -> None:
-        """Nothing is held."""
 
 
 def _stored(module: DecoderLayer, dtype: str) -> dict[str, torch.Tensor]:
