@@ -29,6 +29,7 @@ from ingot.kernels.small_gate_up import small_gate_up
 from ingot.kernels.small_linear import small_linear, small_linear_parts
 from ingot.kernels.small_qkv import small_qkv
 from ingot.kernels.sum_norm import sum_norm
+from ingot.layers.checking import Turns, rotated, turns_of
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.ways import small_products
 
@@ -221,7 +222,7 @@ def _qkv_case(s: Setting, rows: int) -> Case:
         parts = qkv.view(rows, -1, c.head_dim).split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         q, new_keys, new_values = parts
         if turns is not None:
-            q, new_keys = torch_layer.rotate(q, turns), torch_layer.rotate(new_keys, turns)
+            q, new_keys = rotated(q, *turns), rotated(new_keys, *turns)
         keys[:, :, 0], values[:, :, 0] = new_keys, new_values
         return q
 
@@ -318,10 +319,9 @@ def contiguous(cache: torch.Tensor, tables: torch.Tensor, tokens: int) -> torch.
     return pages.flatten(3, 4)[:, :, :, :tokens].contiguous()
 
 
-def turns_at(table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch_layer.Turns:
+def turns_at(table: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> Turns:
     """Cosines and sines of a rotary table at some positions, for PyTorch's side."""
-    cos, sin = table[positions].to(dtype).chunk(2, dim=-1)
-    return cos[:, None], sin[:, None]
+    return turns_of(table[positions].to(dtype))
 
 
 def tiles_of(plan: KernelPlan, op: str, rows: int, **shape: int) -> dict[str, int] | None:

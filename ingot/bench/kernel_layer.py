@@ -66,7 +66,8 @@ class LayerStack:
         def one(i: int) -> object:
             layer = self._model.layers[i % self.depth]
             assert isinstance(layer, DecoderLayer)
-            return torch_layer(config, layer, hidden, keys[i % self.depth], values[i % self.depth], turns)
+            cached = keys[i % self.depth], values[i % self.depth]
+            return torch_layer(config, layer, hidden, *cached, positions, turns)
 
         return graph_us(one, 2 * self.depth)
 

@@ -1,37 +1,28 @@
 """A decoder layer in PyTorch's own operators: what a kernel or a fused layer is compared with.
 
-Owns the plain formulation of each part. Keys and values lie contiguous a request, as PyTorch's attention
-wants them. Knows no Ingot kernel.
+Owns the operators that PyTorch has for parts of the checking decoder (layers/checking.py), whose order and
+formulas are the layer's. Keys and values are contiguous per request, as PyTorch's attention wants them. Knows
+no Ingot kernel.
 
-    hidden = torch_layer(config, layer, hidden, keys, values, turns)
+    hidden = torch_layer(config, layer, hidden, keys, values, positions, turns)
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from ingot.config.model import DecoderConfig
+from ingot.layers.checking import Activation, Hooks, NormSpec, PlainAttention, Turns, bend, plain_layer
 from ingot.layers.decoder import DecoderLayer
-from ingot.layers.linear import Linear
-from ingot.layers.mlp import MLP
-from ingot.layers.norm import LayerNorm, RMSNorm
-
-Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [M, 1, dim / 2]
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of [M, 2 I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
-
-
-def rotate(x: torch.Tensor, turns: Turns) -> torch.Tensor:
-    """Rotary embedding of [M, heads, head_dim], half-split order; channels past the rotary ones stay."""
-    cos, sin = turns
-    half = cos.shape[-1]
-    first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def attention(
@@ -48,37 +39,48 @@ def torch_layer(
     hidden: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    positions: torch.Tensor,
     turns: Turns | None,
 ) -> torch.Tensor:
     """One decode step of a layer: [M, hidden_size] → the same.
 
     Args:
         keys, values: [M, kv_heads, tokens, head_dim]; the last token of each is written.
+        positions: [M], the tokens'; ``turns`` are theirs.
     """
-    rows, heads, kv_heads = hidden.shape[0], config.num_heads, config.num_kv_heads
-    qkv = _linear(layer.self_attn.qkv_proj, _norm(layer.input_layernorm, hidden))
-    q, k, v = qkv.view(rows, heads + 2 * kv_heads, config.head_dim).split([heads, kv_heads, kv_heads], dim=1)
-    if turns is not None:
-        q, k = rotate(q, turns), rotate(k, turns)
-    keys[:, :, -1], values[:, :, -1] = k, v
-    attended = attention(q[:, :, None], keys, values).reshape(rows, -1)
-    hidden = hidden + _linear(layer.self_attn.o_proj, attended)
-    inner = _norm(layer.post_attention_layernorm, hidden)
-    mlp = layer.mlp
-    if isinstance(mlp, MLP):
-        activated = F.gelu(_linear(mlp.up_proj, inner), approximate="tanh")
-    else:
-        activated = silu_mul(_linear(mlp.gate_up_proj, inner))
-    return hidden + _linear(mlp.down_proj, activated)
+    hooks = _Operators(layer, keys, values)
+    plain = plain_layer(config, "layer", hooks.tensor, positions, turns)
+    return plain.run(hidden, hooks)
 
 
-def _norm(norm: RMSNorm | LayerNorm, x: torch.Tensor) -> torch.Tensor:
-    if isinstance(norm, RMSNorm):
-        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
-    return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+@dataclass(frozen=True)
+class _Operators(Hooks):
+    """One operator where PyTorch has one."""
 
+    layer: DecoderLayer
+    keys: torch.Tensor
+    values: torch.Tensor
 
-def _linear(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    weight = linear._parameters["weight"]
-    assert weight is not None
-    return F.linear(x, weight, linear._parameters.get("bias"))
+    def tensor(self, name: str) -> torch.Tensor:
+        return self.layer.get_parameter(name.removeprefix("layer."))
+
+    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        own = self.layer.get_submodule(name.removeprefix("layer."))._parameters
+        weight = own["weight"]
+        assert weight is not None
+        return F.linear(x, weight, own.get("bias"))
+
+    def norm(self, norm: NormSpec, x: torch.Tensor) -> torch.Tensor:
+        size = norm.weight.shape
+        if norm.kind == "layer_norm":
+            return F.layer_norm(x, size, norm.weight, norm.bias, norm.eps)
+        return F.rms_norm(x, size, norm.weight, norm.eps)
+
+    def bend(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        return F.silu(x) if activation == "silu" else bend(x, activation)
+
+    def attend(
+        self, attention_: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        self.keys[:, :, -1], self.values[:, :, -1] = key, value
+        return attention(query[:, :, None], self.keys, self.values)[:, :, 0]

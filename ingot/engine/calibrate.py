@@ -64,7 +64,7 @@ class CalibratedLayer(Generic[S]):
 
     index: int
     inputs: dict[str, S]
-    _held: _Held
+    _held: Held
     _fakes: dict[str, Fake] = field(default_factory=dict)
 
     def weight(self, name: str) -> torch.Tensor:
@@ -147,7 +147,7 @@ def _walk(
     propagate: bool,
     progress: Progress | None,
 ) -> Iterator[CalibratedLayer[S]]:
-    held = _Held(load, device)
+    held = Held(load, device)
     feed = _Feed()
     lane = Lane(model, held, EXACT, single=True, feed=feed)
     states = _States(lane, batches, device)
@@ -164,7 +164,7 @@ def _walk(
             states.through(index, tell, keep=True)
 
 
-class _Held:
+class Held:
     """Tensors that were asked for, on the device, until the next layer; embeddings stay in host memory."""
 
     def __init__(self, load: Load, device: torch.device) -> None:

@@ -1,8 +1,8 @@
-"""A decoder's mathematics once more, in plain PyTorch, a layer at a time from the weights file.
+"""The checking decoder over an engine's weights, a layer at a time from their file.
 
-Owns an implementation that shares nothing with the kernels, their twins or the runtime, so that a proof
-does not repeat their mistakes; it runs on any device and holds one layer of weights. Knows no requests and
-no proof.
+Owns what layers/checking.py leaves open: products with what stored weights mean, an arithmetic, keys and
+values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
+mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
 
     lane = Lane(model, Weights(path, model, device), EXACT)
     hidden = lane.embed(spans)
@@ -17,18 +17,17 @@ there, so that no difference grows from one place to the next.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.int8_rows import Int8Weight
 from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
+from ingot.layers.checking import Hooks, PlainAttention, Turns, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.int8_blocks import Int8Blocks
@@ -139,7 +138,7 @@ class Witness(Protocol):
         ...
 
 
-class Lane:
+class Lane(Hooks):
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
     are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
     values are rounded as such a cache rounds them (``BuildConfig``).
@@ -165,6 +164,7 @@ class Lane:
         self.weights = weights
         self.arithmetic = arithmetic
         self._cache: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._at: tuple[int, Sequence[Span], See]  # the layer that is computed
         self._table: torch.Tensor | None = None  # the rotary embedding's, on the device
 
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
@@ -173,34 +173,37 @@ class Lane:
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
-        return self._had("stream", hidden)
+        return self.had("stream", hidden)
 
     def layer(self, index: int, hidden: torch.Tensor, spans: Sequence[Span], see: See) -> torch.Tensor:
         """[T, hidden_size] → the same; ``see`` gets each module's output by name."""
-        name = f"layers.{index}"
-        branch = self._attention(index, self._norm(f"{name}.input_layernorm", hidden), spans)
-        see(f"{name}.self_attn", branch)
-        hidden = self._had("stream", self.arithmetic.round(hidden + branch), branch)
-        branch = self._mlp(f"{name}.mlp", self._norm(f"{name}.post_attention_layernorm", hidden))
-        see(f"{name}.mlp", branch)
-        hidden = self._had("stream", self.arithmetic.round(hidden + branch), branch)
-        see(name, hidden)
-        return hidden
+        self._at = index, spans, see
+        where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
+        turns = self._turns(where, spans)
+        return plain_layer(self.config, f"layers.{index}", self._vector, where, turns).run(hidden, self)
 
     def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
         """[T, hidden_size] after the last norm."""
-        hidden = self._norm("norm", hidden)
+        hidden = self.norm(norm_spec(self.config, "norm", self._vector), hidden)
         see("norm", hidden)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
         tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
-        return self._had("logits", self._product("lm_head", hidden, tied))
+        return self.had("logits", self.product("lm_head", hidden, tied))
 
-    def _had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """What the witness had there; without one what was computed."""
         return computed if self._witness is None else self._witness.value(place, computed, change)
+
+    def see(self, name: str, output: torch.Tensor) -> None:
+        """Told to who asked for the layer."""
+        self._at[2](name, output)
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """As this arithmetic does."""
+        return self.arithmetic.round(x)
 
     def _rows(self, name: str, ids: list[int]) -> torch.Tensor:
         table = self.weights[name]
@@ -210,14 +213,7 @@ class Lane:
     def _vector(self, name: str) -> torch.Tensor:
         return self.weights[name].to(self.weights.device, self.arithmetic.dtype)
 
-    def _norm(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        weight, eps = self._vector(f"{name}.weight"), self.config.norm_eps
-        if self.config.norm == "layer_norm":
-            bias = self._vector(f"{name}.bias")
-            return self.arithmetic.round(F.layer_norm(x, (x.shape[-1],), weight, bias, eps))
-        return self.arithmetic.round(self.arithmetic.round(_rms_normed(x, eps)) * weight)
-
-    def _product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
+    def product(self, name: str, x: torch.Tensor, others: Mapping[str, str] | None = None) -> torch.Tensor:
         """x · Wᵀ + b with what the stored weight means, in pieces of W so that little is widened at once.
 
         A narrow arithmetic rounds a dequantized weight, as the kernels do. ``others``: names of tensors that
@@ -230,11 +226,13 @@ class Lane:
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
         scheme = linear.scheme
         if isinstance(scheme, Int8Products):
-            step = self._vector(f"{name}.input_scale") if scheme.static else None
-            x = self._rounded(name, x, rounded_rows(x, scheme.input_group, step, flips=self.arithmetic.flips))
+            step = tensors["input_scale"] if scheme.static else None
+            near = rounded_rows(_wide(x), scheme.input_group, step, flips=self.arithmetic.flips).to(x)
+            x = self._rounded(name, x, near)
             pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         elif isinstance(scheme, Int8Blocks):
-            x = self._rounded(name, x, scheme.rounded(x, tensors, flips=self.arithmetic.flips))
+            near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
+            x = self._rounded(name, x, near)
             x = x[:, tensors["order"].to(x.device).long()] if scheme.ordered else x
             weight = scheme.int8_weight(tensors)
             pieces = _int8_pieces(replace(weight, values=weight.values[:, : linear.in_features]), x)
@@ -257,57 +255,27 @@ class Lane:
         wide = dequantized(moved, like.dtype)
         return wide if piece.bits == 16 else self.arithmetic.round(wide)
 
-    def _mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        x = self._had("mlp_in", x)
-        if self.config.mlp == "silu_gated":
-            gate, up = self._product(f"{name}.gate_up_proj", x).chunk(2, dim=-1)
-            inner = self.arithmetic.round(self.arithmetic.round(gate * torch.sigmoid(gate)) * up)
-        else:
-            inner = self._product(f"{name}.up_proj", x)
-            kind = self.config.mlp
-            bent = F.relu(inner) if kind == "relu" else F.gelu(inner, approximate=_GELU[kind])
-            inner = self.arithmetic.round(bent)
-        return self._product(f"{name}.down_proj", self._had("inner", inner))
+    def _turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:
+        if self.model.rotary is None:
+            return None
+        if self._table is None or self._table.device != where.device:
+            self._table = self.model.rotary.table.to(where.device)  # once, not for every layer
+        offsets = torch.tensor([s.rope_offset for s in spans for _ in s.ids], device=where.device)
+        return turns_of(self._table[where + offsets].to(self.arithmetic.dtype))
 
-    def _attention(self, index: int, x: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
-        config, name = self.config, f"layers.{index}.self_attn"
-        qkv = self._product(f"{name}.qkv_proj", self._had("attn_in", x))
-        q, k, v = (
-            part.unflatten(-1, (-1, config.head_dim))  # [T, heads, head_dim]
-            for part in qkv.split([config.q_size, config.kv_size, config.kv_size], dim=-1)
-        )
-        if config.qk_norm:
-            q = _rms_normed(q, config.norm_eps) * self._vector(f"{name}.q_norm.weight")
-            k = _rms_normed(k, config.norm_eps) * self._vector(f"{name}.k_norm.weight")
-            q, k = self.arithmetic.round(q), self.arithmetic.round(k)
-        where = torch.tensor([p for span in spans for p in _positions(span)], device=q.device)
-        q, k = self._placed(q, k, where, spans)
+    def attend(
+        self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Each span's queries over all keys and values of its sequence."""
+        index, spans, _ = self._at
         counts = [len(span.ids) for span in spans]
-        queries = self._had("query", q).split(counts)
         if self._witness is None:
-            new = zip(spans, k.split(counts), v.split(counts), strict=True)
+            new = zip(spans, key.split(counts), value.split(counts), strict=True)
             read = [self._joined(index, *of_span) for of_span in new]
         else:
-            read = self._witness.cached(index, k, v)
-        places = where.split(counts)
-        spans_of = zip(queries, places, read, strict=True)
-        out = [self._attend(query, at, *pair) for query, at, pair in spans_of]
-        attended = self.arithmetic.round(torch.cat(out).flatten(1))
-        return self._product(f"{name}.o_proj", self._had("attended", attended))
-
-    def _placed(
-        self, q: torch.Tensor, k: torch.Tensor, where: torch.Tensor, spans: Sequence[Span]
-    ) -> KeysValues:
-        """Queries and keys [T, heads, head_dim] at their positions [T]."""
-        config = self.config
-        if config.rope is not None:
-            offsets = torch.tensor([s.rope_offset for s in spans for _ in s.ids], device=q.device)
-            rows = self._rotations(q.device)[where + offsets].to(q.dtype)
-            q, k = _rotated(q, rows), _rotated(k, rows)
-        if config.logn_length:
-            factor = torch.log(where.to(q.dtype) + 1) / math.log(config.logn_length)
-            q = q * factor.clamp(min=1)[:, None, None]
-        return self.arithmetic.round(q), self.arithmetic.round(k)
+            read = self._witness.cached(index, key, value)
+        asked = zip(query.split(counts), read, attention.positions.split(counts), strict=True)
+        return torch.cat([attention.attend(q, *pair, places) for q, pair, places in asked])
 
     def _joined(self, index: int, span: Span, k: torch.Tensor, v: torch.Tensor) -> KeysValues:
         """All keys and values of a sequence, the new ones with those before."""
@@ -319,50 +287,18 @@ class Lane:
             self._cache[index, span.sequence] = (k, v)
         return k, v
 
-    def _attend(self, q: torch.Tensor, where: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """One sequence's new queries [t, heads, head_dim] at ``where`` [t] over all its keys and values; the
-        same shape.
-        """
-        config = self.config
-        group = config.num_heads // config.num_kv_heads
-        wide_k, wide_v = (part.repeat_interleave(group, dim=1) for part in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, wide_k) * config.attention_scale
-        distance = where[:, None] - torch.arange(k.shape[0], device=q.device)
-        hidden = distance < 0
-        if config.sliding_window:
-            hidden |= distance >= config.sliding_window
-        shares = scores.masked_fill(hidden, -math.inf).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", shares, wide_v)
-
-    def _rotations(self, device: torch.device) -> torch.Tensor:
-        """The rotary table, taken to the device once, not for every sequence of every layer."""
-        if self._table is None or self._table.device != device:
-            assert self.model.rotary is not None
-            self._table = self.model.rotary.table.to(device)
-        return self._table
-
 
 def _int8_pieces(weight: Int8Weight, like: torch.Tensor) -> Iterator[torch.Tensor]:
     """What a weight in 8 bits means, some rows at a time; products with it are rounded in no arithmetic."""
-    rows = max(1, _CHUNK // weight.values.shape[1])
+    rows, wide = max(1, _CHUNK // weight.values.shape[1]), _wide(like)
     for values, scales in zip(weight.values.split(rows), weight.scales.split(rows), strict=True):
-        yield values.to(like) * scales.to(like)[:, None]
-
-
-_GELU = {"gelu": "none", "gelu_tanh": "tanh"}
+        yield (values.to(wide) * scales.to(wide)[:, None]).to(like)
 
 
 def _positions(span: Span) -> list[int]:
     return list(range(span.start, span.start + len(span.ids)))
 
 
-def _rms_normed(x: torch.Tensor, eps: float) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def _rotated(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """x [t, heads, head_dim] turned by rows [t, dim] of cosines and sines; channels past dim stay."""
-    cos, sin = (half[:, None, :] for half in rows.chunk(2, dim=-1))
-    half = cos.shape[-1]
-    a, b, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """At least fp32, in which few bits are chosen."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

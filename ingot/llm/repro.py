@@ -22,13 +22,14 @@ from ingot.config.sampling import SamplingParams
 from ingot.config.units import size_text
 from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import cast_weight
+from ingot.engine.calibrate import Held
 from ingot.engine.plan_file import machine_of, usable_plan
+from ingot.engine.reference import Arithmetic, Lane, Span
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.invariance import make_batch_invariant
 from ingot.layers.linear import any_rounded
-from ingot.layers.plain_layer import plain_layer
 from ingot.layers.rotary import RotaryTable
 from ingot.llm.expected_trace import expected_output
 from ingot.llm.llm import LLM
@@ -192,7 +193,7 @@ def _bundle(
 ) -> Bundle:
     module, engine = llm.engine.model.layers[layer], llm.engine
     assert isinstance(module, DecoderLayer)
-    reference, noise, token_noise = _reference(llm, module, inputs)
+    reference, noise, token_noise = _reference(llm, layer, inputs)
     source = f"plain PyTorch in {_WIDER[engine.dtype]}".replace("torch.", "")
     if trace is not None:
         reference, source = expected_output(trace, layer, inputs.counts, tokens), f"the trace {trace.name}"
@@ -232,20 +233,23 @@ def _floor(noise: float, dtype: torch.dtype) -> float:
     return max(_NOISE_TIMES * noise, least) if math.isfinite(noise) else least
 
 
-def _reference(llm: LLM, module: DecoderLayer, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
+def _reference(llm: LLM, layer: int, inputs: LayerInputs) -> tuple[torch.Tensor, float, float]:
     """The layer in plain PyTorch, in the wider dtype; how far its own dtype is off, in all and at worst, and
     where activations are rounded to 8 bits what it costs that each token's closest call goes the other way.
     """
-    config, rotary = llm.engine.manifest.model, llm.engine.model.rotary
-    rope = None if rotary is None else rotary.table.cpu()[inputs.rope_rows]
-    dtype = llm.engine.dtype
-    given = (module, config, inputs.hidden, inputs.positions, rope)
-    kv_dtype = llm.runtime.kv_dtype
+    dtype, kv_dtype = llm.engine.dtype, llm.runtime.kv_dtype
+    span = Span(0, (0,) * len(inputs.positions), 0, int(inputs.rope_rows[0]))  # its ids are not read
+
+    def plain(arithmetic: Arithmetic) -> torch.Tensor:
+        weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
+        lane = Lane(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
+        return lane.layer(layer, inputs.hidden.to(arithmetic.dtype), [span], lambda name, output: None)
+
     with torch.inference_mode():
-        wide = plain_layer(*given, _WIDER[dtype], kv_dtype=kv_dtype)
-        others = [plain_layer(*given, dtype, kv_dtype=kv_dtype)]
-        if kv_dtype in NARROW_KV_DTYPES or any_rounded(module):
-            others.append(plain_layer(*given, _WIDER[dtype], flips=True, kv_dtype=kv_dtype))
+        wide = plain(Arithmetic(_WIDER[dtype]))
+        others = [plain(Arithmetic(dtype))]
+        if kv_dtype in NARROW_KV_DTYPES or any_rounded(llm.engine.model.layers[layer]):
+            others.append(plain(Arithmetic(_WIDER[dtype], flips=True)))
         errors = [(relative_l2(own, wide), float(row_errors(own, wide).max())) for own in others]
         return wide, max(e for e, _ in errors), max(e for _, e in errors)
 

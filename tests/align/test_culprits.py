@@ -15,6 +15,7 @@ from ingot import LLM, SamplingParams
 from ingot.align.culprits import explain, explain_first
 from ingot.align.culprits.read import read_stage
 from ingot.align.culprits.search import distance
+from ingot.align.culprits.spec import run
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.runtime import RuntimeConfig
 from tests.align.planted import BUGS, plant
@@ -163,7 +164,7 @@ def assert_specs_equal(llm: LLM) -> None:
             assert divergence.step > 0
             assert divergence.stage == f"layers.{divergence.layer}"
             continue
-        output = spec.run(divergence.inputs)[-divergence.expected.shape[0] :]
+        output = run(spec, divergence.inputs)[-divergence.expected.shape[0] :]
         assert distance(output, divergence.expected) < 2e-6, divergence.stage
         compared += 1
     assert compared == len(every) - 2 * config.num_layers

@@ -28,6 +28,10 @@ GPT2 = DecoderConfig(
     output_bias=False, mlp_bias=False,
 )  # fmt: skip
 WINDOW = replace(LLAMA, sliding_window=40)
+QWEN3 = replace(LLAMA, qk_norm=True)
+QWEN1 = replace(LLAMA, num_kv_heads=4, logn_length=16)
+GELU = replace(GPT2, mlp="gelu")
+RELU = replace(GPT2, mlp="relu")
 PLACES = [
     pytest.param("cpu", torch.float32, 2e-5, id="cpu"),
     pytest.param("cuda", torch.float16, 2e-2, id="cuda", marks=pytest.mark.gpu),
@@ -78,13 +82,20 @@ def test_both_sides_of_every_case_agree(
 
 
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), PLACES)
-@pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    "config",
+    [LLAMA, GPT2, QWEN3, QWEN1, GELU, RELU],
+    ids=["llama", "gpt2", "head norms", "log-n", "exact gelu", "relu"],
+)
 def test_the_layer_of_both_sides_agrees(
     config: DecoderConfig, device: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     stack = LayerStack(setting(config, device, dtype))
     model = stack._model
     with torch.inference_mode():
+        for name, weight in model.named_parameters():
+            if name.endswith("up_proj.weight"):
+                weight.mul_(16)  # to values where activation functions differ
         batch, forward = stack._step(model, 3, 2 * stack.depth)
         tables = batch.block_tables
         pages = [
@@ -95,7 +106,7 @@ def test_the_layer_of_both_sides_agrees(
         turns = None if model.rotary is None else turns_at(model.rotary.table, batch.positions, dtype)
         for layer, (keys, values) in zip(model.layers, pages, strict=True):
             assert isinstance(layer, DecoderLayer)
-            hidden = torch_layer(config, layer, hidden, keys, values, turns)
+            hidden = torch_layer(config, layer, hidden, keys, values, batch.positions, turns)
         theirs = model.logits(model.norm(hidden)[0]).float()
     assert torch.isfinite(ours).all()
     assert (ours - theirs).norm() / theirs.norm() < tolerance

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ingot.align.culprits.products import Products
-from ingot.align.culprits.spec import AttentionSpec, HeadSpec, MlpSpec, NormSpec, Spec, SumSpec, matrices, run
+from ingot.align.culprits.spec import AttentionSpec, HeadSpec, MlpSpec, Spec, SumSpec, matrices, run
 from ingot.align.culprits.variant import Claim, SpecT, Variant
+from ingot.layers.checking import NormSpec
 
 GRID, NARROWINGS = 33, 45
 GOLDEN = (math.sqrt(5.0) - 1) / 2
@@ -118,7 +119,7 @@ def _seen(target: torch.Tensor) -> torch.Tensor:
 
 def _shift(spec: Any, names: Sequence[str], inputs: torch.Tensor, target: torch.Tensor) -> Any:
     (name,) = names
-    lacking = (target - spec.run(inputs))[_seen(target)].mean(dim=0)
+    lacking = (target - run(spec, inputs))[_seen(target)].mean(dim=0)
     return replace(spec, **{name: _start(spec, name) + lacking})
 
 

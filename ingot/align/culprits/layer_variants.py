@@ -91,7 +91,7 @@ def _residuals(spec: LayerSpec, config: DecoderConfig, number: int) -> Iterator[
         0.0,
     )
     for where in ("attention", "mlp"):
-        sum_ = f"the sum after {BRANCHES[where]} branch of {spec.attention.name.removesuffix('.self_attn')}"
+        sum_ = f"the sum after {BRANCHES[where]} branch of {spec.name}"
         yield Variant(
             replace(spec, **{f"{where}_residual": 0.0}),  # type: ignore[arg-type]
             f"{BRANCHES[where]} output alone instead of {sum_}",
@@ -129,7 +129,7 @@ def branch_variant(spec: LayerSpec, scale: float) -> Variant[LayerSpec]:
 
 
 def _placements(spec: LayerSpec) -> Iterator[Variant[LayerSpec]]:
-    name = spec.attention.name.removesuffix(".self_attn")
+    name = spec.name
     texts = {
         "post": "norms after the sums (post-norm)",
         "parallel": "attention and MLP side by side on the layer's input",

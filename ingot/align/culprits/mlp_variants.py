@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from ingot.align.culprits.spec import Activation, MlpSpec
+from ingot.align.culprits.spec import MlpSpec
 from ingot.align.culprits.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.layers.checking import Activation
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "none")
 

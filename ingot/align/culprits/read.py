@@ -11,59 +11,54 @@ from __future__ import annotations
 import torch
 
 from ingot.align.culprits.spec import (
-    Activation,
     AttentionSpec,
     EmbeddingSpec,
     HeadSpec,
     LayerSpec,
     MlpSpec,
-    NormSpec,
     RopeSpec,
     Spec,
     SumSpec,
 )
 from ingot.align.divergence import Divergence
 from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.layers.attention import Attention, HeadNorm
-from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.checking import ReadVector, norm_spec, plain_attention, plain_mlp
+from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.layers.mlp import MLP, GatedMLP
-from ingot.layers.norm import LayerNorm, RMSNorm
 from ingot.layers.rotary import RotaryTable, frequencies
 
 
 def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) -> Spec | None:
     """The spec of a divergence's stage; None for a stage that cannot be run again from what is there."""
+    device = model.embed_tokens.weight.device
     if divergence.stage == "embedding":
-        return read_embedding(model, divergence.positions.to(model.embed_tokens.weight.device))
+        return read_embedding(model, divergence.positions.to(device))
     if divergence.stage == "final_norm":
-        return read_norm("norm", model.norm, config)
+        return norm_spec(config, "norm", vectors(model))
     if divergence.stage == "logits":
-        return HeadSpec("lm_head", *linear_tensors(model.lm_head))
+        return HeadSpec("lm_head", *linear_tensors(model, "lm_head"))
     if divergence.layer is None:
         return None
-    layer, name = model.layers[divergence.layer], f"layers.{divergence.layer}"
-    assert isinstance(layer, DecoderLayer)
+    name = f"layers.{divergence.layer}"
     kind = divergence.stage.removeprefix(name).removeprefix(".")
     match kind:
         case "input_norm":
-            return read_norm(f"{name}.input_layernorm", layer.input_layernorm, config)
+            return norm_spec(config, f"{name}.input_layernorm", vectors(model))
         case "post_attention_norm" | "post_norm":
-            return read_norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, config)
+            return norm_spec(config, f"{name}.post_attention_layernorm", vectors(model))
         case "mlp":
-            return read_mlp(f"{name}.mlp", layer.mlp, config)
+            return read_mlp(f"{name}.mlp", model, config)
         case "residual" | "output":
-            device = model.embed_tokens.weight.device
             stream = (divergence.expected.float() - divergence.inputs.float()).to(device)
             return SumSpec(name, "attention" if kind == "residual" else "mlp", stream)
     positions = all_positions(divergence)
     if positions is None:
         return None
-    positions = positions.to(model.embed_tokens.weight.device)
+    positions = positions.to(device)
     prompt_len = positions.shape[0] - divergence.step
     if kind == "attention":
-        return read_attention(f"{name}.self_attn", layer.self_attn, config, positions, prompt_len)
-    return read_layer(name, layer, config, positions, prompt_len) if not kind else None
+        return read_attention(f"{name}.self_attn", model, config, positions, prompt_len)
+    return read_layer(name, model, config, positions, prompt_len) if not kind else None
 
 
 def all_positions(divergence: Divergence) -> torch.Tensor | None:
@@ -74,47 +69,30 @@ def all_positions(divergence: Divergence) -> torch.Tensor | None:
     return positions if int(positions[0]) == 0 else None
 
 
-def linear_tensors(linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [out, in] and bias [out] in fp32, as the layer's scheme uses them."""
+def vectors(model: Decoder) -> ReadVector:
+    """Norms' weights and biases by name, in fp32."""
+    return lambda name: model.get_parameter(name).float()
+
+
+def linear_tensors(model: Decoder, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight [out, in] and bias [out] of a linear layer in fp32, as its scheme uses them."""
+    linear = model.get_submodule(name)
+    assert isinstance(linear, Linear)
     bias = linear._parameters.get("bias")
     return linear.dequantized(torch.float32), None if bias is None else bias.float()
 
 
-def read_norm(name: str, norm: RMSNorm | LayerNorm, config: DecoderConfig) -> NormSpec:
-    """The norm over the hidden states."""
-    bias = norm._parameters.get("bias")
-    return NormSpec(
-        name, norm.weight.float(), None if bias is None else bias.float(), config.norm_eps, config.norm
-    )
-
-
 def read_attention(
-    name: str, attention: Attention, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
+    name: str, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> AttentionSpec:
     """Attention over tokens at ``positions`` [S], the first ``prompt_len`` of which are the prompt."""
-    qkv, qkv_bias = linear_tensors(attention.qkv_proj)
-    output, output_bias = linear_tensors(attention.o_proj)
+    rope = None if config.rope is None else rope_spec(config.rope, positions, prompt_len)
+    plain = plain_attention(config, name, vectors(model), positions, None)
+    qkv, qkv_bias = linear_tensors(model, f"{name}.qkv_proj")
+    output, output_bias = linear_tensors(model, f"{name}.o_proj")
     return AttentionSpec(
-        name,
-        qkv,
-        qkv_bias,
-        output,
-        output_bias,
-        _head_norm(f"{name}.q_norm", attention.q_norm, config),
-        _head_norm(f"{name}.k_norm", attention.k_norm, config),
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        positions,
-        None if config.rope is None else rope_spec(config.rope, positions, prompt_len),
-        config.attention_scale,
-        config.logn_length,
-        config.sliding_window,
+        **vars(plain), rope=rope, qkv=qkv, qkv_bias=qkv_bias, output=output, output_bias=output_bias
     )
-
-
-def _head_norm(name: str, norm: HeadNorm | None, config: DecoderConfig) -> NormSpec | None:
-    return None if norm is None else NormSpec(name, norm.weight.float(), None, config.norm_eps, "rms_norm")
 
 
 def rope_spec(rope: RopeConfig, positions: torch.Tensor, prompt_len: int) -> RopeSpec:
@@ -127,28 +105,36 @@ def rope_spec(rope: RopeConfig, positions: torch.Tensor, prompt_len: int) -> Rop
     return RopeSpec(turning, positions, positions, rope.attention_factor)
 
 
-def read_mlp(name: str, mlp: GatedMLP | MLP, config: DecoderConfig) -> MlpSpec:
+def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
     """The feed-forward."""
-    down, down_bias = linear_tensors(mlp.down_proj)
-    if isinstance(mlp, MLP):
-        up, up_bias = linear_tensors(mlp.up_proj)
-        kind: Activation = config.mlp  # type: ignore[assignment]
-        return MlpSpec(name, None, None, up, up_bias, down, down_bias, kind)
-    both, bias = linear_tensors(mlp.gate_up_proj)
-    gate, up = both.chunk(2)
-    gate_bias, up_bias = (None, None) if bias is None else bias.chunk(2)
-    return MlpSpec(name, gate, gate_bias, up, up_bias, down, down_bias, "silu")
+    plain = plain_mlp(config, name)
+    down, down_bias = linear_tensors(model, f"{name}.down_proj")
+    if plain.on is None:
+        up, up_bias = linear_tensors(model, f"{name}.up_proj")
+        return MlpSpec(**vars(plain), up=up, up_bias=up_bias, down=down, down_bias=down_bias)
+    both, bias = linear_tensors(model, f"{name}.gate_up_proj")
+    (gate, up), (gate_bias, up_bias) = both.chunk(2), (None, None) if bias is None else bias.chunk(2)
+    return MlpSpec(
+        **vars(plain),
+        gate=gate,
+        gate_bias=gate_bias,
+        up=up,
+        up_bias=up_bias,
+        down=down,
+        down_bias=down_bias,
+    )
 
 
 def read_layer(
-    name: str, layer: DecoderLayer, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
+    name: str, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> LayerSpec:
     """A whole layer."""
     return LayerSpec(
-        read_norm(f"{name}.input_layernorm", layer.input_layernorm, config),
-        read_attention(f"{name}.self_attn", layer.self_attn, config, positions, prompt_len),
-        read_norm(f"{name}.post_attention_layernorm", layer.post_attention_layernorm, config),
-        read_mlp(f"{name}.mlp", layer.mlp, config),
+        name=name,
+        input_norm=norm_spec(config, f"{name}.input_layernorm", vectors(model)),
+        attention=read_attention(f"{name}.self_attn", model, config, positions, prompt_len),
+        post_norm=norm_spec(config, f"{name}.post_attention_layernorm", vectors(model)),
+        mlp=read_mlp(f"{name}.mlp", model, config),
     )
 
 

@@ -34,7 +34,6 @@ from ingot.align.culprits.spec import (
     HeadSpec,
     LayerSpec,
     MlpSpec,
-    NormSpec,
     Spec,
     SumSpec,
     matrices,
@@ -43,6 +42,7 @@ from ingot.align.culprits.spec import (
 from ingot.align.culprits.variant import Variant
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.model import DecoderConfig
+from ingot.layers.checking import NormSpec
 from ingot.layers.decoder import Decoder
 
 FLOORS = 4.0  # a variant this many floors from the target has reached it,

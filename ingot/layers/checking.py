@@ -1,0 +1,326 @@
+"""The checking decoder: a layer's mathematics in plain PyTorch, without a kernel or a cache.
+
+Owns the formulas and their order, with a field for everything that sets decoders (and faulty ports) apart.
+Shares nothing with the modules and kernels that it is held against. What is around the formulas comes from a
+caller's ``Hooks``: products, rounding, keys and values, witnesses. Knows no engine.
+
+    layer = plain_layer(config, "layers.0", read, positions, turns)
+    hidden = layer.run(hidden, hooks)
+
+Proofs and repro bundles (engine/reference.py), ``align`` and ``bench`` (PyTorch's side) have their own hooks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from ingot.config.model import DecoderConfig
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "none"]
+Branch = Literal["gate", "up", "both", "product"]
+Placement = Literal["pre", "post", "parallel", "normed_residual"]
+Round = Callable[[torch.Tensor], torch.Tensor]
+ReadVector = Callable[[str], torch.Tensor]
+Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [T, 1, r / 2] of tokens' positions
+
+
+class Hooks:
+    """What a caller puts into a layer. As they stand: exact arithmetic, whole sequences, no witness."""
+
+    def product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in_features] times the weight of the linear layer ``name``, plus its bias."""
+        raise NotImplementedError
+
+    def norm(self, norm: NormSpec, x: torch.Tensor) -> torch.Tensor:
+        """x [..., size] normed."""
+        return norm.run(x, self.round)
+
+    def bend(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The activation function of x."""
+        return bend(x, activation)
+
+    def attend(
+        self, attention: PlainAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """The new tokens' queries, keys and values [T, heads, head_dim] → as queries.
+
+        Here of whole sequences: a position that does not follow the last begins a new one.
+        """
+        at = attention.positions
+        starts = (at[1:] != at[:-1] + 1).nonzero().flatten().cpu() + 1
+        sequences = zip(*(part.tensor_split(starts) for part in (query, key, value, at)), strict=True)
+        return torch.cat([attention.attend(q, k, v, own - own[0]) for q, k, v, own in sequences])
+
+    def round(self, x: torch.Tensor) -> torch.Tensor:
+        """A result as the next operation gets it."""
+        return x
+
+    def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
+        """What to go on with at a place of step_record.py; ``change``: what the last product added."""
+        return computed
+
+    def see(self, name: str, output: torch.Tensor) -> None:
+        """A module's output."""
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """x / rms(x) · weight, or (x - mean) / std · weight + bias; ``kind`` none leaves x as it is.
+
+    ``offset`` is added to the weight (Gemma's norms store the weight less one).
+    """
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    eps: float
+    kind: Literal["rms_norm", "layer_norm", "none"]
+    offset: float = 0.0
+
+    def run(self, x: torch.Tensor, round_: Round = lambda y: y) -> torch.Tensor:
+        """[..., size] → the same shape."""
+        if self.kind == "none":
+            return x
+        weight = self.weight + self.offset
+        if self.kind == "layer_norm":
+            return round_(F.layer_norm(x, weight.shape, weight, self.bias, self.eps))
+        normed = round_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)) * weight
+        return round_(normed if self.bias is None else normed + self.bias)
+
+
+def rotated(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: bool = False
+) -> torch.Tensor:
+    """x [T, heads, head_dim] turned by cos and sin [T, 1, r / 2]; channels from r on stay.
+
+    Channel i turns with i + r/2; ``interleaved``: 2 i with 2 i + 1.
+    """
+    width = 2 * cos.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    if interleaved:
+        return torch.cat([torch.stack(pair, dim=-1).flatten(-2), rest], dim=-1)
+    return torch.cat([*pair, rest], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainAttention:
+    """Self-attention of new tokens at ``positions`` [T].
+
+    Its QKV product gives query heads, key heads, value heads. Query head h reads the key head
+    h // (heads / kv_heads), or h mod kv_heads with ``cyclic_groups``. A query sees keys up to ``ahead``
+    positions after its own; ``window`` > 0 limits how far back.
+    """
+
+    name: str
+    query_norm: NormSpec | None
+    key_norm: NormSpec | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    positions: torch.Tensor
+    scale: float
+    logn_length: int = 0
+    window: int = 0
+    causal: bool = True
+    ahead: int = 0
+    cyclic_groups: bool = False
+    turns: Turns | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Columns of queries, keys and values in the QKV product."""
+        return [self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim]
+
+    def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        joined = hooks.product(f"{self.name}.qkv_proj", hooks.had("attn_in", x))
+        parts = joined.split(self.sizes, dim=-1)
+        query, key, value = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
+        query = query if self.query_norm is None else hooks.norm(self.query_norm, query)
+        key = key if self.key_norm is None else hooks.norm(self.key_norm, key)
+        query, key = self.rotate(query, key)
+        if self.logn_length > 1:
+            query = query * self._logn(query)
+        query, key = hooks.had("query", hooks.round(query)), hooks.round(key)
+        attended = hooks.round(hooks.attend(self, query, key, value).flatten(1))
+        output = hooks.product(f"{self.name}.o_proj", hooks.had("attended", attended))
+        hooks.see(self.name, output)
+        return output
+
+    def rotate(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys [T, heads, head_dim] at their positions."""
+        if self.turns is None:
+            return query, key
+        return rotated(query, *self.turns), rotated(key, *self.turns)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """One sequence: queries [t, heads, head_dim] at positions [t] over all its keys and values
+        [S, kv_heads, head_dim], from position 0 on; as queries.
+        """
+        group = self.heads // self.kv_heads
+        key, value = (
+            part.repeat(1, group, 1) if self.cyclic_groups else part.repeat_interleave(group, dim=1)
+            for part in (key, value)
+        )
+        scores = torch.einsum("qhd,khd->hqk", query, key) * self.scale
+        distance = positions[:, None] - torch.arange(key.shape[0], device=key.device)
+        unseen = distance < -self.ahead if self.causal else torch.zeros_like(distance, dtype=torch.bool)
+        if self.window:
+            unseen |= distance >= self.window
+        return torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -math.inf).softmax(-1), value)
+
+    def _logn(self, x: torch.Tensor) -> torch.Tensor:
+        """max(1, log(position + 1) / log(logn_length)), [T, 1, 1]."""
+        wide = self.positions.to(torch.promote_types(x.dtype, torch.float32))
+        factor = torch.log(wide + 1) / math.log(self.logn_length)
+        return factor.clamp(min=1).to(x.dtype)[:, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainMlp:
+    """down(act(gate(x)) · up(x)); ``on`` names the branch that is bent, None: down(act(up(x)))."""
+
+    name: str
+    activation: Activation
+    on: Branch | None
+
+    def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        x = hooks.had("mlp_in", x)
+        if self.on is None:
+            inner = self._bent(hooks.product(f"{self.name}.up_proj", x), hooks)
+        else:
+            gate, up = hooks.product(f"{self.name}.gate_up_proj", x).chunk(2, dim=-1)
+            gate = self._bent(gate, hooks) if self.on in ("gate", "both") else gate
+            up = self._bent(up, hooks) if self.on in ("up", "both") else up
+            inner = hooks.round(gate * up)
+            inner = self._bent(inner, hooks) if self.on == "product" else inner
+        output = hooks.product(f"{self.name}.down_proj", hooks.had("inner", inner))
+        hooks.see(self.name, output)
+        return output
+
+    def _bent(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        return hooks.round(hooks.bend(x, self.activation))
+
+
+def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The activation function of that name."""
+    match activation:
+        case "silu":
+            return x * torch.sigmoid(x)
+        case "relu":
+            return F.relu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+    return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainLayer:
+    """x + attention(norm(x)), then x + mlp(norm(x)), each sum with factors.
+
+    ``placement``: norms before their branch (pre), after the sum (post), both branches from the layer's input
+    (parallel), or sums with the normed states (normed_residual).
+    """
+
+    name: str
+    input_norm: NormSpec
+    attention: PlainAttention
+    post_norm: NormSpec
+    mlp: PlainMlp
+    placement: Placement = "pre"
+    attention_residual: float = 1.0
+    attention_branch: float = 1.0
+    mlp_residual: float = 1.0
+    mlp_branch: float = 1.0
+
+    def run(self, x: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        """[T, hidden_size] → [T, hidden_size]."""
+        post = self.placement == "post"
+        normed = x if post else hooks.norm(self.input_norm, x)
+        stream = normed if self.placement == "normed_residual" else x
+        branch = _scaled(self.attention.run(normed, hooks), self.attention_branch)
+        middle = self._joined(_scaled(stream, self.attention_residual), branch, hooks)
+        middle = hooks.norm(self.input_norm, middle) if post else middle
+        normed = middle if post else hooks.norm(self.post_norm, x if self.placement == "parallel" else middle)
+        stream = normed if self.placement == "normed_residual" else middle
+        branch = _scaled(self.mlp.run(normed, hooks), self.mlp_branch)
+        out = self._joined(_scaled(stream, self.mlp_residual), branch, hooks)
+        out = hooks.norm(self.post_norm, out) if post else out
+        hooks.see(self.name, out)
+        return out
+
+    def _joined(self, stream: torch.Tensor, branch: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+        return hooks.had("stream", hooks.round(stream + branch), branch)
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """No operation for 1: operations are timed, too."""
+    return x if factor == 1 else x * factor
+
+
+def norm_spec(config: DecoderConfig, name: str, read: ReadVector) -> NormSpec:
+    """A norm over the hidden states; ``read`` gives its vectors by name."""
+    bias = read(f"{name}.bias") if config.norm == "layer_norm" else None
+    return NormSpec(name, read(f"{name}.weight"), bias, config.norm_eps, config.norm)
+
+
+def turns_of(rows: torch.Tensor) -> Turns:
+    """From rows [T, r] of a rotary table: cosines, then sines."""
+    cos, sin = rows[:, None].chunk(2, dim=-1)
+    return cos, sin
+
+
+def plain_attention(
+    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
+) -> PlainAttention:
+    """The attention that a config means."""
+    query_norm, key_norm = (
+        NormSpec(path, read(f"{path}.weight"), None, config.norm_eps, "rms_norm") if config.qk_norm else None
+        for path in (f"{name}.q_norm", f"{name}.k_norm")
+    )
+    return PlainAttention(
+        name=name,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        positions=positions,
+        scale=config.attention_scale,
+        logn_length=config.logn_length,
+        window=config.sliding_window,
+        turns=turns,
+    )
+
+
+def plain_mlp(config: DecoderConfig, name: str) -> PlainMlp:
+    """The MLP that a config means."""
+    if config.mlp == "silu_gated":
+        return PlainMlp(name=name, activation="silu", on="gate")
+    return PlainMlp(name=name, activation=config.mlp, on=None)
+
+
+def plain_layer(
+    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
+) -> PlainLayer:
+    """The layer ``name`` (``layers.0``) for tokens at ``positions`` [T]."""
+    return PlainLayer(
+        name=name,
+        input_norm=norm_spec(config, f"{name}.input_layernorm", read),
+        attention=plain_attention(config, f"{name}.self_attn", read, positions, turns),
+        post_norm=norm_spec(config, f"{name}.post_attention_layernorm", read),
+        mlp=plain_mlp(config, f"{name}.mlp"),
+    )
