@@ -9,7 +9,6 @@ Knows no terminal.
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ingot.align.diagnosis import explain_first
 from ingot.align.divergence import Divergence, Finding
 from ingot.align.engine_side import record_engine
 from ingot.align.isolated import Isolated
@@ -48,7 +48,6 @@ from ingot.errors import RequestError
 from ingot.llm import LLM
 
 DEFAULT_STEPS = 4
-CULPRITS = "ingot.align.culprits"
 Progress = Callable[[str], None]
 
 
@@ -255,9 +254,6 @@ def _ids_divergence(stage: str, expected: Sequence[Any], got: Sequence[Any]) -> 
 
 
 def _explain(llm: LLM, divergences: Sequence[Divergence]) -> list[Finding]:
-    """What the search for causes says; nothing where this installation has none."""
-    if not divergences or importlib.util.find_spec(CULPRITS) is None:
-        return []
-    explain_first = importlib.import_module(CULPRITS).explain_first
+    """Causes; empty where none explains what differs."""
     found = explain_first(divergences, llm.engine.model, llm.engine.manifest.model)
     return [] if found is None else list(found[1])

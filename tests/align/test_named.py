@@ -19,8 +19,8 @@ from tests.e2e.terminal import ingot
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 IDS = random_ids(24, seed=5)
-# The ten kinds of bug, each with those planted here from one end to the other; test_culprits.py has them all,
-# at the stage alone.
+# The ten kinds of bug, each with those planted here from one end to the other; test_diagnosis.py has them
+# all, at the stage alone.
 TEN = {
     "RoPE twice, of another base or style": ("rope_twice", "rope_base", "rope_scaling", "rope_style"),
     "gate and up swapped": ("gate_up_swapped",),

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from ingot.align.culprits.spec import EmbeddingSpec, HeadSpec
-from ingot.align.culprits.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.align.diagnosis.spec import EmbeddingSpec, HeadSpec
+from ingot.align.diagnosis.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
 from ingot.config.model import DecoderConfig
 
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ingot.align.culprits.spec import MlpSpec
-from ingot.align.culprits.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.align.diagnosis.spec import MlpSpec
+from ingot.align.diagnosis.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
 from ingot.layers.checking import Activation
 
 ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "none")

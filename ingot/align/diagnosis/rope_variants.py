@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ingot.align.culprits.spec import AttentionSpec, RopeSpec
-from ingot.align.culprits.variant import Claim, Variant, mirrored
+from ingot.align.diagnosis.spec import AttentionSpec, RopeSpec
+from ingot.align.diagnosis.variant import Claim, Variant, mirrored
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.layers.rotary import frequencies
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ingot.align.culprits.variant import Claim, Variant, bias_variants
+from ingot.align.diagnosis.variant import Claim, Variant, bias_variants
 from ingot.layers.checking import NormSpec
 
 EPSILONS = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-10, 0.0, 1e-4, 1e-3, 1e-2)

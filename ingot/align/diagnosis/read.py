@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.align.culprits.spec import (
+from ingot.align.diagnosis.spec import (
     AttentionSpec,
     EmbeddingSpec,
     HeadSpec,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from ingot.align.culprits.products import Product, plain
+from ingot.align.diagnosis.products import Product, plain
 from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, rotated
 
 

@@ -13,8 +13,8 @@ from itertools import permutations
 
 import torch
 
-from ingot.align.culprits.spec import AttentionSpec
-from ingot.align.culprits.variant import Variant, mirrored
+from ingot.align.diagnosis.spec import AttentionSpec
+from ingot.align.diagnosis.variant import Variant, mirrored
 
 
 def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:

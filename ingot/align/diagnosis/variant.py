@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from ingot.align.culprits.spec import Spec
+from ingot.align.diagnosis.spec import Spec
 
 SpecT = TypeVar("SpecT", bound=Spec)
 

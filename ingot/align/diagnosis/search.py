@@ -13,22 +13,22 @@ from typing import Any
 
 import torch
 
-from ingot.align.culprits.attention_variants import attention_variants, scale_variant
-from ingot.align.culprits.end_variants import (
+from ingot.align.diagnosis.attention_variants import attention_variants, scale_variant
+from ingot.align.diagnosis.end_variants import (
     embedding_scale_variant,
     embedding_variants,
     head_variants,
     logit_scale_variant,
 )
-from ingot.align.culprits.fit import HELD_OUT, best_number, solved_biases, solved_factors
-from ingot.align.culprits.ids import STAGES, explain_ids
-from ingot.align.culprits.layer_variants import branch_variant, layer_variants, sum_variant, sum_variants
-from ingot.align.culprits.mlp_variants import mlp_variants
-from ingot.align.culprits.norm_variants import eps_variant, norm_variants
-from ingot.align.culprits.products import Products
-from ingot.align.culprits.read import read_stage
-from ingot.align.culprits.rope_variants import base_variant
-from ingot.align.culprits.spec import (
+from ingot.align.diagnosis.fit import HELD_OUT, best_number, solved_biases, solved_factors
+from ingot.align.diagnosis.ids import STAGES, explain_ids
+from ingot.align.diagnosis.layer_variants import branch_variant, layer_variants, sum_variant, sum_variants
+from ingot.align.diagnosis.mlp_variants import mlp_variants
+from ingot.align.diagnosis.norm_variants import eps_variant, norm_variants
+from ingot.align.diagnosis.products import Products
+from ingot.align.diagnosis.read import read_stage
+from ingot.align.diagnosis.rope_variants import base_variant
+from ingot.align.diagnosis.spec import (
     AttentionSpec,
     EmbeddingSpec,
     HeadSpec,
@@ -39,7 +39,7 @@ from ingot.align.culprits.spec import (
     matrices,
     run,
 )
-from ingot.align.culprits.variant import Variant
+from ingot.align.diagnosis.variant import Variant
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.model import DecoderConfig
 from ingot.layers.checking import NormSpec

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ingot.align.culprits.products import Products
-from ingot.align.culprits.spec import AttentionSpec, HeadSpec, MlpSpec, Spec, SumSpec, matrices, run
-from ingot.align.culprits.variant import Claim, SpecT, Variant
+from ingot.align.diagnosis.products import Products
+from ingot.align.diagnosis.spec import AttentionSpec, HeadSpec, MlpSpec, Spec, SumSpec, matrices, run
+from ingot.align.diagnosis.variant import Claim, SpecT, Variant
 from ingot.layers.checking import NormSpec
 
 GRID, NARROWINGS = 33, 45

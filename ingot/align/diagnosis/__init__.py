@@ -7,6 +7,6 @@ Owns ``explain`` and ``explain_first``. ``spec.py`` has the arithmetic, ``read.p
     findings = explain(divergence, llm.engine.model, llm.engine.manifest.model)
 """
 
-from ingot.align.culprits.search import explain, explain_first
+from ingot.align.diagnosis.search import explain, explain_first
 
 __all__ = ["explain", "explain_first"]

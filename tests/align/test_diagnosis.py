@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.align.culprits import explain, explain_first
-from ingot.align.culprits.read import read_stage
-from ingot.align.culprits.search import distance
-from ingot.align.culprits.spec import run
+from ingot.align.diagnosis import explain, explain_first
+from ingot.align.diagnosis.read import read_stage
+from ingot.align.diagnosis.search import distance
+from ingot.align.diagnosis.spec import run
 from ingot.align.divergence import Divergence, Finding
 from ingot.config.runtime import RuntimeConfig
 from tests.align.planted import BUGS, plant

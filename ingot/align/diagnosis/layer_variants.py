@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ingot.align.culprits.attention_variants import attention_variants
-from ingot.align.culprits.mlp_variants import mlp_variants
-from ingot.align.culprits.norm_variants import norm_variants
-from ingot.align.culprits.spec import LayerSpec, SumSpec
-from ingot.align.culprits.variant import Claim, Variant
+from ingot.align.diagnosis.attention_variants import attention_variants
+from ingot.align.diagnosis.mlp_variants import mlp_variants
+from ingot.align.diagnosis.norm_variants import norm_variants
+from ingot.align.diagnosis.spec import LayerSpec, SumSpec
+from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.config.model import DecoderConfig
 
 BRANCHES = {"attention": "attention's", "mlp": "the MLP's"}

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
 
-from ingot.align.culprits.head_variants import head_order_variants
-from ingot.align.culprits.norm_variants import norm_variants
-from ingot.align.culprits.rope_variants import rope_variants
-from ingot.align.culprits.spec import AttentionSpec
-from ingot.align.culprits.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
+from ingot.align.diagnosis.head_variants import head_order_variants
+from ingot.align.diagnosis.norm_variants import norm_variants
+from ingot.align.diagnosis.rope_variants import rope_variants
+from ingot.align.diagnosis.spec import AttentionSpec
+from ingot.align.diagnosis.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
 from ingot.config.model import DecoderConfig
 
 LOGN_LENGTHS = (2048, 8192, 32768)
