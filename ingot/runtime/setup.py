@@ -21,6 +21,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.invariance import make_batch_invariant
 from ingot.runtime.executor import Executor
+from ingot.runtime.forward import Forward
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
 
@@ -160,8 +161,7 @@ def largest_step(
 @torch.inference_mode()
 def run_step(model: Decoder, batch: ForwardBatch, caches: list[LayerCache]) -> None:
     """Compute a step module by module and widen its logits, as a step does at most."""
-    hidden = model(model.embed(batch.input_ids, batch.positions), batch, caches)
-    model.logits(hidden[batch.logits_indices]).float()
+    Forward(model, caches, fused=False)(batch).float()
 
 
 def measured_activations(
