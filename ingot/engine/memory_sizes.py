@@ -138,13 +138,13 @@ def activation_bytes(
     """Most bytes that the largest step has allocated at once, its inputs and the KV cache apart.
 
     With T tokens and L rows of logits, H hidden_size, Q and K the widths of queries and of keys, I
-    intermediate_size, V vocab_size, e bytes a value and c = 3 tensors of the stream that wait (embedding,
-    branch, residual; 1 in a model of one layer) the peak is the largest of
+    intermediate_size, V vocab_size and e bytes a value the peak is the largest of
 
-        attention   T e (c + 2) H + T e max(Q + 2 K + Q, 2 Q + H)
-        norm        T e (c + 5) H
-        MLP         T e (c + 3) H + T e max(3 I, I + H)          3 I is 2 I for a plain MLP
-        logits      T e H + L V (e + 4)                          L (H + V) e where e is 4
+        attention   T e (2 H + 2 Q + 2 K)      2 H: the layer's input and its norm
+        output      T e (5 H + Q)              with the sum and its norm
+        MLP         T e (4 H + 3 I)            3 I is 2 I for a plain MLP
+        down        T e (7 H + I)
+        logits      (T + L) H e, L (H + V) e, L V (e + 4) where e is 2
 
     ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
     more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
@@ -184,42 +184,34 @@ def _narrow_bytes(
 def _layer_elements(config: DecoderConfig) -> Iterator[int]:
     """Values a token in each phase of a layer."""
     h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
-    in_attention, in_norm, in_mlp = _stream(config)
-    yield in_attention + max(2 * q + 2 * k, 2 * q + h)
-    yield in_norm
-    yield in_mlp + max(inner * (3 if config.mlp == "silu_gated" else 2), inner + h)
+    yield 2 * h + 2 * q + 2 * k
+    yield 5 * h + q
+    yield 4 * h + inner * (3 if config.mlp == "silu_gated" else 2)
+    yield 7 * h + inner
 
 
 def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
     """``_layer_elements`` where the twins hold more; ``padding``: cache tokens in blocks over tokens."""
-    q, k = config.q_size, config.kv_size
-    in_attention, in_norm, in_mlp = _stream(config)
+    h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
     if config.norm == "rms_norm":
-        yield in_norm + config.hidden_size
+        yield 6 * h + q
+        yield 8 * h + inner
     if config.mlp == "silu_gated":
-        yield in_mlp + 4 * config.intermediate_size
+        yield 4 * h + 4 * inner
     rotated = config.rope.dim + max(2 * q, q + 2 * k) if config.rope is not None else 0
-    yield in_attention + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
-    yield in_attention + 2 * q + max(3 * k * padding, 2 * k * padding + q)
+    yield 2 * h + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
+    yield 2 * h + 2 * q + max(3 * k * padding, 2 * k * padding + q)
 
 
 def _widened_cache_elements(config: DecoderConfig) -> int:
     """``_layer_elements`` where a twin makes keys and values of a cache in 8 bits wide."""
-    return _stream(config)[0] + 2 * config.q_size + 4 * config.kv_size
-
-
-def _stream(config: DecoderConfig) -> tuple[int, int, int]:
-    """Values a token of the stream's tensors that are alive: in attention, in the second norm, in the MLP."""
-    alive = (5, 8, 6) if config.num_layers > 1 else (2, 5, 4)
-    return tuple(count * config.hidden_size for count in alive)  # type: ignore[return-value]
+    return 2 * config.hidden_size + 2 * config.q_size + 4 * config.kv_size
 
 
 def _head_bytes(config: DecoderConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
-    size, hidden = dtype.itemsize, tokens * config.hidden_size * dtype.itemsize
-    logits = rows * config.vocab_size
-    if size == 4:
-        return hidden + rows * config.hidden_size * size + logits * size
-    return hidden + max(rows * config.hidden_size * size + logits * size, logits * (size + 4))
+    size, logits, wanted = dtype.itemsize, rows * config.vocab_size, rows * config.hidden_size
+    widened = 0 if size == 4 else logits * (size + 4)
+    return max((tokens * config.hidden_size + wanted) * size, (wanted + logits) * size, widened)
 
 
 def step_buffer_bytes(

@@ -54,18 +54,36 @@ class DecoderLayer(nn.Module):
 
         ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
         """
+        attended = self._attended(x, batch, cache, rope, products)
+        x, hidden = products.output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
+        del attended  # memory of a long prompt
+        batch.see("stream", hidden)
+        inner = self._inner(x, batch, products)
+        x, hidden = products.down.join(inner, hidden, products.next_norm, products.after.form)
+        batch.see("stream", hidden)
+        return x, hidden
+
+    def _attended(
+        self,
+        x: Rows,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        rope: torch.Tensor | None,
+        products: LayerProducts,
+    ) -> Rows:
+        """Attention up to its output product."""
         _see(batch, "attn_in", x, products.qkv)
         query = products.qkv.heads(x, self.self_attn, batch, cache, rope)
         attended = products.output.form.attention(self.self_attn, query, batch, cache)
         _see(batch, "attended", attended, products.output)
-        x, hidden = products.output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
-        batch.see("stream", hidden)
+        return attended
+
+    def _inner(self, x: Rows, batch: ForwardBatch, products: LayerProducts) -> Rows:
+        """The MLP up to its down product."""
         _see(batch, "mlp_in", x, products.up)
         inner = products.up.inner(x, self.mlp, products.down.form)
         _see(batch, "inner", inner, products.down)
-        x, hidden = products.down.join(inner, hidden, products.next_norm, products.after.form)
-        batch.see("stream", hidden)
-        return x, hidden
+        return inner
 
 
 def _see(batch: ForwardBatch, name: str, x: Rows, product: Product) -> None:

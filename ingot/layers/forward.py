@@ -60,6 +60,7 @@ class Operations:
         for layer, cache, products in zip(decoder.layers, caches, self.layers, strict=True):
             x, hidden = layer(x, hidden, batch, cache, rope, products)
         assert isinstance(x, torch.Tensor)
+        del hidden  # memory of a long prompt
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]

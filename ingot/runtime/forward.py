@@ -73,12 +73,17 @@ class Forward:
         return self._operations[step]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
-        hidden = self.model.embed(batch.input_ids, batch.positions)  # [T, hidden_size]
-        batch.see("stream", hidden)
-        return self.operations(self._kind(batch, len(hidden))).logits(hidden, batch, self.caches)
+        # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
+        return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches)
 
-    def _kind(self, batch: ForwardBatch, rows: int) -> Step:
+    def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
+        """[T, hidden_size]."""
+        hidden = self.model.embed(batch.input_ids, batch.positions)
+        batch.see("stream", hidden)
+        return hidden
+
+    def _kind(self, batch: ForwardBatch) -> Step:
         if not self.fused or self.by_module:
             return BY_MODULE
-        decodes = batch.max_query_len == 1
+        decodes, rows = batch.max_query_len == 1, len(batch.positions)
         return Step(decodes, rows if decodes and rows <= MOST_ROWS else None)
