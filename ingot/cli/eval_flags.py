@@ -135,14 +135,6 @@ class EvalFlags:
     device: Device = None
     threads: Threads = None
 
-    def fields(self) -> list[tuple[str, str]]:
-        """The pairs of ``--where``."""
-        pairs = [one.partition("=") for one in self.where or ()]
-        bad = ["".join(pair) for pair in pairs if not all(pair)]
-        if bad:
-            raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
-        return [(field, value) for field, _, value in pairs]
-
     def sides(self) -> tuple[SideSpec, SideSpec | None]:
         """The side that is evaluated, and the reference."""
         from ingot.evaluate.side import SideSpec, other_spec

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import size_text, stderr
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.cli.limits import Limits
@@ -77,6 +78,15 @@ JsonFile = Annotated[
 ]
 
 
+def field_pairs(where: Sequence[str] | None) -> list[tuple[str, str]]:
+    """The pairs of ``--where``."""
+    pairs = [one.partition("=") for one in where or ()]
+    bad = ["".join(pair) for pair in pairs if not all(pair)]
+    if bad:
+        raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
+    return [(field, value) for field, _, value in pairs]
+
+
 def given(**values: Any) -> dict[str, Any]:
     """The values that are not None, for a call whose defaults should hold otherwise."""
     return {name: value for name, value in values.items() if value is not None}
@@ -128,15 +138,20 @@ def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parame
     ]
 
 
-def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
-    """Load an engine, showing so on a terminal."""
-    with stderr().status("loading") if stderr().is_terminal else _nothing():
+def set_threads(threads: int | None) -> None:
+    """What ``--threads`` asks for."""
+    if threads is not None:
         import torch
 
+        torch.set_num_threads(threads)
+
+
+def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
+    """Load an engine, showing so on a terminal."""
+    with status_shown("loading"):
         from ingot.llm import LLM
 
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         llm = LLM(path, **given(device=device), **limits.arguments())
     _note_cache(llm)
     return llm
@@ -150,9 +165,3 @@ def _note_cache(llm: LLM) -> None:
     if unasked and tokens < executor.max_batch_size * executor.max_seq_len:
         size = size_text(sum(cache.nbytes for cache in executor.runner.caches))
         stderr().print(f"KV cache: {tokens} tokens, {size}; --cache-tokens sets the size", style="dim")
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, open_llm
+from ingot.cli.flags import AsJson, Device, Threads, open_llm, set_threads
 from ingot.cli.limits import Limits, limit_flags
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 
@@ -136,14 +136,11 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
 
 def _replay(path: Path, device: str | None, threads: int | None, as_json: bool) -> None:
     """Replay a bundle and exit by what it gives."""
-    import torch
-
     from ingot.device import resolve_device
     from ingot.llm.repro import replay
     from ingot.llm.repro_bundle import read_bundle
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     bundle = read_bundle(path)
     found = replay(bundle, resolve_device(device or "auto"))
     if as_json:

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 
 from ingot import LLM, build
 from ingot.cli.main import app
+from ingot.compare.spec import longest
 from ingot.evaluate.data import read_data
 from ingot.evaluate.limits import limits_for
 from ingot.evaluate.perplexity import Reading, perplexity
-from ingot.evaluate.side import SideSpec, longest, open_side
+from ingot.evaluate.side import SideSpec, open_side
 from ingot.runtime.likelihood import target_logprobs
 from tests.tiny_models import random_ids, save_model, tiny_config
 
