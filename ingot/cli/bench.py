@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags, bench_flags
+from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
-from ingot.cli.flags import given, set_threads
+from ingot.cli.flags import field_flags, given, set_threads
 from ingot.cli.limits import runtime_values
 from ingot.cli.steps import status_shown
 
@@ -36,7 +36,7 @@ bench = typer.Typer(
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def latency(
     flags: SideFlags,
     batch: Batch = BATCHES,
@@ -56,7 +56,7 @@ def latency(
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def throughput(
     flags: SideFlags,
     requests: Annotated[
@@ -100,7 +100,7 @@ def throughput(
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import command_line, finite, print_json, print_table, stderr, stdout
-from ingot.cli.flags import RARELY, AsJson, Device, JsonFile, Threads, field_pairs, given, set_threads
+from ingot.cli.flags import (
+    RARELY,
+    AsJson,
+    Device,
+    JsonFile,
+    SkipBad,
+    Threads,
+    Where,
+    field_pairs,
+    given,
+    set_threads,
+)
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
@@ -96,23 +107,8 @@ def doctor(
     json_file: JsonFile = None,
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
     limit: Annotated[int, typer.Option(help="Use the first N items of --data.", min=1)] = LIMIT,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only records whose field has this value; may be repeated.",
-            metavar="FIELD=VALUE",
-            show_default=False,
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad",
-            help="Skip bad lines of the data instead of refusing it.",
-            rich_help_panel=RARELY,
-        ),
-    ] = False,
+    where: Where = None,
+    skip_bad: SkipBad = False,
     window: Annotated[
         int | None,
         typer.Option(

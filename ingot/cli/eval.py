@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import command_line, finite, print_json, print_table, stdout
-from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags, eval_flags
-from ingot.cli.flags import field_pairs, set_threads
+from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags
+from ingot.cli.flags import field_flags, field_pairs, set_threads
 from ingot.cli.steps import bar_shown
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ evaluate = typer.Typer(
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def summarize(
     flags: AskFlags,
     lang: Annotated[
@@ -70,7 +70,7 @@ def summarize(
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def answers(flags: AskFlags) -> None:
     """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
     from ingot.evaluate.answering import Asking, asks
@@ -85,7 +85,7 @@ def answers(flags: AskFlags) -> None:
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def perplexity(flags: ReadFlags) -> None:
     """Perplexity and bits per byte of running text, with sliding windows."""
     from ingot.evaluate.perplexity import Reading
@@ -100,7 +100,7 @@ def perplexity(flags: ReadFlags) -> None:
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def divergence(flags: ReadFlags) -> None:
     """KL(reference || engine) and agreement of the likeliest token, on the same tokens.
 

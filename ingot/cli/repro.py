@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, open_llm, set_threads
-from ingot.cli.limits import Limits, limit_flags
+from ingot.cli.flags import AsJson, Device, Threads, field_flags, open_llm, set_threads
+from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NO_VERDICT = 2  # exit code
 
 
-@limit_flags
+@field_flags("limits")
 def repro(
     limits: Limits,
     engine: Annotated[
