@@ -10,7 +10,6 @@ verdict.
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,10 +20,13 @@ from typing import Literal
 import torch
 
 from ingot.align.engine_side import record_engine
+from ingot.align.huggingface import record_class
 from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
 from ingot.align.stages import StageFile
 from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
 from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.compare.huggingface import check_class
+from ingot.compare.memory import free_memory
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name
@@ -144,10 +146,7 @@ class HuggingFace(Reference):
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
     ) -> list[ReferenceRun]:
         """As ``Reference.record``."""
-        from ingot.align.huggingface import record_class
-
         self.noise_name = f"{noise.name} against fp32"
-
         paths = [(_path(folder, "expected", i), _path(folder, "noise", i)) for i in range(len(cases))]
         place = (self.checkpoint, self.device, self.num_layers)
         name, choices = record_class(*place, noise, paths, cases, steps, self.inputs)
@@ -226,8 +225,6 @@ def open_reference(
     folder, layers = resolve_checkpoint(given), build.layers
     if original == "ingot":
         return OwnPath(folder, device, layers)
-    from ingot.align.huggingface import check_class
-
     missing = check_class(folder)
     starts_late = layers is not None and layers[0] > 0
     if missing is None and not starts_late:
@@ -246,13 +243,6 @@ def room_for(tokens: int) -> int:
     """Tokens of a KV cache that holds one request of this length, so that the rest stays free for modules."""
     size = RuntimeConfig().block_size
     return -(-tokens // size) * size
-
-
-def free_memory() -> None:
-    """Give back what a model that is gone held on a GPU."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _path(folder: Path, tag: str, case: int) -> Path:

@@ -143,6 +143,14 @@ def facts(report: Report) -> list[tuple[str, str]]:
     ]
 
 
+def cells(row: Row) -> list[str]:
+    """A stage's figures: max-abs, relative, alone, floor, limit, cosine."""
+    found = row.difference
+    alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
+    numbers = [f"{found.max_abs:.2e}", f"{found.relative:.2e}", alone, f"{row.floor:.2e}", f"{row.limit:.2e}"]
+    return [*numbers, f"{found.cosine:.6f}"]
+
+
 def stops_text(check: StopCheck) -> str:
     """Whether answers end alike; both sets where they do not."""
     if check.expected is None:
@@ -199,23 +207,19 @@ def _case(report: Report, index: int) -> dict[str, Any]:
     case = report.cases[index]
     steps = []
     for step in sorted({row.step for row in report.rows if row.case == index}):
-        rows = [_cells(row) for row in report.rows if (row.case, row.step) == (index, step)]
+        rows = [_told_row(row) for row in report.rows if (row.case, row.step) == (index, step)]
         greedy = next((g for g in report.greedy if (g.case, g.step) == (index, step)), None)
         is_open = step == 0 or any(row["bad"] for row in rows)
         steps.append((step, {"rows": rows, "open": is_open, "greedy": _greedy_text(greedy)}))
     return {"title": case.title, "checks": case.checks, "steps": steps}
 
 
-def _cells(row: Row) -> dict[str, Any]:
-    found = row.difference
-    alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
-    numbers = [f"{found.max_abs:.2e}", f"{found.relative:.2e}", alone]
-    share = min(found.relative / row.limit, 1e6)
-    cells = [*numbers, f"{row.floor:.2e}", f"{row.limit:.2e}", f"{found.cosine:.6f}"]
+def _told_row(row: Row) -> dict[str, Any]:
+    share = min(row.difference.relative / row.limit, 1e6)
     bad = row.is_bad or row.is_wrong_alone
     return {
         "stage": row.stage,
-        "cells": cells,
+        "cells": cells(row),
         "bad": bad,
         "width": int(min(share, 3) * 40),
         "share": f"{share:.2g}",

@@ -10,25 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from ingot.align.reference import Reference, Trace
 from ingot.align.texts import Case, PromptGiven, TextCheck, make_case, open_original_text
-from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, BuildConfig
+from ingot.compare.spec import decoder_config, folder_of
+from ingot.config.build import BuildConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype
-from ingot.engine.builder import build_config
+from ingot.engine.describe import read_text_side
 from ingot.engine.loader import compute_dtype
-from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.engine.text import TextParts
 from ingot.errors import CheckpointError, RequestError
-from ingot.models.registry import find_architecture
 
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. In 1969, 2 + 2 was"
 
@@ -60,20 +56,10 @@ def find_target(path: str, device: torch.device, dtype: str) -> Target:
     Raises:
         EngineError, CheckpointError: it cannot be read.
     """
-    folder = Path(path)
-    if is_engine(folder):
-        manifest = Manifest.read(folder)
-        compute = compute_dtype(manifest, device, dtype)
-        text = read_engine_text(folder, manifest)
-        return Target(path, text, manifest.model, manifest.build, compute, manifest.quant)
-    folder = resolve_checkpoint(path)
-    with open_checkpoint(folder) as source:
-        build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        text = read_text_parts(source)
-        quant = QuantConfig() if source.packed is None else source.packed.form.quant()
-        model = find_architecture(source.config.get("architectures") or ()).read_config(source.config)
-    own = torch.float32 if device.type == "cpu" else parse_dtype(build.dtype)
-    return Target(str(folder), text, model, build, own if dtype == "auto" else parse_dtype(dtype), quant)
+    folder = folder_of(path)
+    manifest, text = read_text_side(folder)
+    compute = compute_dtype(manifest, device, dtype)
+    return Target(str(folder), text, manifest.model, manifest.build, compute, manifest.quant)
 
 
 def check_same_model(target: Target, source: Reference) -> None:
@@ -100,8 +86,7 @@ def check_same_model(target: Target, source: Reference) -> None:
         seen: dict[str, object] = {"layers": source.file.num_layers}
         seen["hidden size"] = None if stream is None else stream.shape[-1]
     else:
-        hf = read_json(source.checkpoint / CONFIG)
-        other = find_architecture(hf.get("architectures") or ()).read_config(hf)
+        other = decoder_config(read_json(source.checkpoint / CONFIG))
         kept = other.num_layers if layers is None else min(other.num_layers, layers[1]) - layers[0]
         wanted |= {"architecture": model.architecture, "vocabulary": model.vocab_size}
         seen = {"layers": kept, "hidden size": other.hidden_size}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ingot.checkpoint.reader import open_checkpoint
+from ingot.compare.huggingface import ClassTokenizer
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.errors import RequestError, TokenizerError
 
@@ -91,8 +92,6 @@ def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
     """The tokenizer of a checkpoint's files and whose it is: Hugging Face's class, else our reading of the
     files; None where there are none.
     """
-    from ingot.align.huggingface import ClassTokenizer
-
     found = ClassTokenizer.of(folder)
     if found is not None:
         return found, "Hugging Face's tokenizer"  # type: ignore[return-value]

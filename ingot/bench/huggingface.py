@@ -1,18 +1,15 @@
-"""Hugging Face's class as the side that is compared with.
+"""Hugging Face's class as a side of a measurement.
 
-Owns the only use of ``transformers`` in the package: loading its class and reading when its tokens arrive.
-Its defaults hold (attention, cache, eager); requests run in padded batches, as its ``generate`` takes them.
-Knows no measurement.
+Owns reading when its tokens arrive; requests run in padded batches, as its ``generate`` takes them. Knows no
+measurement.
 
     HuggingFaceSide(SideSpec(kind="hf", path="checkpoint")).answer(asks, prompts)
 """
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,45 +19,21 @@ from ingot.bench.memory import Memory, forget_peak, peak_bytes
 from ingot.bench.run import Run
 from ingot.bench.side import SideSpec
 from ingot.bench.work import Work, weight_bytes
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.config.build import DEFAULT_MAX_SEQ_LEN
-from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.host_room import expect_class_room
-from ingot.engine.manifest import is_engine
-from ingot.errors import CheckpointError, DeviceError
-from ingot.models.registry import find_architecture
-
-_PAD = 0
+from ingot.compare.huggingface import OpenClass
 
 
-class HuggingFaceSide:
+class HuggingFaceSide(OpenClass):
     """``AutoModelForCausalLM.generate``, greedy."""
 
     name = "huggingface"
 
     def __init__(self, spec: SideSpec) -> None:
-        check_huggingface(spec)
-        transformers = _transformers()
-        start = time.perf_counter()
-        self.device = resolve_device(spec.device)
-        folder = _source(spec)
-        hf = read_json(folder / CONFIG if folder.is_dir() else folder)
-        config = find_architecture(hf.get("architectures") or ()).read_config(hf)
-        self.dtype = _dtype(hf, spec.dtype, self.device)
-        expect_class_room(hf, self.dtype, self.device, fix="leave out --against hf, or use --device cuda")
-        self._model = _load(
-            transformers, folder, hf, self.dtype, self.device, random=spec.random_weights is not None
-        )
-        self._version = transformers.__version__
-        self._load_s = time.perf_counter() - start
+        super().__init__(spec, spec.random_weights)
         self._warm_up_s = 0.0
-        self.vocab_size = config.vocab_size
         self.max_batch_size = spec.max_batch_size
-        self.max_seq_len = min(config.max_positions, spec.max_seq_len or DEFAULT_MAX_SEQ_LEN)
-        tables = [m for m in self._model.modules() if isinstance(m, torch.nn.Embedding)]
-        read = weight_bytes(self._model, [*tables], self._model.get_output_embeddings())
-        self.work = Work.of(config, read, self.dtype)
+        tables = [m for m in self.model.modules() if isinstance(m, torch.nn.Embedding)]
+        read = weight_bytes(self.model, [*tables], self.model.get_output_embeddings())
+        self.work = Work.of(self.config, read, self.dtype)
 
     def resize(self, batch: int) -> None:
         """Padded batches of ``batch`` rows from now on."""
@@ -75,7 +48,7 @@ class HuggingFaceSide:
         last ``resize``.
         """
         return Memory(
-            weights=sum(p.nbytes for p in self._model.parameters()),
+            weights=sum(p.nbytes for p in self.model.parameters()),
             cache=self.max_batch_size * self.max_seq_len * self.work.kv_bytes,
             peak=peak_bytes(self.device),
         )
@@ -94,44 +67,18 @@ class HuggingFaceSide:
         for first in range(0, len(asks), self.max_batch_size):
             part = slice(first, first + self.max_batch_size)
             most = max(a.new_tokens for a in asks[part])
-            times = self._generate(prompts[part], most)
-            arrivals += [times[: a.new_tokens] for a in asks[part]]
+            arrived = _Arrivals()
+            self.complete(prompts[part], most, streamer=arrived)
+            arrivals += [arrived.times[: a.new_tokens] for a in asks[part]]
         return Run.of(start, arrivals, time.perf_counter())
 
     def facts(self) -> dict[str, Any]:
         """Versions, start-up, memory."""
-        found = {
-            "class": type(self._model).__name__,
-            "transformers": self._version,
-            "attention": self._model.config._attn_implementation,
-            "dtype": dtype_name(self.dtype),
-            "load_s": round(self._load_s, 3),
-            "warm_up_s": round(self._warm_up_s, 3),
-            "max_batch_size": self.max_batch_size,
-        }
+        found = super().facts()
+        found |= {"warm_up_s": round(self._warm_up_s, 3), "max_batch_size": self.max_batch_size}
         if self.device.type == "cuda":
             found["peak_gpu_gb"] = round(torch.cuda.max_memory_allocated(self.device) / 1e9, 3)
         return found
-
-    def _generate(self, prompts: Sequence[list[int]], new_tokens: int) -> list[float]:
-        """When each token of a batch arrived on the host; prompts are padded on the left."""
-        width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), _PAD)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        arrivals = _Arrivals()
-        with torch.inference_mode():
-            self._model.generate(
-                ids.to(self.device),
-                attention_mask=mask.to(self.device),
-                max_new_tokens=new_tokens,
-                do_sample=False,
-                pad_token_id=_PAD,
-                streamer=arrivals,
-            )
-        return arrivals.times
 
 
 class _Arrivals:
@@ -149,73 +96,3 @@ class _Arrivals:
 
     def end(self) -> None:
         """Nothing is left to flush."""
-
-
-def _source(spec: SideSpec) -> Path:
-    """The checkpoint's folder, or the config of random weights."""
-    if spec.random_weights is not None:
-        return Path(spec.random_weights)
-    assert spec.path is not None
-    return resolve_checkpoint(spec.path)
-
-
-def _dtype(hf: dict[str, Any], wanted: str, device: torch.device) -> torch.dtype:
-    """As Ingot chooses it: the config's own on a GPU, fp32 on a CPU."""
-    if wanted != "auto":
-        return parse_dtype(wanted)
-    named = hf.get("dtype") or hf.get("torch_dtype") or "fp16"
-    return torch.float32 if device.type == "cpu" else parse_dtype(named)
-
-
-def check_huggingface(spec: SideSpec) -> None:
-    """Say early what would only fail once this side's turn comes.
-
-    Raises:
-        DeviceError: transformers is not installed.
-        CheckpointError: the path is an engine.
-    """
-    if importlib.util.find_spec("transformers") is None:
-        raise DeviceError(
-            "transformers is not installed, and --against hf needs it", fix="pip install transformers"
-        )
-    if spec.path is not None and is_engine(Path(spec.path)):
-        raise CheckpointError(
-            "Hugging Face's class reads a checkpoint, not an engine",
-            seen=spec.path,
-            flag="--against hf:CHECKPOINT, or measure the checkpoint itself",
-        )
-
-
-def _transformers() -> Any:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
-
-
-def _load(
-    transformers: Any,
-    source: Path,
-    hf: dict[str, Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    random: bool,
-) -> Any:
-    """The model on the device, with a generation config that never ends early."""
-    auto = transformers.AutoModelForCausalLM
-    try:
-        if random:
-            values = {k: v for k, v in hf.items() if k not in ("model_type", "dtype", "torch_dtype")}
-            config = transformers.AutoConfig.for_model(hf.get("model_type"), **values)
-            with device:
-                model = auto.from_config(config, dtype=dtype)
-        else:
-            model = auto.from_pretrained(source, dtype=dtype, local_files_only=True).to(device)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise CheckpointError(
-            "Hugging Face's class cannot load this", seen=f"{source}: {str(error).splitlines()[0]}"
-        ) from None
-    model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)
-    return model.eval()

@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import subprocess
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 
 import ingot
 from ingot.device import cpu_name
-from ingot.version import VERSION
+from ingot.version import VERSION, version_of
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -32,7 +31,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cpu_threads_used": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": version_of("triton"),
         "ingot": VERSION,
         "commit": commit(Path(ingot.__file__).parent),
     }
@@ -59,13 +58,6 @@ def commit(folder: Path) -> str | None:
         return None
     changed = _told("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no", ".")
     return told + ("+" if changed else "")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _driver() -> str | None:

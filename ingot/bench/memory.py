@@ -7,12 +7,13 @@ Owns the reading of peaks. Knows no side.
 
 from __future__ import annotations
 
-import gc
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from ingot.compare.memory import free_memory
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -55,9 +56,8 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def forget_peak(device: torch.device) -> None:
     """Give back what nothing holds any more, and count the peak from here."""
-    gc.collect()
+    free_memory()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     elif _RESET.exists():
         with suppress(OSError):  # a kernel that does not allow it counts on from the process's beginning

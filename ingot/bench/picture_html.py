@@ -26,7 +26,7 @@ from ingot.bench.chart import (
     Series,
     tick_texts,
 )
-from ingot.bench.report import Table
+from ingot.compare.table import Table
 
 WIDTH, HEIGHT = 430.0, 330.0  # of a panel's axes, in pixels
 _LEFT, _RIGHT, _ABOVE, _BELOW = 66.0, 16.0, 30.0, 44.0

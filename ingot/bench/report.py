@@ -1,6 +1,6 @@
 """A record told in words and tables.
 
-Owns which figures are shown and how numbers are written. Knows no terminal: a table is plain data.
+Owns which figures are shown. Knows no terminal: a table is plain data.
 
     for line in headline(record): print(line)
     for table in tables(record): print(plain(table))
@@ -8,22 +8,13 @@ Owns which figures are shown and how numbers are written. Knows no terminal: a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from ingot.compare.table import Table, number, percent, times
 from ingot.config.build import NARROW_KV_DTYPES
 
 Record = dict[str, Any]
 Spread = dict[str, float] | None
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def headline(record: Record) -> list[str]:
@@ -57,37 +48,6 @@ def tables(record: Record) -> list[Table]:
     if record["ratios"]:
         found.append(_ratios(record))
     return found
-
-
-def plain(table: Table) -> str:
-    """The table as lines of aligned text."""
-    lines = [table.columns, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    told = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([table.title, *told])
-
-
-def number(value: float | None) -> str:
-    """Three or four digits that matter: 0.912, 3.88, 47.5, 6,200; ``-`` for None."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else _small(value, size)
-
-
-def percent(share: float | None) -> str:
-    """0.871 → 87.1 %."""
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def _small(value: float, size: float) -> str:
-    return f"{value:.2f}" if size >= 1 else f"{value:.3f}"
 
 
 def _at(told: Spread, name: str) -> str:
@@ -168,7 +128,7 @@ def _kernels(record: Record, side: Record) -> Table:
             number(r["tflop_s"]) if r["tflop_s"] else "-",
             "-" if r["cached"] else f"{percent(r['share_of_ceiling'])} {r['bound']}",
             _at(r["torch_us"], "p50"),
-            f"{r['torch_ratio']:.2f}x",
+            times(r["torch_ratio"]),
             r.get("note", ""),
         )
         for r in side["results"]
@@ -181,12 +141,8 @@ def _ratios(record: Record) -> Table:
     first, second = (side["name"] for side in record["sides"])
     names = [name for name in record["ratios"][0] if name != "batch"]
     rows = [
-        (str(entry.get("batch", "all")), *(_times(entry[name]) for name in names))
+        (str(entry.get("batch", "all")), *(times(entry[name]) for name in names))
         for entry in record["ratios"]
     ]
     columns = ("batch", *(name.replace("_per_s", "/s").replace("_", " ") for name in names))
     return Table(f"speedup of {first} over {second}", columns, tuple(rows))
-
-
-def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{ratio:.2f}x"

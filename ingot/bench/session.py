@@ -19,13 +19,14 @@ import torch
 
 from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.doubts import doubts
-from ingot.bench.huggingface import check_huggingface
 from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.load import Load
 from ingot.bench.machine import machine
 from ingot.bench.side import Side, SideSpec, open_side, told_apart
 from ingot.bench.throughput import measure_throughput
+from ingot.compare.huggingface import check_huggingface
+from ingot.compare.spec import HUGGINGFACE
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 
@@ -187,8 +188,8 @@ def _bench(
     if against is not None:
         spec, against = told_apart(spec, against)
     for side in (spec, against):
-        if side is not None and side.kind == "hf":
-            check_huggingface(side)
+        if side is not None and side.kind == HUGGINGFACE:
+            check_huggingface(side.path)
     apart = against is not None and device.type == "cuda"
     measure = _measure_apart if apart else measure_side
     first, ceiling = measure(spec, wanted, None, say)

@@ -1,7 +1,7 @@
 """What can be measured: Ingot's engines and Hugging Face's classes alike.
 
-Owns the interface between a measurement and what it measures, and the description from which a side is
-opened, in this process or another. Knows no measurement.
+Owns the interface between a measurement and what it measures, and what a measurement adds to the description
+of a model. Knows no measurement.
 
     side = open_side(SideSpec(path="engines/pocket-chat", max_batch_size=8))
 """
@@ -20,49 +20,29 @@ from ingot.bench.load import Ask
 from ingot.bench.memory import Memory
 from ingot.bench.run import Run
 from ingot.bench.work import Work
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.config.base import JsonConfig
-from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import read_engine_text
+from ingot.compare.spec import HUGGINGFACE, ModelSpec, read_text
 from ingot.errors import ConfigError
-from ingot.processors.tokenizer import Tokenizer, load_foreign_tokenizer
+from ingot.processors.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class SideSpec(JsonConfig):
-    """How to open a side.
+class SideSpec(ModelSpec):
+    """How to open a side; ``path`` is None with ``random_weights``.
 
     Attributes:
-        kind: ``ingot``, or ``hf``: Hugging Face's class.
-        path: engine or checkpoint; None with ``random_weights``.
         random_weights: a config.json or its folder, to fill with random weights.
-        dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quant: linear scheme that a checkpoint or random weights are loaded in, or a YAML file of one; not for
-            an engine, nor for ``hf``.
         max_batch_size: requests in one step; for ``hf`` the rows of one padded batch; not for an engine.
         engine_batch_size: requests in one step of an engine, at most what it was built for; None: that.
-        max_seq_len: None: an engine's or the model's own limit, of a model at most 8192.
-        memory_fraction, cache_tokens: for Ingot; None: the library's default.
-        token_budget: tokens of one step; None: the library's default.
+        cache_tokens: for Ingot; None: the library's default.
         batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
-        kv_dtype: of the KV cache, as in ``RuntimeConfig``; not for ``hf``.
         name: what the record calls it; None: its kind.
     """
 
-    kind: str = "ingot"
-    path: str | None = None
     random_weights: str | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    quant: str = "none"
     max_batch_size: int = 64
     engine_batch_size: int | None = None
-    max_seq_len: int | None = None
-    memory_fraction: float | None = None
     cache_tokens: int | None = None
-    token_budget: int | None = None
     batch_invariant: bool = False
-    kv_dtype: str = "auto"
     name: str | None = None
 
     @property
@@ -131,13 +111,7 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         ConfigError: there is none.
         TokenizerError, EngineError: its files are broken, or an engine's are not those that were built.
     """
-    tokenizer = None
-    if spec.path is not None:
-        folder = resolve_checkpoint(spec.path)
-        if is_engine(folder):
-            tokenizer = read_engine_text(folder, Manifest.read(folder)).tokenizer
-        else:
-            tokenizer = load_foreign_tokenizer(folder)
+    tokenizer = None if spec.path is None else read_text(spec.path).tokenizer
     if tokenizer is None:
         raise ConfigError(
             "counting the tokens of texts needs a tokenizer",
@@ -153,7 +127,7 @@ def open_side(spec: SideSpec) -> Side:
     Raises:
         IngotError: it cannot be loaded, or transformers is missing.
     """
-    if spec.kind == "hf":
+    if spec.kind == HUGGINGFACE:
         from ingot.bench.huggingface import HuggingFaceSide
 
         return HuggingFaceSide(spec)

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ingot.bench.huggingface import check_huggingface
 from ingot.bench.kernels import read_shape
 from ingot.bench.latency import Latency
 from ingot.bench.machine import machine
@@ -36,6 +35,8 @@ from ingot.bench.sweep_line import (
 from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
+from ingot.compare.huggingface import check_huggingface
+from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.model import DecoderConfig
 from ingot.config.quant_file import read_quant
@@ -94,7 +95,7 @@ class Sweep:
                 seen=self.spec.path,
                 fix="give a CHECKPOINT, or run `ingot bench latency` on the engine",
             )
-        if self.against is not None and self.against.partition(":")[0] != "hf":
+        if self.against is not None and not against_parts(self.against)[0]:
             raise ConfigError(
                 "a sweep compares only with Hugging Face",
                 seen=self.against,
@@ -142,10 +143,10 @@ class Sweep:
         return Line(" ".join(words), self.spec.replace(dtype=dtype, quant=quant, kv_dtype=kv_dtype), quant)
 
     def _huggingface(self, against: str, dtype: str) -> Line:
-        path = against.partition(":")[2]
-        spec = self.spec.replace(kind="hf", dtype=dtype, quant="none")
+        _, path = against_parts(against)
+        spec = self.spec.replace(kind=HUGGINGFACE, dtype=dtype, quant="none")
         name = f"Hugging Face {dtype}"
-        if not path:
+        if path is None:
             return Line(name, spec)
         return Line(f"{name}, {Path(path).name}", spec.replace(path=path, random_weights=None))
 
@@ -173,8 +174,8 @@ def run_sweep(
     _check_length(wanted.shape.longest, model)
     lines = wanted.lines()
     for line in lines:
-        if line.spec.kind == "hf":
-            check_huggingface(line.spec)
+        if line.spec.kind == HUGGINGFACE:
+            check_huggingface(line.spec.path)
     here = machine(resolve_device(wanted.spec.device))
     store = Store(folder)
     settings = wanted.settings(here.get("gpu") or here["cpu"] or "unknown CPU")

@@ -21,6 +21,7 @@ from ingot.bench.ceiling import measure_ceiling
 from ingot.bench.doubts import doubts
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.side import Side, SideSpec, open_side
+from ingot.compare.memory import lacks_memory
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import ConfigError, IngotError, OutOfMemoryError
@@ -89,7 +90,7 @@ def measure_line(
     try:
         yield from _points(line, wanted, opener)
     except (OutOfMemoryError, RuntimeError) as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         yield {"point": {"status": DOES_NOT_FIT, "reason": why(error)}}
 
@@ -98,15 +99,9 @@ def _quality(line: Line, quality: Quality) -> Told:
     try:
         return {"quality": quality(line.spec)}
     except (OutOfMemoryError, RuntimeError) as error:
-        if not _lacks_memory(error):
+        if not lacks_memory(error):
             raise
         return {"quality": {}, "reason": why(error)}
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Whether an error is about memory; PyTorch has no type of its own for a CPU's."""
-    kinds = (OutOfMemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
 
 def why(error: BaseException) -> str:

@@ -12,9 +12,9 @@ from itertools import count
 from typing import Any
 
 from ingot.bench.chart import COLORS, OTHER_COLOR, Mark, Panel, Series
-from ingot.bench.report import Table, number, percent
 from ingot.bench.sweep import lower_is_better, memory_gb
 from ingot.bench.sweep_line import DIED
+from ingot.compare.table import Table, number, percent
 
 Record = dict[str, Any]
 _SMALL_GB = 1.0

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, stderr, stdout
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads, given
+from ingot.cli.console import print_json, stdout
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, given, set_threads
 from ingot.cli.prompts import PromptGiven, read_prompts
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.align.session import Report
@@ -94,18 +95,12 @@ def _align(
     engine: str, reference: str, prompts: list[PromptGiven], threads: int | None, options: dict[str, Any]
 ) -> Report:
     """The comparison, with what is under way shown on a terminal."""
-    import torch
-
     from ingot.align.session import align as run_align
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     inputs = [_input(one) for one in prompts]
-    console = stderr()
-    if not console.is_terminal:
-        return run_align(engine, reference, inputs, **options)
-    with console.status("reading") as status:
-        return run_align(engine, reference, inputs, progress=status.update, **options)
+    with status_shown("reading") as progress:
+        return run_align(engine, reference, inputs, **given(progress=progress), **options)
 
 
 def _input(one: PromptGiven) -> Any:
@@ -166,6 +161,7 @@ def _table(report: Report, *, every: bool) -> Any:
     """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
     from rich.table import Table
 
+    from ingot.align.report import cells
     from ingot.align.summary import all_lines, short_lines
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -178,15 +174,8 @@ def _table(report: Report, *, every: bool) -> Any:
             continue
         marks = ["beyond" * row.is_bad, "wrong alone" * row.is_wrong_alone, line.note, _logits_text(row)]
         style = "red" if row.is_bad or row.is_wrong_alone else None
-        table.add_row(*_cells(row), ", ".join(filter(None, marks)), style=style)
+        table.add_row(row.stage, str(row.step), *cells(row), ", ".join(filter(None, marks)), style=style)
     return table
-
-
-def _cells(row: Row) -> list[str]:
-    found = row.difference
-    alone = "" if row.alone is None else f"{row.alone.relative:.2e}"
-    numbers = [f"{found.max_abs:.2e}", f"{found.relative:.2e}", alone, f"{row.floor:.2e}", f"{row.limit:.2e}"]
-    return [row.stage, str(row.step), *numbers, f"{found.cosine:.6f}"]
 
 
 def _logits_text(row: Row) -> str:

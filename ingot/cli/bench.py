@@ -8,23 +8,20 @@ Owns its three verbs, and where tables and JSON go. Knows no measurement.
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags, bench_flags
-from ingot.cli.console import print_json, stderr, stdout
-from ingot.cli.flags import given
+from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
+from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
+from ingot.cli.flags import field_flags, given, set_threads
 from ingot.cli.limits import runtime_values
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.bench.load import Load
-    from ingot.bench.report import Record, Table
+    from ingot.bench.report import Record
     from ingot.bench.side import SideSpec
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
@@ -39,7 +36,7 @@ bench = typer.Typer(
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def latency(
     flags: SideFlags,
     batch: Batch = BATCHES,
@@ -53,13 +50,13 @@ def latency(
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
     set_threads(flags.threads)
-    with progress() as say:
+    with status_shown("starting") as say:
         record = bench_latency(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
     _show(record, flags)
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def throughput(
     flags: SideFlags,
     requests: Annotated[
@@ -97,13 +94,13 @@ def throughput(
         load = mixed_load(MIXED if mixed is None else mixed)
     set_threads(flags.threads)
     other = _other(spec, flags.against, hf_batch)
-    with progress() as say:
+    with status_shown("starting") as say:
         record = bench_throughput(spec, Throughput(load, repeats), other, command=command_line(), say=say)
     _show(record, flags)
 
 
 @bench.command()
-@bench_flags
+@field_flags("flags")
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 
@@ -119,7 +116,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     if resolve_device(spec.device).type != "cuda":
         raise typer.BadParameter("kernels are measured on a GPU, not on a CPU", param_hint="--device")
     wanted = Kernels(rows, flags.prompt_tokens + flags.new_tokens, flags.prompt_tokens)
-    with progress() as say:
+    with status_shown("starting") as say:
         record = bench_kernels(spec, wanted, command=command_line(), say=say)
     _show(record, flags)
 
@@ -160,11 +157,15 @@ def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> 
     """The side that it is compared with."""
     if against is None:
         return None
-    kind, _, path = against.partition(":")
-    if kind != "hf":
-        return spec.replace(path=against, random_weights=None, quant="none")
+    from ingot.compare.spec import HUGGINGFACE, against_parts
+
+    is_class, path = against_parts(against)
+    if not is_class:
+        return spec.replace(path=path, random_weights=None, quant="none")
     size = hf_batch or spec.max_batch_size
-    spec = spec.replace(kind="hf", max_batch_size=size, batch_invariant=False, quant="none", kv_dtype="auto")
+    spec = spec.replace(
+        kind=HUGGINGFACE, max_batch_size=size, batch_invariant=False, quant="none", kv_dtype="auto"
+    )
     return spec.replace(path=path, random_weights=None) if path else spec
 
 
@@ -184,27 +185,6 @@ def _longest(spec: SideSpec) -> int | None:
     return spec.max_seq_len
 
 
-def set_threads(threads: int | None) -> None:
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-
-
-def command_line() -> str:
-    return shlex.join(["ingot", *sys.argv[1:]])
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None] | None]:
-    """What is being measured, on stderr; None where that is no terminal."""
-    if not stderr().is_terminal:
-        yield None
-        return
-    with stderr().status("starting") as status:
-        yield status.update
-
-
 def _show(record: Record, flags: ModelFlags) -> None:
     """The tables or the JSON on stdout, and the JSON in a file where one was named."""
     if flags.json_file is not None:
@@ -222,21 +202,3 @@ def _show(record: Record, flags: ModelFlags) -> None:
     for side in record["sides"]:
         for doubt in side.get("doubts", ()):
             stderr().print(f"warning: {side['name']}, {doubt}", markup=False)
-
-
-def print_table(table: Table) -> None:
-    """With lines on a terminal, as aligned text elsewhere."""
-    from ingot.bench.report import plain
-
-    if not stdout().is_terminal:
-        stdout().print(plain(table), markup=False)
-        return
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(title=Text(table.title), title_justify="left")
-    for i, name in enumerate(table.columns):
-        shown.add_column(Text(name), justify="left" if i == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*map(Text, row))
-    stdout().print(shown)

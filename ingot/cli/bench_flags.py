@@ -2,20 +2,18 @@
 
 Owns their names, help and defaults. Knows no measurement.
 
-    @bench_flags
+    @field_flags("flags")
     def kernels(flags: ModelFlags) -> None: ...
 """
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from ingot.cli.flags import AsJson, Device, JsonFile, Quant, Threads, field_flags, flags_for
+from ingot.cli.flags import AsJson, Device, JsonFile, Quant, Threads
 from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, KvDtype, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
@@ -87,9 +85,3 @@ class SideFlags(ModelFlags):
     kv_dtype: KvDtype = None
     threads: Threads = None
     batch_invariant: BatchInvariant = False
-
-
-def bench_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
-    kind = typing.get_type_hints(verb)["flags"]
-    return flags_for(verb, "flags", field_flags(kind), lambda values: kind(**values))

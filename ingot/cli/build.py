@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import size_text, stderr, stdout
-from ingot.cli.flags import RARELY, Device, given
+from ingot.cli.flags import RARELY, Device, field_flags, given
 from ingot.cli.metric_text import metric_line
-from ingot.cli.prove_flags import ProveFlags, prove_flags
+from ingot.cli.prove_flags import ProveFlags
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown, parts_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
@@ -27,7 +27,7 @@ RARE_QUANT = "Quantization, rarely needed"
 Finish = Callable[[Path], None]
 
 
-@prove_flags
+@field_flags("proving")
 def build(
     proving: ProveFlags,
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint folder or a Hugging Face id.")],

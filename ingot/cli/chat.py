@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import Device, EnginePath, Threads
-from ingot.cli.limits import Limits, limit_flags
+from ingot.cli.flags import Device, EnginePath, Threads, field_flags
+from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.cli.signals import StopOnInterrupt
@@ -29,7 +29,7 @@ _HELP = """/clear        forget the conversation
 Three double quotes begin and end a multi-line message. Ctrl-C stops an answer."""
 
 
-@limit_flags
+@field_flags("limits")
 @sampling_flags("n", "num_beams", "length_penalty", "early_stopping", "logprobs")
 def chat(
     context: typer.Context,

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ from ingot.errors import IngotError, OutOfMemoryError, printable, shown
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
+
+    from ingot.compare.table import Table
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _LATE_CONTROL = re.compile(r"[\x7f-\x9f]")  # JSON need not escape them
@@ -76,6 +79,29 @@ def print_error(error: IngotError, takes: Collection[str] | None = None) -> None
             console.print(f"  {name}: {shown(_listed(value))}", markup=False)
     for line in error.lines if isinstance(error, OutOfMemoryError) else ():
         console.print(f"  {line}", markup=False)
+
+
+def print_table(table: Table) -> None:
+    """On stdout, with lines on a terminal, as aligned text elsewhere."""
+    from ingot.compare.table import plain
+
+    if not stdout().is_terminal:
+        stdout().print(plain(table), markup=False)
+        return
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(title=Text(table.title), title_justify="left")
+    for i, name in enumerate(table.columns):
+        shown.add_column(Text(name), justify="left" if i == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    stdout().print(shown)
+
+
+def command_line() -> str:
+    """The command that runs, for a record."""
+    return shlex.join(["ingot", *sys.argv[1:]])
 
 
 def speed_text(num_tokens: int, seconds: float) -> str:

@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import finite, print_json, stderr, stdout
-from ingot.cli.flags import RARELY, AsJson, Device, JsonFile, Threads, given
+from ingot.cli.console import command_line, finite, print_json, print_table, stderr, stdout
+from ingot.cli.flags import (
+    RARELY,
+    AsJson,
+    Device,
+    JsonFile,
+    SkipBad,
+    Threads,
+    Where,
+    field_pairs,
+    given,
+    set_threads,
+)
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
@@ -98,23 +107,8 @@ def doctor(
     json_file: JsonFile = None,
     every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
     limit: Annotated[int, typer.Option(help="Use the first N items of --data.", min=1)] = LIMIT,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only records whose field has this value; may be repeated.",
-            metavar="FIELD=VALUE",
-            show_default=False,
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad",
-            help="Skip bad lines of the data instead of refusing it.",
-            rich_help_panel=RARELY,
-        ),
-    ] = False,
+    where: Where = None,
+    skip_bad: SkipBad = False,
     window: Annotated[
         int | None,
         typer.Option(
@@ -147,10 +141,7 @@ def doctor(
     if out.exists() and not force:
         raise ConfigError("the file exists", seen=out, flag="--force replaces it; --out chooses another file")
     chosen = read_quant(quant, group=group_size, symmetric=symmetric)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    set_threads(threads)
     from ingot.evaluate.data import read_data
     from ingot.evaluate.doctor import Wanted, check_wanted
     from ingot.evaluate.doctor import doctor as run
@@ -161,7 +152,7 @@ def doctor(
     options = given(least=least, up_to=up_to, device=device)
     wanted = Wanted(checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
-    items = read_data(data, limit=limit, skip_bad=skip_bad, where=_fields(where))
+    items = read_data(data, limit=limit, skip_bad=skip_bad, where=field_pairs(where))
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
     _finish(found, out, as_json, json_file, every)
@@ -169,10 +160,9 @@ def doctor(
 
 def _finish(found: Diagnosis, out: Path, as_json: bool, json_file: str | None, every: bool) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
-    from ingot.cli.eval import print_table
     from ingot.evaluate.doctor.report import comments, record, tables, verdict
 
-    command = shlex.join(["ingot", *sys.argv[1:]])
+    command = command_line()
     told = record(found, command)
     if as_json:
         print_json(told)
@@ -203,14 +193,6 @@ def _budget(text: str) -> float:
             "invalid budget", seen=text, allowed="kl=X, in nats, X > 0", flag="--budget kl=0.01"
         )
     return allowed
-
-
-def _fields(where: list[str] | None) -> list[tuple[str, str]]:
-    pairs = [one.partition("=") for one in where or ()]
-    bad = ["".join(pair) for pair in pairs if not all(pair)]
-    if bad:
-        raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
-    return [(field, value) for field, _, value in pairs]
 
 
 def _check_target(path: Path, flag: str, ends: tuple[str, ...] = ()) -> None:

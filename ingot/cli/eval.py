@@ -8,16 +8,15 @@ Owns its four verbs, where tables, JSON and rows go, and the exit code. Knows no
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import finite, print_json, stdout
-from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags, eval_flags
+from ingot.cli.console import command_line, finite, print_json, print_table, stdout
+from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags
+from ingot.cli.flags import field_flags, field_pairs, set_threads
 from ingot.cli.steps import bar_shown
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from ingot.evaluate.items import Item
     from ingot.evaluate.limits import Limit
     from ingot.evaluate.record import Evaluation
-    from ingot.evaluate.report import Table
 
 _BEYOND = 1
 
@@ -40,7 +38,7 @@ evaluate = typer.Typer(
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def summarize(
     flags: AskFlags,
     lang: Annotated[
@@ -72,7 +70,7 @@ def summarize(
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def answers(flags: AskFlags) -> None:
     """Share of greedy answers that equal a reference, and that contain one (normalised as in SQuAD)."""
     from ingot.evaluate.answering import Asking, asks
@@ -87,7 +85,7 @@ def answers(flags: AskFlags) -> None:
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def perplexity(flags: ReadFlags) -> None:
     """Perplexity and bits per byte of running text, with sliding windows."""
     from ingot.evaluate.perplexity import Reading
@@ -102,7 +100,7 @@ def perplexity(flags: ReadFlags) -> None:
 
 
 @evaluate.command()
-@eval_flags
+@field_flags("flags")
 def divergence(flags: ReadFlags) -> None:
     """KL(reference || engine) and agreement of the likeliest token, on the same tokens.
 
@@ -130,10 +128,7 @@ def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
         raise typer.BadParameter(
             "it needs --against, the reference to compare with", param_hint="--max-delta"
         )
-    if flags.threads is not None:
-        import torch
-
-        torch.set_num_threads(flags.threads)
+    set_threads(flags.threads)
     return limits_for(verb, flags.max_delta or ())
 
 
@@ -144,14 +139,14 @@ def _data(flags: EvalFlags, needs: Callable[[Item], str | None] | None = None) -
         flags.data,
         limit=flags.limit,
         skip_bad=flags.skip_bad,
-        where=flags.fields(),
+        where=field_pairs(flags.where),
         needs=needs or (lambda item: None),
     )
 
 
 def _finish(flags: EvalFlags, found: Evaluation) -> None:
     """Show and write what was found; leave with 1 where a difference is beyond its limit."""
-    record = {"command": shlex.join(["ingot", *sys.argv[1:]]), **found.record}
+    record = {"command": command_line(), **found.record}
     if flags.items is not None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)
         Path(flags.items).write_text("".join(lines), encoding="utf-8")
@@ -177,21 +172,3 @@ def _show(record: dict[str, Any]) -> None:
     told = verdict(record)
     if told is not None:
         stdout().print(f"\n{told}", markup=False)
-
-
-def print_table(table: Table) -> None:
-    """With lines on a terminal, as aligned text elsewhere."""
-    from ingot.evaluate.report import plain
-
-    if not stdout().is_terminal:
-        stdout().print(plain(table), markup=False)
-        return
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(title=Text(table.title), title_justify="left")
-    for i, name in enumerate(table.columns):
-        shown.add_column(Text(name), justify="left" if i == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*map(Text, row))
-    stdout().print(shown)

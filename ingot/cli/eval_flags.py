@@ -2,14 +2,12 @@
 
 Owns their names, help and defaults, and what they say of both sides. Knows no metric.
 
-    @eval_flags
+    @field_flags("flags")
     def answers(flags: AskFlags) -> None: ...
 """
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +20,9 @@ from ingot.cli.flags import (
     Device,
     JsonFile,
     Quant,
+    SkipBad,
     Threads,
-    field_flags,
-    flags_for,
+    Where,
     given,
     writable_file,
 )
@@ -86,23 +84,8 @@ class EvalFlags:
         str | None,
         typer.Option(help="Write one line of JSON per item.", metavar="FILE", callback=writable_file),
     ] = None
-    skip_bad: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad",
-            help="Skip bad lines of the data instead of refusing it.",
-            rich_help_panel=RARELY,
-        ),
-    ] = False
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only records whose field has this value; may be repeated.",
-            metavar="FIELD=VALUE",
-            show_default=False,
-            rich_help_panel=RARELY,
-        ),
-    ] = None
+    skip_bad: SkipBad = False
+    where: Where = None
     dtype: Annotated[
         str,
         typer.Option(
@@ -134,14 +117,6 @@ class EvalFlags:
     kv_dtype: KvDtype = None
     device: Device = None
     threads: Threads = None
-
-    def fields(self) -> list[tuple[str, str]]:
-        """The pairs of ``--where``."""
-        pairs = [one.partition("=") for one in self.where or ()]
-        bad = ["".join(pair) for pair in pairs if not all(pair)]
-        if bad:
-            raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
-        return [(field, value) for field, _, value in pairs]
 
     def sides(self) -> tuple[SideSpec, SideSpec | None]:
         """The side that is evaluated, and the reference."""
@@ -191,10 +166,3 @@ class ReadFlags(EvalFlags):
         int | None,
         typer.Option(help="Use the first N tokens of each text.", min=2, rich_help_panel=RARELY),
     ] = None
-
-
-def eval_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace a verb's ``flags`` parameter by one flag for each field of its type."""
-    kind = typing.get_type_hints(verb)["flags"]
-    flags = field_flags(kind, required=("engine", "data"))
-    return flags_for(verb, "flags", flags, lambda values: kind(**values))

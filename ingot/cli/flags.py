@@ -12,7 +12,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +39,21 @@ Threads = Annotated[
         min=1,
         show_default="PyTorch's choice",
         rich_help_panel=RARELY,
+    ),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only records whose field has this value; may be repeated.",
+        metavar="FIELD=VALUE",
+        show_default=False,
+        rich_help_panel=RARELY,
+    ),
+]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad", help="Skip bad lines of the data instead of refusing it.", rich_help_panel=RARELY
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -69,6 +84,15 @@ JsonFile = Annotated[
         "--json-file", help="Write every figure to a file as JSON.", metavar="FILE", callback=writable_file
     ),
 ]
+
+
+def field_pairs(where: Sequence[str] | None) -> list[tuple[str, str]]:
+    """The pairs of ``--where``."""
+    pairs = [one.partition("=") for one in where or ()]
+    bad = ["".join(pair) for pair in pairs if not all(pair)]
+    if bad:
+        raise typer.BadParameter(f"{bad[0]}; it takes FIELD=VALUE", param_hint="--where")
+    return [(field, value) for field, _, value in pairs]
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -106,17 +130,29 @@ def _is_rare(flag: inspect.Parameter) -> bool:
     return any(RARELY.lower() in (getattr(o, "rich_help_panel", None) or "").lower() for o in options)
 
 
-def field_flags(kind: type, required: Sequence[str] = ()) -> list[inspect.Parameter]:
-    """One flag for each field of a dataclass, in order; ``required`` are the names of those without a
-    default.
-    """
-    types = typing.get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.name in required else field.default,
-            annotation=types[field.name],
-        )
-        for field in fields(kind)
-    ]
+def field_flags(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a verb's parameter of this name, a dataclass, by one flag for each of its fields."""
+
+    def replaced(verb: Callable[..., None]) -> Callable[..., None]:
+        kind = typing.get_type_hints(verb)[name]
+        types = typing.get_type_hints(kind, include_extras=True)
+        flags = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=types[field.name],
+            )
+            for field in fields(kind)
+        ]
+        return flags_for(verb, name, flags, lambda values: kind(**values))
+
+    return replaced
+
+
+def set_threads(threads: int | None) -> None:
+    """What ``--threads`` asks for."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -2,19 +2,18 @@
 
 Owns their names and help. Knows no defaults: a flag that is not given is not passed on.
 
-    @limit_flags
+    @field_flags("limits")
     def chat(engine: str, limits: Limits) -> None: ...
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.flags import field_flags, flags_for, given
+from ingot.cli.flags import given
 
 PANEL = "Memory and limits"
 
@@ -116,8 +115,3 @@ def runtime_values(flags: Any) -> dict[str, Any]:
     names = ("memory_fraction", "cache_tokens", "token_budget", "kv_dtype", "batch_invariant")
     values = {name: getattr(flags, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None and value is not False}
-
-
-def limit_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace a verb's ``limits`` parameter by one flag for each field of ``Limits``."""
-    return flags_for(verb, "limits", field_flags(Limits), lambda values: Limits(**values))

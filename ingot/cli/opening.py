@@ -7,12 +7,12 @@ Owns what is shown meanwhile. Knows no defaults: a limit that was not given is t
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ingot.cli.console import size_text, stderr
-from ingot.cli.flags import given
+from ingot.cli.flags import given, set_threads
 from ingot.cli.limits import Limits
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.llm import LLM
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
 
 def open_llm(path: str, device: str | None, threads: int | None, limits: Limits) -> LLM:
     """Load an engine, showing so on a terminal."""
-    with stderr().status("loading") if stderr().is_terminal else nullcontext():
-        import torch
-
+    with status_shown("loading"):
         from ingot.llm import LLM
 
-        if threads is not None:
-            torch.set_num_threads(threads)
+        set_threads(threads)
         llm = LLM(path, **given(device=device), **limits.arguments())
     _note_cache(llm)
     return llm

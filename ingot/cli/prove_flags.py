@@ -2,15 +2,12 @@
 
 Owns their names, help and which go together, and how the metrics are shown. Knows no metric.
 
-    @prove_flags
+    @field_flags("proving")
     def build(proving: ProveFlags, ...) -> None: ...
 """
 
 from __future__ import annotations
 
-import inspect
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.eval_flags import DTYPES
-from ingot.cli.flags import flags_for
 
 if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
@@ -117,13 +113,3 @@ class ProveFlags:
             chat_template=chat_template,
             revision=revision,
         )
-
-
-def prove_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replace a verb's ``proving`` parameter by one flag for each field of ``ProveFlags``."""
-    types = typing.get_type_hints(ProveFlags, include_extras=True)
-    flags = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-        for f in fields(ProveFlags)
-    ]
-    return flags_for(verb, "proving", flags, lambda values: ProveFlags(**values))

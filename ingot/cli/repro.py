@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads
-from ingot.cli.limits import Limits, limit_flags
+from ingot.cli.flags import AsJson, Device, Threads, field_flags, set_threads
+from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _NO_VERDICT = 2  # exit code
 
 
-@limit_flags
+@field_flags("limits")
 def repro(
     limits: Limits,
     engine: Annotated[
@@ -137,14 +137,11 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
 
 def _replay(path: Path, device: str | None, threads: int | None, as_json: bool) -> None:
     """Replay a bundle and exit by what it gives."""
-    import torch
-
     from ingot.device import resolve_device
     from ingot.llm.repro import replay
     from ingot.llm.repro_bundle import read_bundle
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    set_threads(threads)
     bundle = read_bundle(path)
     found = replay(bundle, resolve_device(device or "auto"))
     if as_json:

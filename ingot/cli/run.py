@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads
-from ingot.cli.limits import Limits, limit_flags
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags
+from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
 from ingot.cli.prompts import PromptGiven, read_prompts
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot.processors.tokenizer import Tokenizer
 
 
-@limit_flags
+@field_flags("limits")
 @sampling_flags()
 def run(
     engine: EnginePath,

@@ -1,4 +1,4 @@
-"""A line, or a bar, of progress for work that is counted in steps.
+"""A line, or a bar, of progress.
 
 Owns how they look. Knows no verb.
 
@@ -43,6 +43,18 @@ def steps_shown() -> Iterator[Progress | None]:
         console.control(back)
         console.print(" " * width, end="")
         console.control(back)
+
+
+@contextmanager
+def status_shown(first: str) -> Iterator[Callable[[str], None] | None]:
+    """What is under way, on stderr: ``first``, and then what the function is told; None where that is no
+    terminal.
+    """
+    if not stderr().is_terminal:
+        yield None
+        return
+    with stderr().status(first) as status:
+        yield status.update
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.bench import command_line, print_table, progress
-from ingot.cli.console import print_json, stderr, stdout
+from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import AsJson, Device, Threads, given
 from ingot.cli.signals import ends_once
+from ingot.cli.steps import status_shown
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def sweep(
     )
     done = False
     try:
-        with ends_once(), progress() as say:
+        with ends_once(), status_shown("starting") as say:
             _run(wanted, out, quality, fresh, say)
         done = True
     finally:

@@ -43,7 +43,8 @@ class TextQuality:
                 "random weights have no quality to measure", seen="--data", flag="--data: leave it out"
             )
         items = read_data(Path(self.data), limit=self.limit)
-        one = SideSpec(path=spec.path, kind=spec.kind, device=spec.device, dtype=spec.dtype, quant=spec.quant)
+        names = ("path", "kind", "device", "dtype", "quant", "kv_dtype")
+        one = SideSpec(**{name: getattr(spec, name) for name in names})
         found = perplexity(one, None, items, ())
         metrics = found.record["sides"][0]["metrics"]
         return {_METRIC: metrics[_METRIC]}

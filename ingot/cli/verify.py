@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import print_json, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, given
+from ingot.cli.console import print_json, stdout
+from ingot.cli.flags import AsJson, Device, Threads, given, set_threads
 from ingot.cli.limits import MemoryFraction
 from ingot.cli.metric_text import metric_line
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.llm.verify import Verification
@@ -30,16 +31,11 @@ def verify(
     Exit code 0: proven here; 1: failed, naming what is wrong; 2: usage error; 3: unproven here:
     nothing could be replayed. The result is written to verify.json in the engine, if its folder is writable.
     """
-    console = stderr()
-    with console.status("loading") if console.is_terminal else _nothing() as status:
-        import torch
-
+    with status_shown("loading") as progress:
         from ingot.config.runtime import RuntimeConfig
         from ingot.llm.verify import verify
 
-        if threads is not None:
-            torch.set_num_threads(threads)
-        progress = None if status is None else status.update
+        set_threads(threads)
         runtime = RuntimeConfig(**given(memory_fraction=memory_fraction))
         found = verify(engine, runtime=runtime, **given(device=device, progress=progress))
     if as_json:
@@ -110,9 +106,3 @@ def _limits(limits: dict[str, float]) -> str:
 def _line(name: str, text: str) -> None:
     stdout().print(f"  {name:<10}", style="cyan", end="")
     stdout().print(text, markup=False)
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()

@@ -13,16 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ingot.compare.spec import INGOT, longest, read_text
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Delta, Limit, judge, standard_error
 from ingot.evaluate.matches import contains, exact
-from ingot.evaluate.prompts import Case, Prompter, check_same_tokens, need_tokenizer, read_text
+from ingot.evaluate.prompts import Case, Prompter, check_same_tokens, need_tokenizer
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, mean, no_progress
 from ingot.evaluate.rouge import Rouge
-from ingot.evaluate.side import INGOT, SideSpec, check_side, longest, open_side
+from ingot.evaluate.side import SideSpec, check_side, open_side
 
 Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]
@@ -125,9 +126,9 @@ def _evaluate(
     specs = [spec] if other is None else [spec, other]
     for one in specs:
         check_side(one)
-    text = read_text(spec)
+    text = read_text(spec.path)
     if other is not None and other.kind == INGOT:
-        check_same_tokens(text, read_text(other), data.items)
+        check_same_tokens(text, read_text(other.path), data.items)
     cases, too_long = _cases(data, text, min(map(longest, specs)), asking)
     found = [_answered(one, cases, text, asking, score, progress) for one in specs]
     deltas = [] if other is None else _deltas(limits, *found)

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from ingot.compare.spec import read_text
 from ingot.device import resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.perplexity import Document, Reading, counts_of, metrics_of, prepare
-from ingot.evaluate.prompts import read_text
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.evaluate.side import Side, SideSpec, open_side
 from ingot.processors.tokenizer import Tokenizer
@@ -113,7 +113,7 @@ def divergence(
         judge(limits, measured, None),
         counts=counts_of(documents, short),
         divergence=measured,
-        worst=_worst(found, documents, read_text(spec).tokenizer),
+        worst=_worst(found, documents, read_text(spec.path).tokenizer),
     )
     return Evaluation(record, [_row(d, one) for d, one in zip(documents, found, strict=True)])
 

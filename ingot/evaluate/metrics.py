@@ -8,7 +8,6 @@ metric's arithmetic and no terminal.
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from ingot.compare.memory import free_memory
+from ingot.compare.spec import longest
 from ingot.config.quant import GROUPS, INNER_GROUPS, QuantConfig
 from ingot.device import resolve_device
 from ingot.engine.golden import steady_threads
@@ -31,7 +30,7 @@ from ingot.evaluate.limits import Limit, limits_for
 from ingot.evaluate.perplexity import perplexity
 from ingot.evaluate.proving import VALUES, Proving, delta_name, names_of
 from ingot.evaluate.record import Progress, Record, no_progress
-from ingot.evaluate.side import SideSpec, longest
+from ingot.evaluate.side import SideSpec
 
 _log = logging.getLogger(__name__)
 _FIX = "--prove with other data, or another --against; the build was discarded"
@@ -57,8 +56,7 @@ def measure(
     spec = SideSpec(str(engine), device=device)
     other = None if proving.reference is None else proving.reference.replace(device=device)
     if place.type == "cuda":  # what the build used
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
     found: list[Metric] = []
     with steady_threads((engine / WEIGHTS_FILE).stat().st_size, place):
         for verb in proving.verbs:

@@ -13,14 +13,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+from ingot.compare.spec import INGOT, longest, read_text
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Limit, judge
-from ingot.evaluate.prompts import check_same_tokens, document_ids, read_text
+from ingot.evaluate.prompts import check_same_tokens, document_ids
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import INGOT, SideSpec, check_side, longest, open_side, usual_window
+from ingot.evaluate.side import SideSpec, check_side, open_side, usual_window
 from ingot.evaluate.windows import Window, windows
 from ingot.processors.tokenizer import Tokenizer
 
@@ -101,10 +102,10 @@ def prepare(
     """
     for spec in specs:
         check_side(spec)
-    text = read_text(specs[0])
+    text = read_text(specs[0].path)
     for spec in specs[1:]:
         if spec.kind == INGOT:
-            check_same_tokens(text, read_text(spec), data.items)
+            check_same_tokens(text, read_text(spec.path), data.items)
     room = min(map(longest, specs))
     window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
     if window > room:

@@ -10,16 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.manifest import Manifest, is_engine
-from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.items import Item, Message
 from ingot.evaluate.rouge import is_cjk
-from ingot.evaluate.side import SideSpec
 from ingot.processors.chat import ChatFormat
 from ingot.processors.tokenizer import Tokenizer
 
@@ -129,18 +124,6 @@ class Prompter:
 
     def _stops(self, chat: bool) -> tuple[str, ...]:
         return self._format.stop_strings if chat and self._format is not None else ()
-
-
-def read_text(spec: SideSpec) -> TextParts:
-    """Tokenizer, chat format and end tokens of an engine or checkpoint, without its weights.
-
-    Raises:
-        IngotError: nothing is there, or its tokenizer is broken.
-    """
-    if is_engine(Path(spec.path)):
-        return read_engine_text(Path(spec.path), Manifest.read(Path(spec.path)))
-    with open_checkpoint(resolve_checkpoint(spec.path)) as checkpoint:
-        return read_text_parts(checkpoint)
 
 
 def need_tokenizer(text: TextParts) -> Tokenizer:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import open_checkpoint
+from ingot.compare.spec import HUGGINGFACE, INGOT, against_parts, read_text
 from ingot.engine.manifest import is_engine
 from ingot.engine.proof import manifest_hash
 from ingot.engine.text import TextParts, read_text_parts
@@ -24,9 +25,9 @@ from ingot.evaluate.answering import asks
 from ingot.evaluate.data import DataFile, read_data
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import limits_for
-from ingot.evaluate.prompts import check_same_tokens, need_tokenizer, read_text
+from ingot.evaluate.prompts import check_same_tokens, need_tokenizer
 from ingot.evaluate.rouge import KINDS, check_rouge
-from ingot.evaluate.side import HUGGINGFACE, INGOT, SideSpec, check_side, other_spec
+from ingot.evaluate.side import SideSpec, check_side, other_spec
 
 DELTA = "_delta"
 _BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
@@ -178,11 +179,10 @@ def _reference(own: SideSpec, against: str, dtype: str) -> SideSpec:
 
 def _name(against: str) -> str:
     """What a proof calls a reference: no folder above it, which is of this machine; an engine by its hash."""
-    kind, colon, path = against.partition(":")
-    if kind == HUGGINGFACE and not colon:
+    is_class, path = against_parts(against)
+    if path is None:
         return against
-    prefix, place = (f"{HUGGINGFACE}:", path) if kind == HUGGINGFACE else ("", against)
-    folder = Path(place)
+    prefix, folder = f"{HUGGINGFACE}:" if is_class else "", Path(path)
     if not folder.is_dir():
         return against
     name = prefix + folder.resolve().name
@@ -202,7 +202,7 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
             flag="use --chat-template chatml, or --prove with prompts",
         )
     if reference is not None and reference.kind == INGOT:
-        check_same_tokens(text, read_text(reference), data.items)
+        check_same_tokens(text, read_text(reference.path), data.items)
 
 
 def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from ingot.device import cpu_name, resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Delta
 from ingot.evaluate.side import SideSpec
-from ingot.version import VERSION
+from ingot.version import VERSION, version_of
 
 Record = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -102,7 +101,7 @@ def machine(device: torch.device) -> Record:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "ingot": VERSION,
-        "rouge_score": _version("rouge-score"),
+        "rouge_score": version_of("rouge-score"),
     }
     return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
@@ -114,10 +113,3 @@ def mean(values: Sequence[float]) -> float:
 
 def _rate(tokens: int, seconds: float) -> float | None:
     return round(tokens / seconds, 1) if seconds > 0 else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -1,25 +1,17 @@
 """A record told in words and tables.
 
-Owns which figures are shown and how numbers are written. Knows no terminal: a table is plain data.
+Owns which figures are shown. Knows no terminal: a table is plain data.
 
     print("\\n".join(headline(record)))
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from ingot.compare.table import Table, score
+
 Record = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def headline(record: Record) -> list[str]:
@@ -56,32 +48,6 @@ def verdict(record: Record) -> str | None:
     return "every difference is within its limit"
 
 
-def plain(table: Table) -> str:
-    """The table as lines of aligned text."""
-    lines = [table.columns, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
-    told = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
-    return "\n".join([table.title, *told])
-
-
-def number(value: float | None) -> str:
-    """Four digits that matter: 12.34, 0.0123, 1.2e-07; ``-`` for None."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if size == 0 or size >= 0.01:
-        return f"{value:.{1 if size >= 100 else 2 if size >= 10 else 3 if size >= 1 else 4}f}"
-    return f"{value:.2e}"
-
-
 def _told_counts(counts: Record) -> list[str]:
     """Counts that say something, in words."""
     words = {
@@ -109,7 +75,7 @@ def _numbers(values: list[int]) -> str:
 def _metrics(record: Record) -> Table:
     sides = record["sides"]
     rows = [
-        (name.replace("_", " "), *(number(side["metrics"][name]) for side in sides))
+        (name.replace("_", " "), *(score(side["metrics"][name]) for side in sides))
         for name in sides[0]["metrics"]
     ]
     if record["verb"] == "summarize":
@@ -129,7 +95,7 @@ def _rouge(record: Record) -> Table:
     for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
         for side in record["sides"]:
             values = [side["metrics"][name] for name in (kind, f"{kind}_precision", f"{kind}_recall")]
-            rows.append((kind, side["name"], *map(number, values)))
+            rows.append((kind, side["name"], *map(score, values)))
     return Table("summarize, 0 to 100", ("", "side", "F1", "precision", "recall"), tuple(rows))
 
 
@@ -137,11 +103,11 @@ def _speed(record: Record) -> Table:
     rows = [
         (
             side["name"],
-            number(side["seconds"]),
+            score(side["seconds"]),
             f"{side['input_tokens']:,}",
             f"{side['output_tokens']:,}",
-            number(side["input_tokens_per_s"]),
-            number(side["output_tokens_per_s"]),
+            score(side["input_tokens_per_s"]),
+            score(side["output_tokens_per_s"]),
         )
         for side in record["sides"]
     ]
@@ -157,8 +123,8 @@ def _deltas(record: Record) -> Table:
     rows = [
         (
             delta["metric"].replace("_", " "),
-            number(delta["delta"]),
-            number(delta["stderr"]),
+            score(delta["delta"]),
+            score(delta["stderr"]),
             f"{delta['limit']:g} {delta['unit']}",
             "within" if delta["within"] else "BEYOND",
         )
@@ -168,7 +134,7 @@ def _deltas(record: Record) -> Table:
 
 
 def _divergence(measured: Record, read_by: str) -> Table:
-    rows = [(name.replace("_", " "), number(value)) for name, value in measured.items()]
+    rows = [(name.replace("_", " "), score(value)) for name, value in measured.items()]
     title = f"divergence{read_by}: KL(reference || engine) in nats, agreement in percent"
     return Table(title, ("", ""), tuple(rows))
 
@@ -180,7 +146,7 @@ def _worst(positions: list[Record]) -> Table:
             _token(one["next"]),
             _token(one["expected"]["engine"]),
             _token(one["expected"]["reference"]),
-            number(one["kl"]),
+            score(one["kl"]),
             f"{one['number']}:{one['position']}",
         )
         for one in positions

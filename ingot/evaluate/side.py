@@ -1,7 +1,7 @@
 """What can be evaluated: Ingot's engines and Hugging Face's classes alike.
 
-Owns the interface between an evaluation and a model, and the description from which one is opened. Knows no
-metric.
+Owns the interface between an evaluation and a model, and what an evaluation adds to the description of one.
+Knows no metric.
 
     with open_side(SideSpec(path="engines/pocket-chat")) as side: side.log_likelihood(ids)
 """
@@ -10,51 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.layout import CONFIG, read_json
-from ingot.config.base import JsonConfig
-from ingot.config.build import DEFAULT_MAX_SEQ_LEN
-from ingot.engine.loader import lowered
+from ingot.compare.huggingface import check_huggingface
+from ingot.compare.spec import HUGGINGFACE, INGOT, ModelSpec, against_parts, longest, trained_length
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.errors import ConfigError
-from ingot.models.registry import find_architecture
-
-INGOT, HUGGINGFACE = "ingot", "hf"
-QWEN_NTK = "qwen_ntk"
 
 
 @dataclass(frozen=True)
-class SideSpec(JsonConfig):
+class SideSpec(ModelSpec):
     """How to open a side.
 
     Attributes:
-        path: engine, checkpoint, or Hugging Face id.
-        kind: ``ingot``, or ``hf``: Hugging Face's class.
-        dtype: of arithmetic; ``auto``: the model's own, fp32 on a CPU.
-        quant: scheme that a checkpoint is loaded in, or a YAML file; not for an engine or ``hf``.
-        max_seq_len: None: an engine's, or a checkpoint's own, at most 8192.
-        memory_fraction, token_budget: for Ingot; None: the library's default.
-        kv_dtype: of the KV cache, as in ``RuntimeConfig``.
         batch: rows of one padded batch, for ``hf``.
         small_cache: take no more memory for the KV cache than one request needs, for two sides at once.
         name: what tables call it.
     """
 
-    path: str
-    kind: str = INGOT
-    device: str = "auto"
-    dtype: str = "auto"
-    quant: str = "none"
-    max_seq_len: int | None = None
-    memory_fraction: float | None = None
-    token_budget: int | None = None
-    kv_dtype: str = "auto"
+    path: str = field()
     batch: int = 8
     small_cache: bool = False
     name: str = INGOT
@@ -104,10 +81,8 @@ class Side(Protocol):
 
 def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
     """The spec of ``hf``, ``hf:CHECKPOINT``, or an engine or checkpoint, on the same device."""
-    kind, colon, path = against.partition(":")
-    if kind == HUGGINGFACE:
-        if colon and not path:
-            raise ConfigError("hf: needs a checkpoint", seen=against, flag="--against hf:CHECKPOINT, or hf")
+    is_class, path = against_parts(against)
+    if is_class:
         return spec.replace(
             path=path or spec.path,
             kind=HUGGINGFACE,
@@ -136,27 +111,8 @@ def check_side(spec: SideSpec) -> None:
         IngotError: nothing is there, or Hugging Face's class cannot read it.
     """
     if spec.kind == HUGGINGFACE:
-        from ingot.evaluate.huggingface import check_huggingface
-
         check_huggingface(spec.path)
     longest(spec)
-
-
-def longest(spec: SideSpec) -> int:
-    """Most tokens of a request, without reading weights.
-
-    Raises:
-        IngotError: neither an engine nor a checkpoint is there.
-    """
-    if is_engine(Path(spec.path)):
-        return lowered(Manifest.read(Path(spec.path)), max_seq_len=spec.max_seq_len).build.max_seq_len
-    hf = read_json(resolve_checkpoint(spec.path) / CONFIG)
-    architecture = find_architecture(hf.get("architectures") or ())
-    config = architecture.read_config(hf)
-    most = config.max_positions
-    if spec.kind == HUGGINGFACE and config.rope is not None and config.rope.scaling == QWEN_NTK:
-        most = config.rope.original_max  # beyond it Qwen v1 is no Qwen2
-    return min(most, spec.max_seq_len or DEFAULT_MAX_SEQ_LEN)
 
 
 def usual_window(spec: SideSpec) -> int:
@@ -167,8 +123,7 @@ def usual_window(spec: SideSpec) -> int:
         IngotError: as ``longest``.
     """
     if is_engine(Path(spec.path)):
-        rope = Manifest.read(Path(spec.path)).model.rope
-        trained = rope.original_max if rope is not None and rope.scaling == QWEN_NTK else None
+        trained = trained_length(Manifest.read(Path(spec.path)).model)
         return min(longest(spec), trained or longest(spec))
     return longest(spec.replace(kind=HUGGINGFACE))
 

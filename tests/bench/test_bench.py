@@ -13,9 +13,10 @@ from ingot import LLM
 from ingot.bench import session
 from ingot.bench.latency import Latency
 from ingot.bench.load import fixed
-from ingot.bench.report import Table, headline, number, percent, plain, tables
+from ingot.bench.report import headline, tables
 from ingot.bench.session import Throughput, bench_latency, bench_throughput
 from ingot.bench.side import SideSpec, told_apart
+from ingot.compare.table import Table, number, percent, plain, score
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
 from tests.e2e.terminal import ingot
@@ -128,7 +129,7 @@ def test_hugging_face_pads_a_mixed_load(config: Path) -> None:
     assert run.tokens == (2, 5, 1)
     assert len(run.tpot_s) == 2
     assert run.ttft_s[2] > run.ttft_s[1] == run.ttft_s[0]  # the third waits for the batch before it
-    assert side.work.weight_bytes == sum(p.nbytes for p in side._model.parameters()) - 97 * 32 * 4
+    assert side.work.weight_bytes == sum(p.nbytes for p in side.model.parameters()) - 97 * 32 * 4
 
 
 def test_hugging_face_and_ingot_need_the_same_bytes(checkpoint: Path) -> None:
@@ -229,6 +230,9 @@ def test_kernels_are_told_with_their_ceiling() -> None:
 def test_numbers_are_short() -> None:
     assert [number(v) for v in (None, 0.0123, 3.8765, 47.46, 123.45, 6199.6)] == [
         "-", "0.012", "3.88", "47.46", "123.5", "6,200",
+    ]  # fmt: skip
+    assert [score(v) for v in (None, 0.0, 1.234e-7, 0.0123, 3.8765, 47.46, 123.45, 6199.6)] == [
+        "-", "0.0000", "1.23e-07", "0.0123", "3.877", "47.46", "123.5", "6,200",
     ]  # fmt: skip
     assert [percent(v) for v in (None, 0.8712)] == ["-", "87.1 %"]
     assert plain(Table("t", ("a", "b"), (("long name", "1"), ("x", "22")))) == (

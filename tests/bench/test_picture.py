@@ -13,7 +13,7 @@ from ingot.bench.chart import LABEL_SIZE, MARK_SIZE, Frame, Mark, Panel, Scale, 
 from ingot.bench.pareto import pareto
 from ingot.bench.picture import write_png
 from ingot.bench.picture_html import Page, svg, write_html
-from ingot.bench.report import Table
+from ingot.compare.table import Table
 from ingot.errors import DeviceError
 
 

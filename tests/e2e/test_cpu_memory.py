@@ -273,12 +273,9 @@ class TestWithoutLedger:
         def refuse(*_: Any, **__: Any) -> None:
             raise OutOfMemoryError("Hugging Face's class does not fit this machine's memory")
 
-        packages = {"bench": "bench", "eval": "evaluate", "align": "align"}
-        monkeypatch.setattr(f"ingot.{packages[verb]}.huggingface.expect_class_room", refuse)
-        monkeypatch.setattr(
-            f"ingot.{packages[verb]}.huggingface._load", lambda *_, **__: pytest.fail("loaded")
-        )
-        monkeypatch.setattr("ingot.align.huggingface.check_class", lambda folder: None)
+        monkeypatch.setattr("ingot.compare.huggingface.expect_class_room", refuse)
+        monkeypatch.setattr("ingot.compare.huggingface._read", lambda *_, **__: pytest.fail("loaded"))
+        monkeypatch.setattr("ingot.align.reference.check_class", lambda folder: None)
         words = {
             "bench": (*VERBS["bench"][:2], "{checkpoint}", *VERBS["bench"][3:], "--against", "hf"),
             "eval": (*VERBS["eval"][:2], "{checkpoint}", *VERBS["eval"][3:], "--against", "hf"),

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ingot.compare.table import Table, percent, score
 from ingot.config.units import size_text
 from ingot.evaluate.doctor.rungs import BOTH, DENSE
 from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
-from ingot.evaluate.report import Table, number
 
 SHOWN = 20  # layers, unless all are asked for
 FORMAT = 1
@@ -32,7 +32,7 @@ def tables(found: Diagnosis, *, every: bool = False) -> list[Table]:
     narrow, mix = _narrow(found), found.chosen
     rows = []
     for layer in shown:
-        figures = (*(number(layer.kl[scheme]) for scheme in narrow), _share(found, [layer]))
+        figures = (*(score(layer.kl[scheme]) for scheme in narrow), _share(found, [layer]))
         rows.append((layer.name, *figures, "-" if mix is None else mix.schemes[layer.name]))
     columns = ("layer", *narrow, "share", "in the mix")
     operators = _sums(found, "operator", lambda layer: layer.operator)
@@ -46,12 +46,10 @@ def verdict(found: Diagnosis) -> str:
     if found.chosen is None:
         least = min(found.uniform.items(), key=lambda one: one[1].measured)
         wider = "" if found.ladder[-1] == DENSE else "; --up-to none lets layers stay unquantized"
-        return (
-            f"no mix stays within {limit}: all layers in {least[0]} give {number(least[1].measured)}{wider}"
-        )
+        return f"no mix stays within {limit}: all layers in {least[0]} give {score(least[1].measured)}{wider}"
     if found.quant is None:
         return f"only unquantized layers stay within {limit}: nothing is gained"
-    measured, predicted = number(found.chosen.measured), number(found.chosen.predicted)
+    measured, predicted = score(found.chosen.measured), score(found.chosen.predicted)
     return f"KL {measured} measured, {predicted} predicted, limit {limit}: {_counted(found.chosen)}"
 
 
@@ -109,7 +107,7 @@ def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
     rows = [
         (
             name,
-            *(number(math.fsum(layer.kl[scheme] for layer in own)) for scheme in _narrow(found)),
+            *(score(math.fsum(layer.kl[scheme] for layer in own)) for scheme in _narrow(found)),
             _share(found, own),
         )
         for name, own in groups.items()
@@ -137,7 +135,7 @@ def _mixes(found: Diagnosis) -> Table:
     named += [("the mix", found.chosen)] if found.chosen is not None else []
     named.sort(key=lambda one: one[1].num_bytes)
     rows = [
-        (name, size_text(one.num_bytes), number(one.predicted), number(one.measured)) for name, one in named
+        (name, size_text(one.num_bytes), score(one.predicted), score(one.measured)) for name, one in named
     ]
     columns = ("", "linear layers", "KL predicted", "KL measured")
     told = {BYTES: "fewest bytes, which decode time follows", TIME: "fewest weights outside 8-bit matmuls"}
@@ -158,7 +156,7 @@ def _share(found: Diagnosis, layers: Sequence[Layer]) -> str:
     """Of all layers' KL in the scheme that was asked for."""
     whole = math.fsum(_first(found, layer) for layer in found.layers)
     part = math.fsum(_first(found, layer) for layer in layers)
-    return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+    return percent(part / whole if whole > 0 else None)
 
 
 def _counted(mix: Measured) -> str:

@@ -1,0 +1,27 @@
+"""Memory between one model and the next.
+
+Owns what gives memory back, and how a lack of it is told from other errors. Knows no model.
+
+    del model; free_memory()
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from ingot.errors import OutOfMemoryError
+
+
+def free_memory() -> None:
+    """Give back what a model that is gone held, on a GPU to the last byte."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error is about memory; PyTorch has no type of its own for a CPU's."""
+    kinds = (OutOfMemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)

@@ -1,0 +1,57 @@
+"""Figures as text.
+
+Owns tables as plain data, their lines, and how numbers are written. Knows no terminal and no record.
+
+    print(plain(Table("speed", ("batch", "tok/s"), (("8", number(6200.4)),))))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, the columns' names, and rows of text; the first column is a name, the others are numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def plain(table: Table) -> str:
+    """The table as lines of aligned text."""
+    lines = [table.columns, *table.rows]
+    first, *others = (max(map(len, column)) for column in zip(*lines, strict=True))
+    told = ["  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in lines]
+    return "\n".join([table.title, *told])
+
+
+def number(value: float | None) -> str:
+    """A measured time or rate, to three or four digits: 0.912, 3.88, 147.5, 6,200; ``-`` for None."""
+    return _told(value, (100, 1, 0))
+
+
+def score(value: float | None) -> str:
+    """A metric, to four digits that matter: 12.34, 0.0123, 1.20e-07; ``-`` for None."""
+    if value is not None and 0 < abs(value) < 0.01:
+        return f"{value:.2e}"
+    return _told(value, (100, 10, 1, 0))
+
+
+def percent(share: float | None) -> str:
+    """0.871 → 87.1 %."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def times(ratio: float | None) -> str:
+    """1.234 → 1.23x."""
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def _told(value: float | None, steps: tuple[int, ...]) -> str:
+    """With one more decimal below each step, none from 1000 on."""
+    if value is None:
+        return "-"
+    decimals = sum(abs(value) < step for step in (1000, *steps))
+    return f"{value:.{decimals}f}" if decimals else f"{value:,.0f}"
