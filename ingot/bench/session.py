@@ -23,7 +23,8 @@ from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.load import Load
 from ingot.bench.machine import machine
-from ingot.bench.side import Side, SideSpec, open_side, told_apart
+from ingot.bench.opening import open_side
+from ingot.bench.side import Side, SideSpec, told_apart
 from ingot.bench.throughput import measure_throughput
 from ingot.compare.huggingface import check_huggingface
 from ingot.compare.spec import HUGGINGFACE

@@ -20,7 +20,7 @@ from ingot.bench.load import Ask
 from ingot.bench.memory import Memory
 from ingot.bench.run import Run
 from ingot.bench.work import Work
-from ingot.compare.spec import HUGGINGFACE, ModelSpec, read_text
+from ingot.compare.spec import ModelSpec, read_text
 from ingot.errors import ConfigError
 from ingot.processors.tokenizer import Tokenizer
 
@@ -119,18 +119,3 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
             flag="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
         )
     return tokenizer
-
-
-def open_side(spec: SideSpec) -> Side:
-    """Load what the spec names.
-
-    Raises:
-        IngotError: it cannot be loaded, or transformers is missing.
-    """
-    if spec.kind == HUGGINGFACE:
-        from ingot.bench.huggingface import HuggingFaceSide
-
-        return HuggingFaceSide(spec)
-    from ingot.bench.ingot_side import IngotSide
-
-    return IngotSide(spec)

@@ -20,7 +20,8 @@ import torch
 from ingot.bench.ceiling import measure_ceiling
 from ingot.bench.doubts import doubts
 from ingot.bench.latency import Latency, check_fits, measure_latency
-from ingot.bench.side import Side, SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import Side, SideSpec
 from ingot.compare.memory import lacks_memory
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, resolve_device

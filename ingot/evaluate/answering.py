@@ -20,10 +20,11 @@ from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Delta, Limit, judge, standard_error
 from ingot.evaluate.matches import contains, exact
+from ingot.evaluate.opening import open_side
 from ingot.evaluate.prompts import Case, Prompter, check_same_tokens, need_tokenizer
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, mean, no_progress
 from ingot.evaluate.rouge import Rouge
-from ingot.evaluate.side import SideSpec, check_side, open_side
+from ingot.evaluate.side import SideSpec, check_side
 
 Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]

@@ -19,9 +19,10 @@ from ingot.compare.spec import read_text
 from ingot.device import resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Limit, judge
+from ingot.evaluate.opening import open_side
 from ingot.evaluate.perplexity import Document, Reading, counts_of, metrics_of, prepare
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import Side, SideSpec, open_side
+from ingot.evaluate.side import Side, SideSpec
 from ingot.processors.tokenizer import Tokenizer
 
 DEFAULT_WINDOW = 1024

@@ -19,9 +19,10 @@ from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Limit, judge
+from ingot.evaluate.opening import open_side
 from ingot.evaluate.prompts import check_same_tokens, document_ids
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import SideSpec, check_side, open_side, usual_window
+from ingot.evaluate.side import SideSpec, check_side, usual_window
 from ingot.evaluate.windows import Window, windows
 from ingot.processors.tokenizer import Tokenizer
 

@@ -9,7 +9,6 @@ Knows no metric.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,18 +125,3 @@ def usual_window(spec: SideSpec) -> int:
         trained = trained_length(Manifest.read(Path(spec.path)).model)
         return min(longest(spec), trained or longest(spec))
     return longest(spec.replace(kind=HUGGINGFACE))
-
-
-def open_side(spec: SideSpec) -> AbstractContextManager[Side]:
-    """Load what the spec names; leaving the block frees it.
-
-    Raises:
-        IngotError: it cannot be loaded.
-    """
-    if spec.kind == HUGGINGFACE:
-        from ingot.evaluate.huggingface import HuggingFaceSide
-
-        return closing(HuggingFaceSide(spec))
-    from ingot.evaluate.ingot_side import IngotSide
-
-    return closing(IngotSide(spec))

@@ -133,7 +133,7 @@ def test_hugging_face_pads_a_mixed_load(config: Path) -> None:
 
 
 def test_hugging_face_and_ingot_need_the_same_bytes(checkpoint: Path) -> None:
-    from ingot.bench.side import open_side
+    from ingot.bench.opening import open_side
 
     spec = SideSpec(path=str(checkpoint), device="cpu", max_batch_size=2)
     assert open_side(spec).work == open_side(spec.replace(kind="hf")).work

@@ -16,8 +16,9 @@ from ingot.bench.ceiling import Ceiling
 from ingot.bench.latency import Latency
 from ingot.bench.load import Ask
 from ingot.bench.memory import Memory
+from ingot.bench.opening import open_side
 from ingot.bench.run import Run
-from ingot.bench.side import Side, SideSpec, open_side
+from ingot.bench.side import Side, SideSpec
 from ingot.bench.sweep import Sweep, best, record_of, run_sweep
 from ingot.bench.sweep_line import (
     DIED,

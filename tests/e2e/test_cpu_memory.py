@@ -16,7 +16,8 @@ import torch
 
 from ingot import LLM, build
 from ingot.bench.ceiling import Ceiling
-from ingot.bench.side import SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import SideSpec
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import HostMemory
 from ingot.engine import loader, memory_error, random_weights

@@ -12,7 +12,8 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.bench.load import Ask
-from ingot.bench.side import SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import SideSpec
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import ledger
 from ingot.engine.ledger_source import read_setting

@@ -18,8 +18,9 @@ from ingot import LLM, build
 from ingot.compare.spec import longest
 from ingot.evaluate.data import read_data
 from ingot.evaluate.limits import limits_for
+from ingot.evaluate.opening import open_side
 from ingot.evaluate.perplexity import Reading, perplexity
-from ingot.evaluate.side import SideSpec, open_side
+from ingot.evaluate.side import SideSpec
 from ingot.runtime.likelihood import target_logprobs
 from tests.e2e.terminal import ingot
 from tests.tiny_models import random_ids, save_model, tiny_config

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from ingot.bench.opening import open_side as open_bench_side
 from ingot.bench.side import SideSpec as BenchSpec
-from ingot.bench.side import open_side as open_bench_side
 from ingot.bench.sweep import Sweep
 from ingot.cli.sweep_quality import TextQuality
 from ingot.compare.huggingface import OpenClass, load_class
 from ingot.compare.spec import ModelSpec, against_parts
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
+from ingot.evaluate.opening import open_side
 from ingot.evaluate.proving import plan_proving
-from ingot.evaluate.side import SideSpec, open_side
+from ingot.evaluate.side import SideSpec
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 

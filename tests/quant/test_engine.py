@@ -13,7 +13,8 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.bench.load import Ask
-from ingot.bench.side import SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import SideSpec
 from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
@@ -24,8 +25,8 @@ from ingot.engine.manifest import Manifest
 from ingot.engine.memory_sizes import weight_bytes
 from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import CheckpointError, ConfigError
+from ingot.evaluate.opening import open_side as open_eval_side
 from ingot.evaluate.side import SideSpec as EvalSpec
-from ingot.evaluate.side import open_side as open_eval_side
 from ingot.evaluate.side import other_spec
 from ingot.kernels.stored_weight import StoredWeight, dequantized
 from ingot.layers.linear import linears

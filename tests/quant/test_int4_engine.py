@@ -14,7 +14,8 @@ from ingot import LLM, SamplingParams, build
 from ingot.align.session import align
 from ingot.align.trace import run_steps, trace
 from ingot.bench.load import Ask
-from ingot.bench.side import SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import SideSpec
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig

@@ -13,7 +13,8 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.bench.load import Ask
-from ingot.bench.side import SideSpec, open_side
+from ingot.bench.opening import open_side
+from ingot.bench.side import SideSpec
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.compare import compare_engines
