@@ -127,6 +127,7 @@ class IngotSide(OpenEngine):
         engine, executor = self.llm.engine, self.llm.executor
         found = super().facts() | {
             "plan_gpu": engine.plan.gpu,
+            "kernels": executor.runner.forward.kernels(),
             "warm_up_s": round(self._warm_up_s, 3),
             "max_batch_size": self.max_batch_size,
             "runtime": self.llm.runtime.to_json(),

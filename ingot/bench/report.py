@@ -34,6 +34,7 @@ def headline(record: Record) -> list[str]:
         if "load_s" in facts:
             started = f"loaded in {number(facts['load_s'])} s, warmed up in {number(facts['warm_up_s'])} s"
             lines.append(f"{side['name']}: {facts['dtype']}, {started}")
+        lines += [f"{side['name']}, {step}: {how}" for step, how in facts.get("kernels", {}).items()]
     load = record["wanted"].get("load", {})
     if load.get("left_out"):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in load["left_out"].items())
