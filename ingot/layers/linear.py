@@ -16,7 +16,7 @@ from ingot.kernels.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
 from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.schemes import Dense, is_dense, takes_small_products
+from ingot.quant.schemes import Dense, is_dense
 from ingot.quant.weight_only import WeightOnly
 
 
@@ -110,8 +110,3 @@ def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: tor
     """The dtype of a module's stored tensor in a model that computes in ``compute``."""
     fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
     return compute if stored.is_floating_point and not fixed else stored
-
-
-def all_small(model: nn.Module) -> bool:
-    """Whether the small kernels can multiply by every linear layer's weight."""
-    return all(takes_small_products(linear.scheme) for linear in linears(model).values())

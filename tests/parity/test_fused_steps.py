@@ -203,7 +203,7 @@ def test_fused_is_by_module_on_a_gpu(
 ) -> None:
     """With early launches around the products that are left to the matrix library."""
     monkeypatch.setattr(ways, "DENSE_ROWS", ((8, small),))
-    expect_near_on_a_gpu(golden / "llama_aidreams260K" / "hf", dtype, graphs)
+    expect_near_on_a_gpu(golden / "llama_aidreams260K" / "hf", dtype, graphs, same=3)
 
 
 @pytest.mark.gpu
@@ -216,8 +216,10 @@ def test_other_shapes_on_a_gpu(name: str, quant: str, dtype: str, graphs: bool, 
     expect_near_on_a_gpu(tmp_path, dtype, graphs, quant=quant)
 
 
-def expect_near_on_a_gpu(folder: Path, dtype: str, graphs: bool, **options: str) -> None:
-    """Raise unless fused steps and the modules agree as far as their tokens do."""
+def expect_near_on_a_gpu(folder: Path, dtype: str, graphs: bool, same: int = 0, **options: str) -> None:
+    """Raise unless fused steps and the modules give the ``same`` number of equal tokens at least, and near
+    logarithms as far as their tokens agree and one further: there both took what was likeliest.
+    """
     runs = []
     for fused in (True, False):
         runtime = RuntimeConfig(cuda_graphs=graphs, fused_decode=fused)
@@ -227,8 +229,8 @@ def expect_near_on_a_gpu(folder: Path, dtype: str, graphs: bool, **options: str)
         runs.append(llm.generate([[1], [1, 40], [1, 30, 31]], params))
     tolerance = {"fp16": 0.02, "bf16": 0.15}[dtype]
     for one, other in zip(*runs, strict=True):
-        same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        agreed = same.index(False) if False in same else len(same)
+        equal = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
+        agreed = equal.index(False) if False in equal else len(equal)
+        assert agreed >= same
         for a, b in zip(one.logprobs[: agreed + 1], other.logprobs[: agreed + 1], strict=True):
-            best = max(dict(b.top).values(), default=b.logprob) if agreed < len(same) else b.logprob
-            assert a.logprob == pytest.approx(best, abs=tolerance)
+            assert a.logprob == pytest.approx(b.logprob, abs=tolerance)

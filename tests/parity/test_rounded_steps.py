@@ -18,6 +18,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.kernels.int8_tiles import DECODE_ROWS
 from ingot.layers import forms, ways
 from ingot.layers.linear import linears
+from ingot.layers.ways import Step
 from ingot.quant.int8_both import Int8Both
 from tests.parity.walk_ways import count_steps, expect_same
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -108,6 +109,8 @@ def test_steps_of_more_rows_than_small_products_take(
     llm.executor.runner.forward.fused = True
     expect_same(plain, llm.generate(prompts, params))
     assert seen["decodes"].count(70) >= 1
+    layers = llm.executor.runner.forward.operations(Step(decodes=True, rows=70)).layers
+    assert {product.splits for layer in layers for product in (layer.output, layer.down)} == {limit >= 70}
 
 
 def test_static_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
