@@ -41,7 +41,7 @@ LONGEST = (
     "tests/kernels/test_narrow_cache.py",
     "tests/parity/test_walks_by_kernels.py",
     "tests/e2e/test_build_whole.py",
-    "tests/align/test_culprits.py",
+    "tests/align/test_diagnosis.py",
     "tests/e2e/test_verify.py",
     "tests/quant/test_smoothed_engine.py",
     "tests/quant/test_rptq_engine.py",

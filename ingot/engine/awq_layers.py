@@ -14,7 +14,7 @@ import torch
 from ingot.config.model import DecoderConfig
 from ingot.engine.calibrate import CalibratedLayer, naming
 from ingot.engine.gptq_layers import Unseen
-from ingot.engine.joints import fold, joints
+from ingot.engine.rescaling import fold, rescaling_sites
 from ingot.quant.awq import clip_limits, clipped, search_scales
 from ingot.quant.calibration import SAMPLE_ROWS, InputStatistics
 from ingot.quant.rounding import Quantized, dequantize, quantize
@@ -26,7 +26,7 @@ Seen = InputStatistics | Unseen
 class AwqLayers:
     """Numbers by rounding, of weights whose loud inputs were scaled up and whose ranges were cut.
 
-    The scales of an input are folded into what makes it (joints.py); an input without a joint keeps its own.
+    The scales of an input are folded into what makes it (rescaling.py); one without a site keeps its own.
     4-bit ranges are cut where a sample of the inputs says so, but for queries and keys.
     """
 
@@ -52,22 +52,22 @@ class AwqLayers:
     def choose(self, layer: CalibratedLayer[Seen]) -> Iterator[tuple[str, Quantized]]:
         """The numbers of each narrow linear layer, once all scales of the layer are folded."""
         sampled = {name: _sample(seen) for name, seen in layer.inputs.items() if not isinstance(seen, Unseen)}
-        for joint in joints(self._config, layer.index):
-            seen = layer.inputs[joint.reader]
+        for site in rescaling_sites(self._config, layer.index):
+            seen = layer.inputs[site.reader]
             if isinstance(seen, Unseen):
                 continue
-            with naming(joint.reader):
+            with naming(site.reader):
                 found = search_scales(
-                    [layer.weight(f"{joint.reader}.weight")],
-                    sampled[joint.reader],
-                    lambda w, name=joint.reader: dequantize(self._rounded(name, w)),  # type: ignore[misc]
-                    group=self._schemes[joint.reader].group,
+                    [layer.weight(f"{site.reader}.weight")],
+                    sampled[site.reader],
+                    lambda w, name=site.reader: dequantize(self._rounded(name, w)),  # type: ignore[misc]
+                    group=self._schemes[site.reader].group,
                     magnitude=seen.ranges.mean_abs(),
-                    classes=joint.classes,
+                    classes=site.classes,
                 )
                 if found.ratio:
-                    fold(joint, found.scales, layer)
-                    sampled[joint.reader] = sampled[joint.reader] / found.scales
+                    fold(site, found.scales, layer)
+                    sampled[site.reader] = sampled[site.reader] / found.scales
         for name, x in sampled.items():
             with naming(name):
                 numbers = self._rounded(name, self._narrowed(name, layer.weight(f"{name}.weight"), x))

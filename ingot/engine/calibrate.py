@@ -28,7 +28,7 @@ import torch
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly, empty_model
-from ingot.engine.reference import EXACT, Lane, Span
+from ingot.engine.reference import EXACT, ReferenceRun, Span
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
@@ -149,8 +149,8 @@ def _walk(
 ) -> Iterator[CalibratedLayer[S]]:
     held = Held(load, device)
     feed = _Feed()
-    lane = Lane(model, held, EXACT, single=True, feed=feed)
-    states = _States(lane, batches, device)
+    run = ReferenceRun(model, held, EXACT, single=True, feed=feed)
+    states = _States(run, batches, device)
     last = len(model.layers) - 1
     tell = _Told(progress, batches, 2 * last + 1 if propagate else last + 1)
     for index in range(last + 1):
@@ -201,21 +201,21 @@ class _Feed:
 class _States:
     """The hidden states of all samples, a batch at a time on the device."""
 
-    def __init__(self, lane: Lane, batches: list[list[Span]], device: torch.device) -> None:
-        self._lane = lane
+    def __init__(self, run: ReferenceRun, batches: list[list[Span]], device: torch.device) -> None:
+        self._run = run
         self._batches = batches
         self._device = device
-        width = lane.config.hidden_size * torch.float32.itemsize
+        width = run.config.hidden_size * torch.float32.itemsize
         num_bytes = sum(_num_tokens(batch) for batch in batches) * width
         fits = device.type == "cuda" and num_bytes < _SHARE * torch.cuda.mem_get_info(device)[0]
         self._place = device if fits else torch.device("cpu")
-        self._hidden = [lane.embed(batch).to(self._place) for batch in batches]
+        self._hidden = [run.embed(batch).to(self._place) for batch in batches]
 
     def through(self, index: int, tell: _Told, *, keep: bool) -> None:
         """Compute a layer; ``keep``: its outputs become what the next one gets."""
         for number, batch in enumerate(self._batches):
             hidden = self._hidden[number].to(self._device)
-            hidden = self._lane.layer(index, hidden, batch, _unseen)
+            hidden = self._run.layer(index, hidden, batch, _unseen)
             if not bool(torch.isfinite(hidden).all()):
                 raise BuildError(
                     "activations are not finite during calibration",

@@ -31,7 +31,7 @@ from ingot.device import cpu_name, dtype_name, parse_dtype
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.prompts import GoldenPrompt, golden_prompts
 from ingot.engine.proof import Case, Claims, Floor, Made, Position, Proof, Row, manifest_hash
-from ingot.engine.reference import EXACT, FINER, FLIPPED, Arithmetic, Lane, Span, Weights
+from ingot.engine.reference import EXACT, FINER, FLIPPED, Arithmetic, ReferenceRun, Span, Weights
 from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, distance, rounded
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import any_rounded
@@ -120,8 +120,8 @@ def _make(
         prompts = golden_prompts(tokenizer, model.config.vocab_size, room)
         cases = [_Under(i, p, model.rope_offset(len(p.ids))) for i, p in enumerate(prompts)]
         try:
-            lane = Lane(model, weights, EXACT, kv_dtype=build.kv_dtype)
-            _continue(lane, cases, count, progress or _silent)
+            run = ReferenceRun(model, weights, EXACT, kv_dtype=build.kv_dtype)
+            _continue(run, cases, count, progress or _silent)
             floors = _floors(model, weights, cases, dtype, build.kv_dtype, progress or _silent)
             _tell_overflow(floors)
         except _NotFinite:
@@ -192,12 +192,12 @@ def _new_tokens(weights: Weights, max_seq_len: int) -> int:
     return min(passes, max_seq_len // 2)
 
 
-def _continue(lane: Lane, cases: list[_Under], count: int, progress: Progress) -> None:
+def _continue(run: ReferenceRun, cases: list[_Under], count: int, progress: Progress) -> None:
     """Prompts, then one token a pass for every case, greedily."""
     if not cases:
         return
     prompts, starts = [c.prompt.ids for c in cases], [len(c.prompt.ids) for c in cases]
-    logits = _pass(lane, cases, "prompt", prompts, [0] * len(cases), progress)
+    logits = _pass(run, cases, "prompt", prompts, [0] * len(cases), progress)
     for step in range(count):
         progress("golden cases, new tokens", step, count)
         for case, row in zip(cases, logits, strict=True):
@@ -205,11 +205,11 @@ def _continue(lane: Lane, cases: list[_Under], count: int, progress: Progress) -
             case.new_ids.append(case.steps[-1].top_ids[0])
         if step + 1 < count:
             last = [case.new_ids[-1:] for case in cases]
-            logits = _pass(lane, cases, "new", last, [n + step for n in starts])
+            logits = _pass(run, cases, "new", last, [n + step for n in starts])
 
 
 def _pass(
-    lane: Lane,
+    run: ReferenceRun,
     cases: list[_Under],
     part: str,
     ids: Sequence[Sequence[int]],
@@ -225,18 +225,18 @@ def _pass(
             sketch = case.sketches[part].setdefault(name, Sketch(name))
             sketch.add(rows, first=0 if part == "prompt" else len(case.new_ids) - 1)
 
-    hidden = lane.embed(spans)
-    for index in range(lane.config.num_layers):
-        progress("golden cases, prompts", index, lane.config.num_layers)
-        hidden = lane.layer(index, hidden, spans, see)
-        lane.weights.release()
-    hidden = lane.final_norm(hidden, see)
+    hidden = run.embed(spans)
+    for index in range(run.config.num_layers):
+        progress("golden cases, prompts", index, run.config.num_layers)
+        hidden = run.layer(index, hidden, spans, see)
+        run.weights.release()
+    hidden = run.final_norm(hidden, see)
     chosen = [_kept_rows(case) if part == "prompt" else [] for case in cases]
     starts_in_pass = itertools.accumulate(counts, initial=0)
     wanted = [[*rows, n - 1] for rows, n in zip(chosen, counts, strict=True)]
     places = [first + row for first, rows in zip(starts_in_pass, wanted, strict=False) for row in rows]
-    logits = lane.logits(hidden[torch.tensor(places, device=hidden.device)])
-    lane.weights.release()
+    logits = run.logits(hidden[torch.tensor(places, device=hidden.device)])
+    run.weights.release()
     last = []
     for case, rows, own in zip(cases, chosen, logits.split([len(w) for w in wanted]), strict=True):
         case.rows += [Row(p, row_checksum(r), row_digest(r)) for p, r in zip(rows, own, strict=False)]
@@ -286,8 +286,10 @@ def _floors(
     if kv_dtype != "model" or any_rounded(model):
         ways[_FLIPS] = FLIPPED
     spans = [c.span((*c.prompt.ids, *c.new_ids[:-1]), 0) for c in chosen]
-    lanes = {name: Lane(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()}
-    found = _outputs(weights, lanes, spans, chosen, progress)
+    runs = {
+        name: ReferenceRun(model, weights, way, single=True, kv_dtype=kv_dtype) for name, way in ways.items()
+    }
+    found = _outputs(weights, runs, spans, chosen, progress)
     pairs = {"fp32": "fp64"} | {name: "fp32" for name in ways if name not in ("fp64", "fp32")}
     floors = {name: found.floor(name, better) for name, better in pairs.items()}
     floors |= {"fp32": _of_any_order(floors["fp32"], model.config.hidden_size)}
@@ -314,7 +316,7 @@ def _of_any_order(floor: Floor, hidden_size: int) -> Floor:
 
 @dataclass
 class _Distances:
-    """What the lanes of different arithmetic differ by."""
+    """What the runs of different arithmetic differ by."""
 
     modules: dict[str, dict[str, float]]
     logits: dict[str, torch.Tensor]
@@ -332,34 +334,38 @@ class _Distances:
 
 
 def _outputs(
-    weights: Weights, lanes: dict[str, Lane], spans: list[Span], cases: list[_Under], progress: Progress
+    weights: Weights,
+    runs: dict[str, ReferenceRun],
+    spans: list[Span],
+    cases: list[_Under],
+    progress: Progress,
 ) -> _Distances:
-    """All lanes layer by layer, so that a matrix is read once."""
+    """All runs layer by layer, so that a matrix is read once."""
     counts = [len(span.ids) for span in spans]
     modules: dict[str, dict[str, float]] = defaultdict(dict)
-    hidden = {name: lane.embed(spans) for name, lane in lanes.items()}
+    hidden = {name: run.embed(spans) for name, run in runs.items()}
 
     def compare(seen: dict[str, dict[str, torch.Tensor]]) -> None:
-        for name in list(lanes)[1:]:
+        for name in list(runs)[1:]:
             better = "fp64" if name == "fp32" else "fp32"
             for module, output in seen[name].items():
                 pairs = zip(output.split(counts), seen[better][module].split(counts), strict=True)
                 modules[name][module] = max(distance(a, b) for a, b in pairs)
 
-    layers = lanes["fp32"].config.num_layers
+    layers = runs["fp32"].config.num_layers
     for index in range(layers):
         progress("noise floors", index, layers)
-        seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in lanes}
-        for name, lane in lanes.items():
-            hidden[name] = lane.layer(index, hidden[name], spans, seen[name].__setitem__)
+        seen: dict[str, dict[str, torch.Tensor]] = {name: {} for name in runs}
+        for name, run in runs.items():
+            hidden[name] = run.layer(index, hidden[name], spans, seen[name].__setitem__)
         weights.release()
         compare(seen)
-    seen = {name: {} for name in lanes}
+    seen = {name: {} for name in runs}
     chosen = torch.tensor(_chosen_rows(cases, counts))
     logits = {}
-    for name, lane in lanes.items():
-        hidden[name] = lane.final_norm(hidden[name], seen[name].__setitem__)
-        logits[name] = lane.logits(hidden[name][chosen.to(hidden[name].device)]).cpu()
+    for name, run in runs.items():
+        hidden[name] = run.final_norm(hidden[name], seen[name].__setitem__)
+        logits[name] = run.logits(hidden[name][chosen.to(hidden[name].device)]).cpu()
     compare(seen)
     ids = torch.tensor([step.top_ids for case in cases for step in case.steps])
     return _Distances(modules, logits, ids)

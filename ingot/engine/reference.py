@@ -4,14 +4,14 @@ Owns what layers/checking.py leaves open: products with what stored weights mean
 values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
 mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
 
-    lane = Lane(model, Weights(path, model, device), EXACT)
-    hidden = lane.embed(spans)
-    for index in range(len(model.layers)): hidden = lane.layer(index, hidden, spans, see)
-    logits = lane.logits(lane.final_norm(hidden, see)[rows])
+    run = ReferenceRun(model, Weights(path, model, device), EXACT)
+    hidden = run.embed(spans)
+    for index in range(len(model.layers)): hidden = run.layer(index, hidden, spans, see)
+    logits = run.logits(run.final_norm(hidden, see)[rows])
 
-A lane has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
+A run has an arithmetic. A narrow dtype's is fp32 with every module's output rounded, as the kernels do it:
 fp32 sums, 16-bit values between. Where a layer multiplies in 8 bits, its input is rounded to them in any.
-A lane with a witness checks a run step by step: at each place of a layer it goes on with what the run had
+A run with a witness checks a run step by step: at each place of a layer it goes on with what the run had
 there, so that no difference grows from one place to the next.
 """
 
@@ -119,7 +119,7 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]  # [tokens, num_kv_heads, head_di
 
 
 class Witness(Protocol):
-    """What a run had at each place of a layer, by the names of step_record.py; a lane goes on with it."""
+    """What a run had at each place of a layer, by the names of step_record.py; a run goes on with it."""
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """Rows [T, ...] as the run had them; ``change``: what the last product added to them."""
@@ -138,7 +138,7 @@ class Witness(Protocol):
         ...
 
 
-class Lane(Hooks):
+class ReferenceRun(Hooks):
     """One run through a model in one arithmetic, with keys and values of its own; those of a ``single`` pass
     are not kept. ``feed`` stands before every product's input, None: nothing does. ``kv_dtype``: keys and
     values are rounded as such a cache rounds them (``BuildConfig``).

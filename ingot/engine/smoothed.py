@@ -5,7 +5,7 @@ Owns the smoothing of one decoder layer after another and the scales of its inpu
     chosen = SmoothedWeights(assembly, load, seen.layers(), device)
     for name, tensor in assembly.tensors(source, device, chosen): ...
 
-An input is smoothed where a joint makes it (joints.py) and the layer that reads it rounds it to 8 bits. A
+An input is smoothed where a site makes it (rescaling.py) and the layer that reads it rounds it to 8 bits. A
 norm's weight is stored in the engine's dtype: the columns behind it are multiplied by what it really was
 divided by, so that its rounding costs nothing.
 """
@@ -23,7 +23,7 @@ from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight
 from ingot.engine.calibrate import Load, naming
 from ingot.engine.input_statistics import SeenInputs
-from ingot.engine.joints import Joint, fold, joints
+from ingot.engine.rescaling import RescalingSite, fold, rescaling_sites
 from ingot.kernels.int8_rows import MOST
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData
@@ -109,36 +109,36 @@ class SmoothedWeights:
             with naming(name):
                 peaks[name] = seen[name].ranges.absmax()
         if self._quant.method == "smoothquant":
-            for joint in joints(self._config, self._index):
-                if joint.reader in peaks:
-                    self._tell(f"{joint.reader} by SmoothQuant")
-                    scales = self._stored(joint, self._scales(joint, seen[joint.reader], peaks[joint.reader]))
-                    fold(joint, scales, self._layer)
-                    peaks[joint.reader] = peaks[joint.reader] / scales
+            for site in rescaling_sites(self._config, self._index):
+                if site.reader in peaks:
+                    self._tell(f"{site.reader} by SmoothQuant")
+                    scales = self._stored(site, self._scales(site, seen[site.reader], peaks[site.reader]))
+                    fold(site, scales, self._layer)
+                    peaks[site.reader] = peaks[site.reader] / scales
         self._steps = {name: (peak.amax() / MOST).reshape(1) for name, peak in peaks.items()}
 
-    def _scales(self, joint: Joint, seen: InputStatistics, peak: torch.Tensor) -> torch.Tensor:
-        weight, alpha = self._layer.weight(f"{joint.reader}.weight"), self._quant.alpha
+    def _scales(self, site: RescalingSite, seen: InputStatistics, peak: torch.Tensor) -> torch.Tensor:
+        weight, alpha = self._layer.weight(f"{site.reader}.weight"), self._quant.alpha
         if alpha != SEARCH:
             assert isinstance(alpha, float)
-            return smoothing_scales(peak, [weight], alpha, classes=joint.classes)
+            return smoothing_scales(peak, [weight], alpha, classes=site.classes)
         assert seen.sample is not None
-        scheme = self._schemes[joint.reader]
+        scheme = self._schemes[site.reader]
         found = search_smoothing(
             [weight],
             seen.sample.x,
             act_max=peak,
             static=scheme.static,
             group=scheme.input_group,
-            classes=joint.classes,
+            classes=site.classes,
         )
         return found.scales
 
-    def _stored(self, joint: Joint, scales: torch.Tensor) -> torch.Tensor:
+    def _stored(self, site: RescalingSite, scales: torch.Tensor) -> torch.Tensor:
         """What a norm is divided by once it is in the engine's dtype; a product's rows are not rounded."""
-        if joint.rows is not None:
+        if site.rows is not None:
             return scales
-        weight = self._layer.weight(f"{joint.maker}.weight").float()
+        weight = self._layer.weight(f"{site.maker}.weight").float()
         kept = (weight / scales).to(self._dtype).float()
         good = (kept != 0) & torch.isfinite(kept)
         return torch.where(good, weight / torch.where(good, kept, torch.ones_like(kept)), scales)

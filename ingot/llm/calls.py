@@ -4,7 +4,7 @@ Owns the way from prompts and values to calls, and from their news to outputs an
 of the steps only that a loop takes them.
 
     calls = Calls(executor, engine.text)
-    calls.generate(calls.flights([(prompt_ids, False)], [params]))[0].text
+    calls.generate(calls.requests([(prompt_ids, False)], [params]))[0].text
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.engine.text import TextParts
 from ingot.errors import RequestError
-from ingot.llm.flights import Call, Flight, News, Reading
+from ingot.llm.active import ActiveRequest, Call, News, Reading
 from ingot.llm.loop import Loop
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import with_chat_stops
@@ -38,25 +38,25 @@ class Calls:
         self._executor = executor
         self._text = text
 
-    def flights(
+    def requests(
         self, entries: Sequence[tuple[list[int], bool]], params: Sequence[SamplingParams]
-    ) -> list[Flight]:
+    ) -> list[ActiveRequest]:
         """Requests that can be served, given as token ids and whether they are conversations; not started.
 
         Raises:
             RequestError: a prompt or value cannot be served.
         """
-        flights = []
+        requests = []
         for position, ((ids, is_chat), values) in enumerate(zip(entries, params, strict=True), start=1):
             values = with_chat_stops(values, self._text) if is_chat else values
             self._check(ids, values, f"prompt {position}: " if len(entries) > 1 else "")
-            flights.append(Flight(ids, values, self._text.tokenizer, [] if is_chat else ids))
-        return flights
+            requests.append(ActiveRequest(ids, values, self._text.tokenizer, [] if is_chat else ids))
+        return requests
 
-    def generate(self, flights: Sequence[Flight]) -> list[Output]:
+    def generate(self, requests: Sequence[ActiveRequest]) -> list[Output]:
         """Answer requests, all in flight together."""
-        self._finish(flights)
-        return [flight.output() for flight in flights]
+        self._finish(requests)
+        return [request.output() for request in requests]
 
     def read(self, prompt_ids: Sequence[int], keep: Keep) -> torch.Tensor:
         """What ``keep`` leaves of a prompt's logits.
@@ -68,10 +68,10 @@ class Calls:
         self._finish([reading])
         return reading.kept
 
-    def stream(self, flights: Sequence[Flight]) -> Generator[tuple[int, Piece], None, None]:
+    def stream(self, requests: Sequence[ActiveRequest]) -> Generator[tuple[int, Piece], None, None]:
         """Answer requests piece by piece, from the first ``next`` on: (position of the request, piece)."""
         news: SimpleQueue[News] = SimpleQueue()
-        call = Call(flights, news.put, by_piece=True)
+        call = Call(requests, news.put, by_piece=True)
         try:
             self.loop.start(call)
             while (pieces := self._next(call, news)) is not None:
@@ -79,19 +79,19 @@ class Calls:
         finally:
             self.loop.end(call)
 
-    async def agenerate(self, flights: Sequence[Flight]) -> list[Output]:
+    async def agenerate(self, requests: Sequence[ActiveRequest]) -> list[Output]:
         """``generate`` for a coroutine."""
-        call, news = _async_call(flights)
+        call, news = _async_call(requests)
         try:
             self.loop.start(call)
             await self._anext(call, news)
         finally:
             self.loop.cancel(call)
-        return [flight.output() for flight in flights]
+        return [request.output() for request in requests]
 
-    async def astream(self, flights: Sequence[Flight]) -> AsyncGenerator[tuple[int, Piece], None]:
+    async def astream(self, requests: Sequence[ActiveRequest]) -> AsyncGenerator[tuple[int, Piece], None]:
         """``stream`` for a coroutine."""
-        call, news = _async_call(flights, by_piece=True)
+        call, news = _async_call(requests, by_piece=True)
         try:
             self.loop.start(call)
             while (pieces := await self._anext(call, news)) is not None:
@@ -100,9 +100,9 @@ class Calls:
         finally:
             self.loop.cancel(call)
 
-    def _finish(self, flights: Sequence[Flight | Reading]) -> None:
+    def _finish(self, requests: Sequence[ActiveRequest | Reading]) -> None:
         news: SimpleQueue[News] = SimpleQueue()
-        call = Call(flights, news.put)
+        call = Call(requests, news.put)
         try:
             self.loop.start(call)
             self._next(call, news)
@@ -132,7 +132,9 @@ class Calls:
             ) from None
 
 
-def _async_call(flights: Sequence[Flight], *, by_piece: bool = False) -> tuple[Call, asyncio.Queue[News]]:
+def _async_call(
+    requests: Sequence[ActiveRequest], *, by_piece: bool = False
+) -> tuple[Call, asyncio.Queue[News]]:
     """A call whose news come to the running event loop."""
     news: asyncio.Queue[News] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -140,7 +142,7 @@ def _async_call(flights: Sequence[Flight], *, by_piece: bool = False) -> tuple[C
     def post(found: News) -> None:
         loop.call_soon_threadsafe(news.put_nowait, found)
 
-    return Call(flights, post, by_piece), news
+    return Call(requests, post, by_piece), news
 
 
 def _opened(news: News) -> Pieces | None:

@@ -28,11 +28,11 @@ from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
+from ingot.llm.active import ActiveRequest
 from ingot.llm.calls import Calls
 from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
-from ingot.llm.flights import Flight
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
@@ -208,7 +208,7 @@ class LLM:
         Raises:
             RequestError: a prompt or value cannot be served; nothing is generated then.
         """
-        return self._calls.generate(self._flights(prompts, params, values))
+        return self._calls.generate(self._requests(prompts, params, values))
 
     async def agenerate(
         self,
@@ -217,7 +217,7 @@ class LLM:
         **values: Any,
     ) -> list[Output]:
         """``generate`` for asyncio; a task that is cancelled ends its requests."""
-        return await self._calls.agenerate(self._flights(prompts, params, values))
+        return await self._calls.agenerate(self._requests(prompts, params, values))
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None, **values: Any) -> Output: ...
@@ -245,7 +245,7 @@ class LLM:
         conversations = [messages] if single else messages
         chosen = self._params(params, values, len(conversations))
         entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
-        outputs = self._calls.generate(self._calls.flights(entries, chosen))
+        outputs = self._calls.generate(self._calls.requests(entries, chosen))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
@@ -267,7 +267,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_pieces(self._calls.stream(self._flights(prompt, params, values, one=True)))
+        return _only_pieces(self._calls.stream(self._requests(prompt, params, values, one=True)))
 
     def astream(
         self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
@@ -277,7 +277,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_async_pieces(self._calls.astream(self._flights(prompt, params, values, one=True)))
+        return _only_async_pieces(self._calls.astream(self._requests(prompt, params, values, one=True)))
 
     def stream_many(
         self,
@@ -293,7 +293,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return self._calls.stream(self._flights(prompts, params, values))
+        return self._calls.stream(self._requests(prompts, params, values))
 
     def logits(self, prompt: PromptLike) -> torch.Tensor:
         """Teacher-forced logits of one prompt: float32 [num_tokens, vocab_size] on the CPU.
@@ -358,18 +358,18 @@ class LLM:
         named = named_params(params, self.default_params, values)
         return params_for(named, self.default_params, self.tokenizer, count)
 
-    def _flights(
+    def _requests(
         self,
         prompts: PromptLike | Messages | Sequence[PromptLike | Messages],
         params: SamplingParams | Sequence[SamplingParams] | None,
         values: Mapping[str, Any],
         *,
         one: bool = False,
-    ) -> list[Flight]:
+    ) -> list[ActiveRequest]:
         """Checked requests for one prompt, or for as many as there are."""
         many = [prompts] if one else split_prompts(prompts)
         entries = [prompt_entry(p, self.engine.text) for p in many]  # type: ignore[arg-type]
-        return self._calls.flights(entries, self._params(params, values, len(entries)))
+        return self._calls.requests(entries, self._params(params, values, len(entries)))
 
 
 def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:

@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ingot.errors import EngineError
-from ingot.llm.flights import Call, Flights
+from ingot.llm.active import ActiveRequests, Call
 from ingot.runtime.executor import Executor
 
 Value = TypeVar("Value")
@@ -33,28 +33,28 @@ class Loop:
     """Callers' side of an executor; safe to use from any thread. Its thread ends with it."""
 
     def __init__(self, executor: Executor) -> None:
-        self._flights = Flights(executor)
+        self._requests = ActiveRequests(executor)
         self._orders: Orders = SimpleQueue()
-        self._thread = _LoopThread(self._orders, self._flights)
+        self._thread = _LoopThread(self._orders, self._requests)
         self._thread.start()
         weakref.finalize(self, _stop, self._orders, self._thread)
 
     def start(self, call: Call) -> None:
         """Queue a call's requests."""
-        self._order(partial(self._flights.start, call))
+        self._order(partial(self._requests.start, call))
 
     def wait(self, call: Call) -> None:
         """Have steps taken until the call has news; does not block."""
-        self._order(partial(self._flights.wait, call))
+        self._order(partial(self._requests.wait, call))
 
     def cancel(self, call: Call) -> None:
         """End a call, if it has not ended, before the next step; does not block."""
-        self._orders.put(partial(self._flights.cancel, call))
+        self._orders.put(partial(self._requests.cancel, call))
 
     def end(self, call: Call) -> None:
         """``cancel``, and wait until it is done."""
         if not call.ended:
-            self.settle(partial(self._flights.cancel, call))
+            self.settle(partial(self._requests.cancel, call))
 
     def between_steps(self, work: Callable[[], Value]) -> Value:
         """Run ``work`` in the loop's thread while no step runs; its value, or its error."""
@@ -89,19 +89,19 @@ class Loop:
 
 
 class _LoopThread(threading.Thread):
-    def __init__(self, orders: Orders, flights: Flights) -> None:
+    def __init__(self, orders: Orders, requests: ActiveRequests) -> None:
         super().__init__(name="ingot loop", daemon=True)
         self._orders = orders
-        self._flights = flights
+        self._requests = requests
 
     def run(self) -> None:
         while self._obey():
-            if self._flights.wanted:
-                self._flights.step()
+            if self._requests.wanted:
+                self._requests.step()
 
     def _obey(self) -> bool:
         """Carry out all orders, waiting for one if no step is wanted; False: the loop ends."""
-        block = not self._flights.wanted
+        block = not self._requests.wanted
         while True:
             try:
                 order = self._orders.get(block)

@@ -24,7 +24,7 @@ from ingot.device import dtype_name, on_device, parse_dtype
 from ingot.engine.assemble import cast_weight
 from ingot.engine.calibrate import Held
 from ingot.engine.plan_file import machine_of, usable_plan
-from ingot.engine.reference import Arithmetic, Lane, Span
+from ingot.engine.reference import Arithmetic, ReferenceRun, Span
 from ingot.errors import EngineError, OutOfMemoryError, RequestError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import DecoderLayer
@@ -242,8 +242,8 @@ def _reference(llm: LLM, layer: int, inputs: LayerInputs) -> tuple[torch.Tensor,
 
     def plain(arithmetic: Arithmetic) -> torch.Tensor:
         weights = Held(llm.engine.model.get_parameter, torch.device("cpu"))
-        lane = Lane(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
-        return lane.layer(layer, inputs.hidden.to(arithmetic.dtype), [span], lambda name, output: None)
+        run = ReferenceRun(llm.engine.model, weights, arithmetic, single=True, kv_dtype=kv_dtype)
+        return run.layer(layer, inputs.hidden.to(arithmetic.dtype), [span], lambda name, output: None)
 
     with torch.inference_mode():
         wide = plain(Arithmetic(_WIDER[dtype]))

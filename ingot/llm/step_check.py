@@ -26,7 +26,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.sampling import SamplingParams
 from ingot.engine.assemble import empty_model
 from ingot.engine.manifest import WEIGHTS_FILE
-from ingot.engine.reference import Arithmetic, Lane, Weights
+from ingot.engine.reference import Arithmetic, ReferenceRun, Weights
 from ingot.errors import EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
@@ -78,17 +78,17 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
         torch.finfo(dtype).eps,
     )
     rows = TokenRows(records, dtype, llm.executor.runner.block_size, prompts)
-    lanes = []
+    runs = []
     for alike in _ways(records):
         witness = StepWitness(rows, alike, llm.engine.model, judge, arithmetic.dtype)
-        lanes.append((witness, Lane(model, weights, arithmetic, witness=witness)))
-    hidden = [lane.embed(witness.spans) for witness, lane in lanes]
+        runs.append((witness, ReferenceRun(model, weights, arithmetic, witness=witness)))
+    hidden = [run.embed(witness.spans) for witness, run in runs]
     for index in range(manifest.model.num_layers):
-        for place, (witness, lane) in enumerate(lanes):
-            hidden[place] = lane.layer(index, hidden[place], witness.spans, _unseen)
+        for place, (witness, run) in enumerate(runs):
+            hidden[place] = run.layer(index, hidden[place], witness.spans, _unseen)
         weights.release()
-    for states, (witness, lane) in zip(hidden, lanes, strict=True):
-        lane.logits(lane.final_norm(states, _unseen)[witness.logits_rows])
+    for states, (witness, run) in zip(hidden, runs, strict=True):
+        run.logits(run.final_norm(states, _unseen)[witness.logits_rows])
     failures = [*judge.failures(), *rows.wrong_tokens]
     return StepCheck(failures, judge.worst, len(records), rows.num_tokens)
 

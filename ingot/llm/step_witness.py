@@ -5,7 +5,7 @@ mean. Knows no limit.
 
     rows = TokenRows(records, torch.bfloat16, block_size=16, prompts=[[1, 2, 3]])
     witness = StepWitness(rows, [0, 1], model, judge, torch.float32)
-    lane = Lane(empty, weights, arithmetic, witness=witness)
+    run = ReferenceRun(empty, weights, arithmetic, witness=witness)
 """
 
 from __future__ import annotations

@@ -266,7 +266,7 @@ def test_an_interrupt_leaves_the_old_file(
 ) -> None:
     out = tmp_path / "mixed.yaml"
     out.write_text("scheme: w8a16\n")
-    monkeypatch.setattr(Probe, "together", lambda self, rungs: os.kill(os.getpid(), number))
+    monkeypatch.setattr(Probe, "together", lambda self, options: os.kill(os.getpid(), number))
     words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
     shown = ingot("doctor", llama, *words, "--out", out, "--force", "--json-file", tmp_path / "j.json")
     assert shown.exit_code == 128 + number

@@ -16,7 +16,7 @@ from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly
 from ingot.engine.builder import build_config
 from ingot.engine.calibrate import Load, dense_model
-from ingot.engine.reference import EXACT, Feed, Lane, Span
+from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
 from ingot.layers.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -58,12 +58,12 @@ def log_probs(
     feed: Feed | None = None,
 ) -> torch.Tensor:
     """Log-probabilities of the next token after every token, [T, vocab_size]."""
-    lane = Lane(decoder, Changed(load, changes or {}), EXACT, single=True, feed=feed)
+    run = ReferenceRun(decoder, Changed(load, changes or {}), EXACT, single=True, feed=feed)
     spans = [Span(i, tuple(ids), 0, decoder.rope_offset(len(ids))) for i, ids in enumerate(samples)]
-    hidden = lane.embed(spans)
+    hidden = run.embed(spans)
     for index in range(len(decoder.layers)):
-        hidden = lane.layer(index, hidden, spans, lambda name, x: None)
-    return lane.logits(lane.final_norm(hidden, lambda name, x: None)).log_softmax(-1)
+        hidden = run.layer(index, hidden, spans, lambda name, x: None)
+    return run.logits(run.final_norm(hidden, lambda name, x: None)).log_softmax(-1)
 
 
 def divergence(exact: torch.Tensor, near: torch.Tensor) -> float:

@@ -12,8 +12,8 @@ from ingot import LLM, build
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.engine.calibrate import Load
-from ingot.engine.joints import fold, joints
 from ingot.engine.manifest import CalibrationEntry, Manifest
+from ingot.engine.rescaling import fold, rescaling_sites
 from ingot.errors import BuildError, ConfigError
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot
@@ -70,19 +70,19 @@ class Held:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_folded_factors_change_no_output(checkpoints: dict[str, Path], kind: str) -> None:
-    """Random factors at every joint of every layer; with heads that share values, biases, ReLU."""
+    """Random factors at every site of every layer; with heads that share values, biases, ReLU."""
     decoder, load = opened(checkpoints[kind])
     held = Held(load)
     generator = torch.Generator().manual_seed(1)
     for index in range(len(decoder.layers)):
-        own = joints(decoder.config, index)
+        own = rescaling_sites(decoder.config, index)
         assert len(own) == (3 if kind == "gpt2" else 4)
-        for joint in own:
-            size = held.weight(f"{joint.reader}.weight").shape[1]
+        for site in own:
+            size = held.weight(f"{site.reader}.weight").shape[1]
             scales = torch.exp(torch.randn(size, generator=generator))
-            if joint.classes is not None:
-                scales = scales[: int(joint.classes.max()) + 1][joint.classes]
-            fold(joint, scales, held)
+            if site.classes is not None:
+                scales = scales[: int(site.classes.max()) + 1][site.classes]
+            fold(site, scales, held)
     ids = [random_ids(20), random_ids(9, seed=5)]
     exact = log_probs(decoder, load, ids)
     torch.testing.assert_close(log_probs(decoder, load, ids, held.changes), exact, rtol=1e-4, atol=1e-4)

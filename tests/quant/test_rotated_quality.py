@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, build
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
-from ingot.engine.reference import EXACT, Lane, Span
+from ingot.engine.reference import EXACT, ReferenceRun, Span
 from ingot.engine.text import read_text_parts
 from tests.quant.models import Changed, divergence, opened
 
@@ -65,12 +65,12 @@ def loud_pocket(prompts: dict[str, list[list[int]]], tmp_path_factory: pytest.Te
 def axes(prompts: list[list[int]]) -> torch.Tensor:
     """Principal axes of the stream, [hidden, hidden] in columns."""
     decoder, load = opened(POCKET, 512)
-    lane = Lane(decoder, Changed(load, {}), EXACT, single=True)
+    run = ReferenceRun(decoder, Changed(load, {}), EXACT, single=True)
     spans = [Span(n, tuple(ids), 0, decoder.rope_offset(len(ids))) for n, ids in enumerate(prompts)]
-    hidden = lane.embed(spans)
+    hidden = run.embed(spans)
     seen = []
     for index in range(len(decoder.layers)):
-        hidden = lane.layer(index, hidden, spans, lambda name, x: None)
+        hidden = run.layer(index, hidden, spans, lambda name, x: None)
         seen.append(hidden / hidden.norm(dim=-1, keepdim=True))
     stream = torch.cat(seen).double()
     return torch.linalg.eigh(stream.T @ stream).eigenvectors

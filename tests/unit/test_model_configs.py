@@ -346,4 +346,9 @@ def test_shapes_that_ship_are_read() -> None:
     folder = Path(__file__).parents[2] / "benchmarks" / "shapes"
     found = {path.stem: read(json.loads(path.read_text())) for path in folder.glob("*.json")}
     sizes = {name: (config.num_layers, config.hidden_size) for name, config in found.items()}
-    assert sizes == {"gpt2-medium": (24, 1024), "llama-7b": (32, 4096)}
+    assert sizes == {
+        "gpt2-medium": (24, 1024),
+        "llama-7b": (32, 4096),
+        "llama31-8b": (32, 4096),
+        "qwen3-8b": (36, 4096),
+    }

@@ -5,7 +5,7 @@ layer it changes. Knows no choice and no files.
 
     probe = Probe(dense_model(assembly), load, texts, device, torch.bfloat16)
     probe.alone(layers, narrow)                    # {name: {"w4a16": KL in nats, mean over tokens}}
-    probe.together({"layers.0.mlp.down_proj": rung})
+    probe.together({"layers.0.mlp.down_proj": option})
 
 The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
 kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
@@ -23,11 +23,11 @@ from functools import partial
 import torch
 
 from ingot.engine.calibrate import BATCH_TOKENS, Load
-from ingot.engine.reference import EXACT, Feed, Lane, Span
+from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
 from ingot.errors import CheckpointError
 from ingot.evaluate.divergence import kl_rows
+from ingot.evaluate.doctor.options import LayerOptions, PrecisionOption
 from ingot.evaluate.doctor.patterns import layer_index
-from ingot.evaluate.doctor.rungs import LayerRungs, Rung
 from ingot.evaluate.record import Progress, no_progress
 from ingot.layers.decoder import Decoder
 from ingot.quant.schemes import LinearScheme
@@ -71,7 +71,7 @@ class Probe:
         self._dtype = dtype
         self._weights = _Weights(load, device)
         self._feeds: dict[str, Feed] = {}
-        self._lane = Lane(model, self._weights, EXACT, single=True, feed=self._feed)
+        self._run = ReferenceRun(model, self._weights, EXACT, single=True, feed=self._feed)
         self._layers = len(model.layers)
         self._batches = _batches(model, texts, device)
         self.num_tokens = sum(len(batch.rows) for batch in self._batches)
@@ -80,7 +80,7 @@ class Probe:
             raise CheckpointError("the checkpoint's own outputs are not finite", fix="use another checkpoint")
 
     def alone(
-        self, layers: Sequence[LayerRungs], narrow: Sequence[str], progress: Progress = no_progress
+        self, layers: Sequence[LayerOptions], narrow: Sequence[str], progress: Progress = no_progress
     ) -> dict[str, dict[str, float]]:
         """KL(whole || changed) in nats, mean over the counted tokens, with one layer at a time in each of the
         schemes ``narrow``; ``progress`` counts passes through decoder layers.
@@ -88,53 +88,53 @@ class Probe:
         found: dict[str, dict[str, float]] = {}
         total = sum(self._layers - layer_index(layer.name) for layer in layers) * len(narrow)
         done = 0
-        states = [self._lane.embed(batch.spans) for batch in self._batches]
+        states = [self._run.embed(batch.spans) for batch in self._batches]
         for index in range(self._layers):
             for layer in (one for one in layers if layer_index(one.name) == index):
                 errors = found.setdefault(layer.name, {})
                 for scheme in narrow:
                     progress(f"{layer.name} in {scheme}", done, total)
-                    with self._changed({layer.name: layer.rungs[scheme]}):
+                    with self._changed({layer.name: layer.options[scheme]}):
                         parts = [self._after(index, hidden, n) for n, hidden in enumerate(states)]
                     errors[scheme] = self._mean(parts, layer.name)
                     done += self._layers - index
             for number, batch in enumerate(self._batches):
-                states[number] = self._lane.layer(index, states[number], batch.spans, _unseen)
+                states[number] = self._run.layer(index, states[number], batch.spans, _unseen)
         progress("measured", total, total)
         return found
 
-    def together(self, rungs: Mapping[str, Rung]) -> float:
+    def together(self, options: Mapping[str, PrecisionOption]) -> float:
         """The same of all these layers at once, one pass."""
-        final = self._final(rungs)
+        final = self._final(options)
         return self._mean([self._divergence(h, n) for n, (h, _) in enumerate(final)], "the mix")
 
-    def _final(self, rungs: Mapping[str, Rung]) -> list[tuple[torch.Tensor, _Batch]]:
+    def _final(self, options: Mapping[str, PrecisionOption]) -> list[tuple[torch.Tensor, _Batch]]:
         """Hidden states of each batch after the last layer."""
-        states = [self._lane.embed(batch.spans) for batch in self._batches]
+        states = [self._run.embed(batch.spans) for batch in self._batches]
         for index in range(self._layers):
-            own = {name: rung for name, rung in rungs.items() if layer_index(name) == index}
+            own = {name: option for name, option in options.items() if layer_index(name) == index}
             with self._changed(own):
                 for number, batch in enumerate(self._batches):
-                    states[number] = self._lane.layer(index, states[number], batch.spans, _unseen)
+                    states[number] = self._run.layer(index, states[number], batch.spans, _unseen)
         return list(zip(states, self._batches, strict=True))
 
     def _after(self, index: int, hidden: torch.Tensor, number: int) -> float:
         """The sum of a batch's divergences when it goes on from layer ``index``."""
         for place in range(index, self._layers):
-            hidden = self._lane.layer(place, hidden, self._batches[number].spans, _unseen)
+            hidden = self._run.layer(place, hidden, self._batches[number].spans, _unseen)
         return self._divergence(hidden, number)
 
     def _divergence(self, hidden: torch.Tensor, number: int) -> float:
         """The sum over a batch's counted tokens, float64; the logits are not kept."""
         normed, total = self._normed(hidden, self._batches[number]), 0.0
         for theirs, ours in zip(self._exact[number].split(_ROWS), normed.split(_ROWS), strict=True):
-            log_p, log_q = (self._lane.logits(rows).double().log_softmax(-1) for rows in (theirs, ours))
+            log_p, log_q = (self._run.logits(rows).double().log_softmax(-1) for rows in (theirs, ours))
             total += float(kl_rows(log_p, log_q).sum())
         return total
 
     def _normed(self, hidden: torch.Tensor, batch: _Batch) -> torch.Tensor:
         """[n, hidden_size] of the counted rows, as the head gets them."""
-        return self._lane.final_norm(hidden[batch.rows], _unseen)
+        return self._run.final_norm(hidden[batch.rows], _unseen)
 
     def _mean(self, sums: Sequence[float], what: str) -> float:
         mean = math.fsum(sums) / self.num_tokens
@@ -146,11 +146,11 @@ class Probe:
         return self._feeds[name](name, x) if name in self._feeds else x
 
     @contextmanager
-    def _changed(self, rungs: Mapping[str, Rung]) -> Iterator[None]:
+    def _changed(self, options: Mapping[str, PrecisionOption]) -> Iterator[None]:
         """These layers in other schemes, as their stored numbers mean it."""
         try:
-            for name, rung in rungs.items():
-                scheme, weight = rung.scheme, self._weights[f"{name}.weight"]
+            for name, option in options.items():
+                scheme, weight = option.scheme, self._weights[f"{name}.weight"]
                 tensors = scheme.pack(weight.to(self._dtype), None)
                 meant = scheme.dequantize(tensors, weight.shape[1], torch.float32)
                 self._weights.changed[f"{name}.weight"] = meant

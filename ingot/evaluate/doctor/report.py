@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.compare.table import Table, percent, score
 from ingot.config.units import size_text
-from ingot.evaluate.doctor.rungs import BOTH, DENSE
+from ingot.evaluate.doctor.options import BOTH, DENSE
 from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
 
 SHOWN = 20  # layers, unless all are asked for

@@ -32,9 +32,9 @@ from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.divergence import DEFAULT_WINDOW
 from ingot.evaluate.doctor.choice import Mix, Option, Settled, choose, settle
+from ingot.evaluate.doctor.options import BOTH, DENSE, LayerOptions, ladder_of, options_of
 from ingot.evaluate.doctor.patterns import layer_index, mixed, operator
 from ingot.evaluate.doctor.probe import Probe, Text
-from ingot.evaluate.doctor.rungs import BOTH, DENSE, LayerRungs, ladder_of, rungs_of
 from ingot.evaluate.perplexity import Document, Reading, counts_of, prepare
 from ingot.evaluate.record import Progress, machine, no_progress
 from ingot.evaluate.side import SideSpec
@@ -182,7 +182,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         assembly = Assembly.of(source, build, QuantConfig())
         texts = _texts(documents, assembly.model_config.vocab_size)
-        layers = rungs_of(assembly, wanted.quant, ladder)
+        layers = options_of(assembly, wanted.quant, ladder)
         dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
         num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
         if device.type == "cpu":
@@ -226,13 +226,13 @@ class _Session:
         self,
         wanted: Wanted,
         ladder: tuple[str, ...],
-        layers: Sequence[LayerRungs],
+        layers: Sequence[LayerOptions],
         probe: Probe,
         progress: Progress,
     ) -> None:
         self._wanted = wanted
         self._ladder = ladder
-        self._rungs = {layer.name: layer for layer in layers}
+        self._options = {layer.name: layer for layer in layers}
         self._probe = probe
         self._progress = progress
         self._known: dict[tuple[str, ...], float] = {}
@@ -240,12 +240,12 @@ class _Session:
     def run(self) -> Diagnosis:
         """Without the facts."""
         narrow = [scheme for scheme in self._ladder if scheme != DENSE]
-        alone = self._probe.alone(list(self._rungs.values()), narrow, self._progress)
+        alone = self._probe.alone(list(self._options.values()), narrow, self._progress)
         layers = {
             name: Layer(
-                name, layer.num_weights, {s: r.num_bytes for s, r in layer.rungs.items()}, alone[name]
+                name, layer.num_weights, {s: r.num_bytes for s, r in layer.options.items()}, alone[name]
             )
-            for name, layer in self._rungs.items()
+            for name, layer in self._options.items()
         }
         uniform = {s: self._measured(layers, dict.fromkeys(layers, s)) for s in self._ladder}
         settled = self._settle(layers)
@@ -275,10 +275,12 @@ class _Session:
         key = tuple(schemes.values())
         if key not in self._known:
             self._progress("measuring a mix", 0, 1)
-            rungs = {
-                name: self._rungs[name].rungs[scheme] for name, scheme in schemes.items() if scheme != DENSE
+            options = {
+                name: self._options[name].options[scheme]
+                for name, scheme in schemes.items()
+                if scheme != DENSE
             }
-            self._known[key] = self._probe.together(rungs)
+            self._known[key] = self._probe.together(options)
         return self._known[key]
 
 

@@ -4,8 +4,8 @@ Owns the meeting of the executor's updates with the calls that they belong to: m
 and every step serves them all. All of it runs in one thread (``loop.py``). Knows nothing of prompts as text,
 and of the callers only how to post them news.
 
-    flights.start(Call([Flight(prompt_ids, params, tokenizer, [])], post))
-    while flights.wanted: flights.step()
+    requests.start(Call([ActiveRequest(prompt_ids, params, tokenizer, [])], post))
+    while requests.wanted: requests.step()
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.runtime.likelihood import Keep
 News = list[tuple[int, Piece]] | BaseException | None
 
 
-class Flight:
+class ActiveRequest:
     """One request for answers; their text continues that of the ``context`` ids."""
 
     def __init__(
@@ -87,21 +87,21 @@ class Call:
     """What one caller asked for together.
 
     Attributes:
-        flights: its requests.
+        requests: its requests.
         post: takes the call's news, in the stepping thread; must not block. News are pieces, each with its
-            flight's position, if ``by_piece``; in the end None, or the error that ended the call.
+            request's position, if ``by_piece``; in the end None, or the error that ended the call.
         num_threads: PyTorch's threads that the caller wants on a CPU.
         ended: its last news are posted, or it was cancelled.
     """
 
-    flights: Sequence[Flight | Reading]
+    requests: Sequence[ActiveRequest | Reading]
     post: Callable[[News], None]
     by_piece: bool = False
     num_threads: int = field(default_factory=torch.get_num_threads)
     ended: bool = False
 
 
-class Flights:
+class ActiveRequests:
     """All calls of one executor. Steps are wanted while any of them waits for news."""
 
     def __init__(self, executor: Executor) -> None:
@@ -122,9 +122,9 @@ class Flights:
             torch.set_num_threads(call.num_threads)
         self._open[call] = {}
         try:
-            for position, flight in enumerate(call.flights):
+            for position, request in enumerate(call.requests):
                 request_id = f"r{next(self._ids)}"
-                flight.add_to(self._executor, request_id)
+                request.add_to(self._executor, request_id)
                 self._open[call][request_id] = position
                 self._owner[request_id] = call, position
         except BaseException as error:
@@ -172,7 +172,7 @@ class Flights:
     def _delivered(self, call: Call, position: int, update: Update) -> Piece:
         if update.error is not None:
             raise update.error
-        piece, cut = call.flights[position].take(update)
+        piece, cut = call.requests[position].take(update)
         if cut:
             self._executor.abort(update.request_id, update.index)
         return piece
@@ -184,8 +184,8 @@ class Flights:
             for request_id, position in list(self._open[call].items()):
                 if request_id not in running:
                     del self._open[call][request_id], self._owner[request_id]
-                    flight = call.flights[position]
-                    last += [(position, piece) for piece in flight.close(self._executor, request_id)]
+                    request = call.requests[position]
+                    last += [(position, piece) for piece in request.close(self._executor, request_id)]
             if last and call.by_piece:
                 self._post(call, last)
             if not self._open.get(call, True):

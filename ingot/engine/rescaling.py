@@ -3,10 +3,10 @@
 Owns which norm or product makes the input of each linear layer, and the folding of factors into both. Knows
 neither how factors are chosen nor why.
 
-    for joint in joints(config, layer.index):
-        fold(joint, scales, layer)         # layer.weight(name), layer.replace(name, tensor)
+    for site in rescaling_sites(config, layer.index):
+        fold(site, scales, layer)         # layer.weight(name), layer.replace(name, tensor)
 
-Two inputs have no joint: that of a down product behind a GELU, which is not linear, and that of the head,
+Two inputs have no site: that of a down product behind a GELU, which is not linear, and that of the head,
 whose norm is of no layer.
 """
 
@@ -40,7 +40,7 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class RescalingSite:
     """The input of one linear layer and what makes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Joint:
     classes: torch.Tensor | None = None
 
 
-def joints(config: DecoderConfig, index: int) -> list[Joint]:
+def rescaling_sites(config: DecoderConfig, index: int) -> list[RescalingSite]:
     """Those of layer ``index``, in the order of its products."""
     name = f"layers.{index}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
@@ -70,35 +70,35 @@ def joints(config: DecoderConfig, index: int) -> list[Joint]:
     value_start, inner = config.q_size + config.kv_size, config.intermediate_size
     value_range = (value_start, value_start + config.kv_size)
     found = [
-        Joint(f"{attention}.qkv_proj", f"{name}.input_layernorm", None, norm_bias),
-        Joint(f"{attention}.o_proj", f"{attention}.qkv_proj", value_range, config.qkv_bias, values),
-        Joint(first, f"{name}.post_attention_layernorm", None, norm_bias),
+        RescalingSite(f"{attention}.qkv_proj", f"{name}.input_layernorm", None, norm_bias),
+        RescalingSite(f"{attention}.o_proj", f"{attention}.qkv_proj", value_range, config.qkv_bias, values),
+        RescalingSite(first, f"{name}.post_attention_layernorm", None, norm_bias),
     ]
     if gated or config.mlp == "relu":
         made = (inner, 2 * inner) if gated else (0, inner)
-        found.append(Joint(f"{mlp}.down_proj", first, made, config.mlp_bias))
+        found.append(RescalingSite(f"{mlp}.down_proj", first, made, config.mlp_bias))
     return found
 
 
-def fold(joint: Joint, scales: torch.Tensor, weights: Weights) -> None:
-    """Divide the joint's channels by ``scales`` [K] where they are made, and multiply where they are read.
+def fold(site: RescalingSite, scales: torch.Tensor, weights: Weights) -> None:
+    """Divide the site's channels by ``scales`` [K] where they are made, and multiply where they are read.
 
     What is replaced is fp32. Scales are equal within a class.
 
     Raises:
         ConfigError: there is another number of scales, or one is not positive and finite.
     """
-    reader = f"{joint.reader}.weight"
+    reader = f"{site.reader}.weight"
     weights.replace(reader, fold_into_columns(weights.weight(reader), scales))
-    names = [f"{joint.maker}.{kind}" for kind in (("weight", "bias") if joint.has_bias else ("weight",))]
+    names = [f"{site.maker}.{kind}" for kind in (("weight", "bias") if site.has_bias else ("weight",))]
     found = [weights.weight(name) for name in names]
-    bias = found[1] if joint.has_bias else None
-    if joint.rows is None:
+    bias = found[1] if site.has_bias else None
+    if site.rows is None:
         changed = fold_into_norm(found[0], scales, bias)
     else:
-        start, end = joint.rows
+        start, end = site.rows
         factors = torch.ones(found[0].shape[0], dtype=scales.dtype, device=scales.device)
-        factors[start:end] = scales if joint.classes is None else one_a_class(scales, joint.classes)
+        factors[start:end] = scales if site.classes is None else one_a_class(scales, site.classes)
         changed = fold_into_rows(found[0], bias, factors)
     for name, tensor in zip(names, changed, strict=False):
         assert tensor is not None, name

@@ -1,10 +1,10 @@
 """What each linear layer may be stored in, and what that takes.
 
-Owns the ladder of schemes, from fewest bits to the engine's dtype, and the bytes of every rung. Knows no
+Owns the ladder of schemes, from fewest bits to the engine's dtype, and the bytes of every option. Knows no
 choice and reads no weights.
 
-    layers = rungs_of(assembly, QuantConfig("w4a16"), ladder_of("w4a16"))
-    layers[0].name, layers[0].rungs["w8a16"].num_bytes
+    layers = options_of(assembly, QuantConfig("w4a16"), ladder_of("w4a16"))
+    layers[0].name, layers[0].options["w8a16"].num_bytes
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LADDERS = {
 
 
 @dataclass(frozen=True)
-class Rung:
+class PrecisionOption:
     """A layer in a scheme; ``num_bytes`` are of its weight as it is stored, without the bias."""
 
     scheme: LinearScheme
@@ -38,12 +38,12 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class LayerRungs:
-    """A linear layer of the decoder and its rungs by scheme, from fewest bits."""
+class LayerOptions:
+    """A linear layer of the decoder and its options by scheme, from fewest bits."""
 
     name: str
     num_weights: int
-    rungs: dict[str, Rung]
+    options: dict[str, PrecisionOption]
 
 
 def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
@@ -68,14 +68,14 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
     return ladder[: ladder.index(up_to) + 1]
 
 
-def rungs_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerRungs]:
+def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerOptions]:
     """The linear layers of the decoder's layers, in order; groups and symmetry of 4 bits as ``asked``."""
     by_scheme = {scheme: _linears(assembly, asked, scheme) for scheme in ladder}
     return [
-        LayerRungs(
+        LayerOptions(
             name,
             linear.in_features * linear.out_features,
-            {scheme: _rung(found[name]) for scheme, found in by_scheme.items()},
+            {scheme: _option(found[name]) for scheme, found in by_scheme.items()},
         )
         for name, linear in by_scheme[ladder[0]].items()
         if name != HEAD
@@ -89,6 +89,6 @@ def _linears(assembly: Assembly, asked: QuantConfig, scheme: str) -> dict[str, L
     return linears(empty_model(assembly.architecture, config, build, quant, KernelPlan()))
 
 
-def _rung(linear: Linear) -> Rung:
+def _option(linear: Linear) -> PrecisionOption:
     own = [tensor for name, tensor in linear.named_parameters(recurse=False) if name != "bias"]
-    return Rung(linear.scheme, sum(tensor.numel() * tensor.element_size() for tensor in own))
+    return PrecisionOption(linear.scheme, sum(tensor.numel() * tensor.element_size() for tensor in own))
