@@ -35,7 +35,7 @@ def tune(
         names = None if ops is None else [name.strip() for name in ops.split(",")]
         tuning = tuner.tune(engine, **given(device=device, output=output, ops=names, progress=progress))
     for dropped in tuning.dropped:
-        what = f"{dropped.op} {dropped.key} {_tiles(dropped.tiles)}"
+        what = " ".join((*dropped.place, _tiles(dropped.tiles)))
         stderr().print(f"dropped {what}: {dropped.reason}", markup=False)
     if as_json:
         print_json(
@@ -59,9 +59,6 @@ def _show(tuning: Tuning) -> None:
             for i, (cell, w) in enumerate(zip(row, widths, strict=False))
         ]
         stdout().print("  ".join([*cells, row[-1]]).rstrip(), markup=False)
-    for step in tuning.steps:
-        times = f"{step.default_us:.1f} -> {step.best_us:.1f} us ({1 - step.best_us / step.default_us:.1%})"
-        typer.echo(f"decode step of {step.layers} layers, {step.rows} rows: {times}")
     better = sum(choice.tiles is not None for choice in tuning.choices)
     seconds = f"{tuning.seconds:.1f} s, {tuning.compile_seconds:.1f} s of it compiling"
     typer.echo(f"{better} of {len(tuning.choices)} choices differ from the defaults; {seconds}")
@@ -69,13 +66,8 @@ def _show(tuning: Tuning) -> None:
 
 def _row(choice: Choice) -> tuple[str, ...]:
     gain = 1 - choice.best_us / choice.default_us
-    times = (f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}")
-    return (
-        choice.task.op,
-        choice.task.key,
-        *times,
-        "default" if choice.tiles is None else _tiles(choice.tiles),
-    )
+    tiles = "default" if choice.tiles is None else _tiles(choice.tiles)
+    return (*choice.place, f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}", tiles)
 
 
 def _tiles(tiles: dict[str, int]) -> str:

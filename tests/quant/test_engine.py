@@ -23,7 +23,6 @@ from ingot.engine.ledger import ledger
 from ingot.engine.loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_sizes import weight_bytes
-from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import CheckpointError, ConfigError
 from ingot.evaluate.opening import open_side as open_eval_side
 from ingot.evaluate.side import SideSpec as EvalSpec
@@ -199,15 +198,6 @@ def test_random_weights_in_fewer_bits(checkpoints: dict[str, Path]) -> None:
     side = open_side(spec)
     assert side.facts()["quantization"] == "w4a16"
     assert side.answer([Ask(3, 2)], [[1, 2, 3]]).tokens == (2,)
-
-
-def test_tuning_leaves_narrow_products_alone(checkpoints: dict[str, Path]) -> None:
-    llm = LLM(checkpoints["llama"], "cpu", quant="w8a16")
-    engine = llm.engine
-    assert folded_rows(engine.model, torch.float16, engine.manifest.build) == []
-    tasks = workload(engine.model, torch.float16, engine.manifest.build)
-    assert not [task.op for task in tasks if task.op.startswith("small_")]
-    assert {"paged_attention", "rms_norm"} <= {task.op for task in tasks}
 
 
 def test_what_cannot_be_asked_for(checkpoints: dict[str, Path], tmp_path: Path) -> None:
