@@ -77,7 +77,6 @@ def align(flags: AlignFlags) -> None:
 
 
 def _align(flags: AlignFlags) -> Report:
-    """The comparison, with what is under way shown on a terminal."""
     texts = flags.prompt or []
     prompts = read_prompts(texts, flags.data, chat=flags.chat, ids=flags.ids) if texts or flags.data else []
     from ingot.align.session import align as run_align
@@ -125,7 +124,6 @@ def _show_texts(report: Report) -> None:
 
 
 def _show_tensor_check(report: Report, every: bool) -> None:
-    """Which tensors are not the reference's, and how."""
     found = report.tensors
     if found is None:
         return
@@ -163,7 +161,6 @@ def _logits_text(row: Row) -> str:
 
 
 def _show_first(report: Report) -> None:
-    """Greedy ids, the first bad stage, and what explains it."""
     console, first = stdout(), report.first
     differ = [row for row in report.greedy if row.expected != row.got]
     for row in differ:
@@ -179,7 +176,6 @@ def _show_first(report: Report) -> None:
 
 
 def _show_tensors(first: FirstBad) -> None:
-    """Where the tensors leave first, and what they look like there."""
     from ingot.align.report import why_text
 
     console = stdout()

@@ -131,7 +131,6 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
 
 
 def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
-    """An engine or checkpoint, or a config with random weights."""
     from ingot.bench.side import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -147,7 +146,6 @@ def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
 
 
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
-    """The side that it is compared with."""
     if against is None:
         return None
     from ingot.compare.spec import HUGGINGFACE, against_parts
@@ -179,7 +177,6 @@ def _longest(spec: SideSpec) -> int | None:
 
 
 def _show(record: Record, flags: ModelFlags) -> None:
-    """The tables or the JSON on stdout, and the JSON in a file where one was named."""
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

@@ -44,7 +44,6 @@ class PrintableLog(logging.Formatter):
     """Log lines without what would steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
         return printable(super().format(record))
 
 

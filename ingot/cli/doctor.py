@@ -167,7 +167,6 @@ def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
 
 
 def _budget(text: str) -> float:
-    """X of ``kl=X``."""
     name, _, value = text.partition("=")
     try:
         allowed = float(value)

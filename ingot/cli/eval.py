@@ -109,7 +109,6 @@ def _evaluate(
     how: Asking | Reading,
     needs: Callable[[Item], str | None] = lambda item: None,
 ) -> None:
-    """Run one evaluation and tell of it."""
     from ingot.evaluate.data import read_data
 
     limits = _start(flags, verb)

@@ -56,7 +56,6 @@ def _ids(text: str) -> list[int]:
 
 
 def _conversation(file: str) -> Messages:
-    """The messages in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         value = parse_json(data.removeprefix(codecs.BOM_UTF8))

@@ -187,7 +187,6 @@ def _show(record: Record, out: Path) -> None:
 
 
 def _write_what_there_is(out: Path, no_png: bool) -> None:
-    """The results so far, if there are any."""
     from ingot.bench.sweep_store import POINTS, read_points
 
     if read_points(out / POINTS):

@@ -21,7 +21,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, empty_model, logical_shapes
+from ingot.engine.assemble import Assembly, logical_shapes, model_of
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.memory_sizes import cache_dtype, kv_bytes_per_token
@@ -33,7 +33,6 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import Ways
-from ingot.models.registry import architecture_named
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,7 @@ def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
     text = read_engine_text(folder, manifest)
     plan = read_own_plan(folder, resolve_device("auto"))
-    model = empty_model(
-        architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
-    )
+    model = model_of(manifest, plan)
     facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
     found = _describe("engine", folder, manifest, plan, model, text, facts)
     return found.replace(proof=_proof_fact(folder), doubt=standing(folder))

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from ingot.config.base import JsonConfig
 from ingot.config.json_text import load_json, parse_json, read_text
-from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
+from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE, REBUILD
 from ingot.engine.sketch import Checksum
 from ingot.engine.whole_file import whole
 from ingot.errors import EngineError, IngotError
@@ -236,14 +236,12 @@ def read_proof(folder: Path) -> Proof | None:
         proof = Proof.from_json(data)
         of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
     except _UNREADABLE as error:
-        raise EngineError(
-            f"{PROOF_FILE} is damaged", seen=f"{path}: {error}", fix="build the engine again"
-        ) from None
+        raise EngineError(f"{PROOF_FILE} is damaged", seen=f"{path}: {error}", fix=REBUILD) from None
     if of_another:
         raise EngineError(
             f"{PROOF_FILE} belongs to a different {MANIFEST_FILE} (hash mismatch)",
             seen=path,
-            fix="build the engine again",
+            fix=REBUILD,
         )
     return proof
 

@@ -115,7 +115,6 @@ class FramedFormat(ChatFormat):
         return [*tokenizer.prefix_ids, *encode_literals(self._checked_parts(asked, tokenizer), tokenizer)]
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """See ``ChatFormat.stop_ids``."""
         return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
     def _checked_parts(self, asked: Asked, tokenizer: Tokenizer | None) -> Parts:
@@ -145,7 +144,6 @@ class ChatML(FramedFormat):
         self._max_window = max_window
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """See ``ChatFormat.stop_ids``."""
         specials = tokenizer.special_tokens
         return tuple(specials[text] for text in (IM_END, IM_START, END_OF_TEXT) if text in specials)
 

@@ -19,7 +19,7 @@ from ingot.config.build import BuildConfig
 from ingot.config.plan import OPS, KernelPlan, Measured
 from ingot.config.quant import QuantConfig
 from ingot.device import on_device, parse_dtype, resolve_device
-from ingot.engine.assemble import empty_model
+from ingot.engine.assemble import model_of
 from ingot.engine.manifest import PLAN_FILE, Manifest
 from ingot.engine.plan_file import expect_writable, machine_of, read_own_plan, usable_plan, write_plan
 from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, measured_steps
@@ -27,7 +27,6 @@ from ingot.engine.tuner.steps import Steps
 from ingot.engine.tuner.timing import GraphTimer
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
-from ingot.models.registry import architecture_named
 
 _log = logging.getLogger(__name__)
 
@@ -74,11 +73,9 @@ def tune(
     place = gpu(device)
     expect_writable(target)
     before = None if ops is None else read_own_plan(folder)
-    architecture = architecture_named(manifest.model.architecture)
-    model = empty_model(architecture, manifest.model, manifest.build, manifest.quant, KernelPlan())
     if not manifest.quant.dense:
         _log.warning("quantized matmuls keep their default tiles: tuning them is not supported yet")
-    tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
+    tuning = tune_model(model_of(manifest), manifest.build, place, ops=ops, progress=progress)
     if ops is not None and before is not None:
         tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
     write_plan(target, tuning.plan)
