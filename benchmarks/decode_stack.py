@@ -14,19 +14,19 @@ import torch
 import torch.nn.functional as F
 from decode_candidates import Tiles
 
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
-from ingot.kernels.operand_rows import OperandOrder, OperandRows
-from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
-from ingot.kernels.packed_tiles import packed_splits
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
-from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear, small_linear_parts
-from ingot.kernels.small_qkv import small_qkv
-from ingot.kernels.stored_weight import AnyWeight, StoredWeight
-from ingot.kernels.sum_norm import sum_norm
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
+from ingot.kernels.norm.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
+from ingot.kernels.product.small_gate_up import small_gate_up
+from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.rows.operand_rows import OperandOrder, OperandRows
+from ingot.kernels.tiles.packed_tiles import packed_splits
+from ingot.kernels.weight.stored_weight import AnyWeight, StoredWeight
 
 LAYERS, LONGEST, EPS = 32, 4096, 1e-6
 

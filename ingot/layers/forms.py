@@ -23,18 +23,18 @@ from typing import Protocol
 
 import torch
 
-from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int8_heads import int8_heads, takes_steps
-from ingot.kernels.int8_rows import Int8Rows
-from ingot.kernels.norm_blocks import rms_norm_in_blocks
-from ingot.kernels.norm_int8 import rms_norm_int8
-from ingot.kernels.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
-from ingot.kernels.operand_rows import OperandOrder, OperandRows
+from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
+from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
+from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks
+from ingot.kernels.norm.norm_int8 import rms_norm_int8
+from ingot.kernels.norm.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.norm.sum_norm import Parts, sum_norm, sum_norm_int8
+from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks
 from ingot.kernels.overlap import overlaps
-from ingot.kernels.silu_mul_blocks import in_blocks, silu_mul_in_blocks
-from ingot.kernels.silu_mul_int8 import silu_mul_int8
-from ingot.kernels.sum_norm import Parts, sum_norm, sum_norm_int8
-from ingot.kernels.sum_norm_blocks import sum_norm_in_blocks
+from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.operand_rows import OperandOrder, OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.mlp import MLP, GatedMLP

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.int4_weight import Int4Weight
-from ingot.kernels.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight
-from ingot.kernels.int8_tiles import BESIDE, LARGE_NAMES, MOST_GROUP_RESULTS
-from ingot.kernels.norm_int8 import rms_norm_int8_triton
-from ingot.kernels.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
-from ingot.kernels.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
-from ingot.kernels.sum_norm import sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.activation.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
+from ingot.kernels.norm.norm_int8 import rms_norm_int8_triton
+from ingot.kernels.norm.sum_norm import sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
+from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
+from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
+from ingot.kernels.tiles.int8_tiles import BESIDE, LARGE_NAMES, MOST_GROUP_RESULTS
+from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 
 PARTS_128, PARTS_256 = (128, 128, 0, 128, 8, 4, 1, 0), (128, 256, 0, 128, 8, 4, 2, 0)

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.block_rows import BlockSteps, quantize_in_blocks
-from ingot.kernels.gated_mlp import silu_mul, silu_mul_triton
-from ingot.kernels.int8_linear import int8_linear, int8_linear_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.norm_blocks import rms_norm_in_blocks, rms_norm_in_blocks_triton
-from ingot.kernels.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.silu_mul_blocks import (
+from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.silu_mul_blocks import (
     in_blocks,
     in_blocks_triton,
     silu_mul_in_blocks,
     silu_mul_in_blocks_triton,
 )
+from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks, rms_norm_in_blocks_triton
+from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-6

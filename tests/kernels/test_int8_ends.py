@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.gated_mlp import silu_mul, silu_mul_triton
-from ingot.kernels.int8_linear import int8_linear_parts, int8_linear_parts_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, int8_product, quantize_rows
-from ingot.kernels.norm_int8 import rms_norm_int8, rms_norm_int8_triton
-from ingot.kernels.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.silu_mul_int8 import (
+from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.silu_mul_int8 import (
     quantized,
     quantized_triton,
     silu_mul_int8,
     silu_mul_int8_triton,
 )
-from ingot.kernels.sum_norm import sum_norm, sum_norm_int8, sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.norm.norm_int8 import rms_norm_int8, rms_norm_int8_triton
+from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_int8, sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, quantize_rows
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.block_rows import quantize_in_blocks
-from ingot.kernels.expand_int8 import expand_int8
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.int8_heads import int8_heads
-from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
-from ingot.kernels.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
-from ingot.kernels.norm_int8 import rms_norm_int8
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.prefill_attention import prefill_attention
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.silu_mul_int8 import silu_mul_int8
-from ingot.kernels.sum_norm import sum_norm, sum_norm_int8
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.attention.int8_heads import int8_heads
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.norm.norm_int8 import rms_norm_int8
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_int8
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
+from ingot.kernels.rows.block_rows import quantize_in_blocks
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
+from ingot.kernels.weight.expand_int8 import expand_int8
 from tests.kernels.int4_case import int4_weight
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import assert_near, normal

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.operand_ends import (
+from ingot.kernels.norm.operand_ends import (
     rms_norm_operand,
     rms_norm_operand_triton,
     silu_mul_operand,
@@ -14,17 +14,17 @@ from ingot.kernels.operand_ends import (
     sum_norm_operand,
     sum_norm_operand_triton,
 )
-from ingot.kernels.operand_rows import OperandRows, operand_rows
-from ingot.kernels.packed_matmul import (
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
     packed_matmul_parts_triton,
     packed_matmul_triton,
     takes_operand,
 )
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.stored_weight import StoredWeight
-from ingot.kernels.sum_norm import sum_norm
+from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
+from ingot.kernels.weight.stored_weight import StoredWeight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
 from tests.kernels.test_stored_weight import FORMS, random_weight

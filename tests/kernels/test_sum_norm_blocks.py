@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.block_rows import quantize_in_blocks
-from ingot.kernels.int8_rows import Int8Sums
-from ingot.kernels.int8_tiles import small_int8_tiles
-from ingot.kernels.sum_norm import sum_norm, sum_norm_triton
-from ingot.kernels.sum_norm_blocks import sum_norm_in_blocks, sum_norm_in_blocks_triton
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
+from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks, sum_norm_in_blocks_triton
+from ingot.kernels.rows.block_rows import quantize_in_blocks
+from ingot.kernels.rows.int8_rows import Int8Sums
+from ingot.kernels.tiles.int8_tiles import small_int8_tiles
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_block_rows import assert_rows, block_steps
 

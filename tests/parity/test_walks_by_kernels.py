@@ -18,8 +18,11 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
-from ingot.kernels import int8_linear, norm_int8, prefill_attention, rope_kv_write
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.attention import prefill_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import norm_int8
+from ingot.kernels.product import int8_linear
+from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, forms, norm, products
 from ingot.layers.forward import Operations
 from ingot.quant import int4_in_int8

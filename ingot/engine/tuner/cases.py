@@ -19,20 +19,13 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.tuner.inputs import Inputs
 from ingot.engine.tuner.workload import Task
-from ingot.kernels import (
-    gated_mlp,
-    layer_norm,
-    paged_attention,
-    prefill_attention,
-    prefill_tiles,
-    rms_norm,
-    rope_kv_write,
-    small_gate_up,
-    small_linear,
-    small_product,
-    small_qkv,
-)
-from ingot.kernels.stored_weight import stored
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.attention import paged_attention, prefill_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.product import small_gate_up, small_linear, small_product, small_qkv
+from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.weight.stored_weight import stored
 
 Tiles = dict[str, int]
 Written = tuple[torch.Tensor, ...]
