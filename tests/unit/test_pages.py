@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere, and the performance log keeps its form."""
+"""Pages link to what is there and name files that are there; the performance log keeps its form."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ LOG = ROOT / "docs" / "performance"
 PAGES = (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "recipes" / "README.md")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.M)
+SOURCE = re.compile(r"`((?:[\w-]+/)+[\w-]+\.py)`")
+PARENTS = (ROOT, ROOT / "ingot", ROOT / "tests")  # of the paths that pages name
 LOGS = [page for page in sorted(LOG.glob("*.md")) if page.name not in ("README.md", "story.md")]
 LONGEST = 200  # characters of an entry
 
@@ -44,6 +46,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_a_broken_link_is_found(link: str) -> None:
     text = f"See [it]({link}) and [the log](docs/performance/README.md#how-an-entry-is-written)."
     assert broken(ROOT / "README.md", text) == [link]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != LOG], ids=lambda page: page.stem)
+def test_source_files_that_a_page_names_are_there(page: Path) -> None:
+    named = SOURCE.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not any((parent / path).is_file() for parent in PARENTS)] == []
 
 
 @pytest.mark.parametrize("page", LOGS, ids=lambda page: page.name)
