@@ -27,7 +27,7 @@ from ingot.errors import CheckpointError, ConfigError
 from ingot.evaluate.opening import open_side as open_eval_side
 from ingot.evaluate.side import SideSpec as EvalSpec
 from ingot.evaluate.side import other_spec
-from ingot.kernels.stored_weight import StoredWeight, dequantized
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
 from ingot.layers.linear import linears
 from ingot.llm.repro import capture_layer, replay
 from ingot.llm.verify import verify

@@ -23,8 +23,8 @@ from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof import read_proof
 from ingot.errors import CheckpointError, ConfigError
-from ingot.kernels.int4_weight import Int4Weight
-from ingot.kernels.int8_rows import Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.rows.int8_rows import Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.weight.int4_weight import Int4Weight
 from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer
 from ingot.llm.repro import replay as replay_layer

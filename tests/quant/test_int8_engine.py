@@ -21,7 +21,7 @@ from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.engine.proof import read_proof
 from ingot.errors import ConfigError
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_product
 from ingot.layers.linear import linears
 from ingot.llm.replay import replay
 from ingot.llm.repro import capture_layer

@@ -19,18 +19,12 @@ from ingot.engine.tuner.search import Search, agrees, measured_steps
 from ingot.engine.tuner.steps import Kind, Steps
 from ingot.engine.tuner.trial import _IN_USE, Place, TrialPlan, using
 from ingot.errors import ConfigError, DeviceError
-from ingot.kernels import (
-    gated_mlp,
-    layer_norm,
-    paged_attention,
-    prefill_attention,
-    rms_norm,
-    rope_kv_write,
-    small_gate_up,
-    small_linear,
-    small_qkv,
-)
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.attention import paged_attention, prefill_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.product import small_gate_up, small_linear, small_qkv
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products
 from ingot.layers.decoder import Decoder
 from ingot.models.registry import architecture_named

@@ -9,16 +9,13 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels import (
-    gated_mlp,
-    layer_norm,
-    paged_attention,
-    prefill_tiles,
-    rms_norm,
-    rope_kv_write,
-    small_product,
-)
-from ingot.kernels.stored_weight import stored
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.attention import paged_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.product import small_product
+from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.weight.stored_weight import stored
 
 Tiles = dict[str, int]
 
