@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
@@ -120,9 +120,15 @@ def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
         manifest = Manifest.read(folder)
         return manifest, read_engine_text(folder, manifest)
     with open_checkpoint(folder) as source:
-        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        text = read_text_parts(source)
-        return make_manifest(Assembly.of(source, config, QuantConfig()), source, text), text
+        manifest, _, text = _as_built(source)
+        return manifest, text
+
+
+def _as_built(source: Checkpoint) -> tuple[Manifest, Decoder, TextParts]:
+    """The engine that ``build`` would make of a checkpoint by default."""
+    config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+    assembly, text = Assembly.of(source, config, QuantConfig()), read_text_parts(source)
+    return make_manifest(assembly, source, text), assembly.model, text
 
 
 def _engine(folder: Path) -> Description:
@@ -161,15 +167,12 @@ def _proof_fact(folder: Path) -> ProofFact | None:
 
 def _checkpoint(folder: Path) -> Description:
     with open_checkpoint(folder) as source:
-        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        assembly = Assembly.of(source, config, QuantConfig())
-        text = read_text_parts(source)
+        manifest, model, text = _as_built(source)
         facts = {
             name: TensorFact(str(info.dtype).removeprefix("torch."), tuple(info.shape))
             for name, info in source.tensors.items()
         }
-        manifest = make_manifest(assembly, source, text)
-        return _describe("checkpoint", folder, manifest, KernelPlan(), assembly.model, text, facts)
+        return _describe("checkpoint", folder, manifest, KernelPlan(), model, text, facts)
 
 
 def _describe(

@@ -135,11 +135,7 @@ def load_engine(
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
     compute = compute_dtype(manifest, device, dtype)
     text = read_engine_text(folder, manifest)
-    plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
-    if why_not is not None:
-        _log.warning(
-            "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
-        )
+    plan = _plan_here(folder, device, compute)
     model = model_of(manifest, plan)
     path = folder / WEIGHTS_FILE
     with readable(path), safe_open(path, framework="pt") as file:
@@ -151,6 +147,16 @@ def load_engine(
             with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
                 fill(model, stored, device, compute)
     return Engine(manifest, model, text, plan, device, compute)
+
+
+def _plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
+    """The engine's plan, or defaults where it was measured elsewhere, which is told."""
+    plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
+    if why_not is not None:
+        _log.warning(
+            "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
+        )
+    return plan
 
 
 def engine_in_memory(
