@@ -46,7 +46,6 @@ class OpenEngine:
         self.vocab_size = self.llm.engine.model.config.vocab_size
 
     def facts(self) -> dict[str, Any]:
-        """Architecture, dtypes, limits, seconds of loading."""
         engine = self.llm.engine
         return {
             "architecture": engine.manifest.model.architecture,

@@ -8,6 +8,8 @@ Owns what gives memory back, and how a lack of it is told from other errors. Kno
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -25,3 +27,13 @@ def lacks_memory(error: Exception) -> bool:
     """Whether an error is about memory; PyTorch has no type of its own for a CPU's."""
     kinds = (OutOfMemoryError, torch.OutOfMemoryError)
     return isinstance(error, kinds) or "can't allocate memory" in str(error)
+
+
+@contextmanager
+def gpu_memory(what: str, fix: str) -> Iterator[None]:
+    """Says what does not fit where a GPU's memory is too small, and what takes less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        what = f"{what} the GPU's memory"
+        raise OutOfMemoryError(what, seen=str(error).split(". ")[0], fix=fix) from None

@@ -14,8 +14,8 @@ from ingot.bench import session
 from ingot.bench.latency import Latency
 from ingot.bench.load import fixed
 from ingot.bench.report import headline, tables
-from ingot.bench.session import Throughput, bench_latency, bench_throughput
 from ingot.bench.side import SideSpec, told_apart
+from ingot.bench.throughput import Throughput
 from ingot.compare.table import Table, number, percent, plain, score
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, DeviceError
@@ -120,8 +120,8 @@ def test_hugging_face_on_the_same_weights(checkpoint: Path) -> None:
 
 
 def test_hugging_face_pads_a_mixed_load(config: Path) -> None:
-    from ingot.bench.huggingface import HuggingFaceSide
     from ingot.bench.load import Ask, PromptSource
+    from ingot.bench.opening import HuggingFaceSide
 
     side = HuggingFaceSide(SideSpec(kind="hf", random_weights=str(config), device="cpu", max_batch_size=2))
     asks = [Ask(3, 2), Ask(9, 5), Ask(4, 1)]
@@ -323,16 +323,16 @@ def test_a_missing_transformers_is_said_before_anything_is_measured(
     wanted = Latency(batches=(1,), prompt_tokens=4, new_tokens=1, repeats=1)
     told: list[str] = []
     with pytest.raises(DeviceError, match="pip install transformers"):
-        bench_latency(spec, wanted, spec.replace(kind="hf"), say=told.append)
+        session.bench(spec, wanted, spec.replace(kind="hf"), say=told.append)
     assert told == []
 
 
 def test_the_library_refuses_too(engine: Path) -> None:
     spec = SideSpec(path=str(engine), device="cpu")
     with pytest.raises(ConfigError, match="larger than the engine's"):
-        bench_latency(spec, Latency(batches=(8,), prompt_tokens=4, new_tokens=1))
+        session.bench(spec, Latency(batches=(8,), prompt_tokens=4, new_tokens=1))
     with pytest.raises(ConfigError, match="longer than the engine's limit"):
-        bench_throughput(spec, Throughput(fixed(1, 64, 1)))
+        session.bench(spec, Throughput(fixed(1, 64, 1)))
     with pytest.raises(DeviceError, match="measured on a GPU"):
         session.bench_kernels(spec, session.Kernels())
 

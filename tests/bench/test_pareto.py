@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.bench.pareto import pareto
+from ingot.bench.sweep_record import pareto
 
 
 def test_what_costs_more_must_gain_more() -> None:

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from ingot.bench.chart import LABEL_SIZE, MARK_SIZE, Frame, Mark, Panel, Scale, Series, tick_texts
-from ingot.bench.pareto import pareto
 from ingot.bench.picture import write_png
 from ingot.bench.picture_html import Page, svg, write_html
+from ingot.bench.sweep_record import pareto
 from ingot.compare.table import Table
 from ingot.errors import DeviceError
 

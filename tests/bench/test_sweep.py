@@ -19,7 +19,7 @@ from ingot.bench.memory import Memory
 from ingot.bench.opening import open_side
 from ingot.bench.run import Run
 from ingot.bench.side import Side, SideSpec
-from ingot.bench.sweep import Sweep, best, record_of, run_sweep
+from ingot.bench.sweep import Sweep, run_sweep
 from ingot.bench.sweep_line import (
     DIED,
     DOES_NOT_FIT,
@@ -32,6 +32,7 @@ from ingot.bench.sweep_line import (
     measure_apart,
     measure_line,
 )
+from ingot.bench.sweep_record import best, record_of
 from ingot.bench.sweep_report import broken, limits, panels, sweep_table
 from ingot.bench.sweep_store import POINTS, Store, read_points
 from ingot.bench.work import Work
