@@ -48,9 +48,8 @@ class Compared:
 
     @staticmethod
     def joined(parts: Sequence[Compared]) -> Compared:
-        """Parts in a row."""
-        names = ("kl", "regret", "our_top", "their_top", "our_loss", "their_loss")
-        return Compared(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return Compared(*map(torch.cat, columns))
 
 
 def kl_rows(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
@@ -140,7 +139,6 @@ def divergence_metrics(found: Compared) -> dict[str, float]:
 def _compared(
     specs: Sequence[SideSpec], documents: Sequence[Document], progress: Progress
 ) -> tuple[list[Compared], list[SideRun]]:
-    """The comparison of each document, and what each side took."""
     total, done, seconds, tokens = sum(len(d.windows) for d in documents), 0, [0.0, 0.0], 0
     device = resolve_device(specs[0].device)
     found = []
@@ -189,11 +187,9 @@ def _position(document: Document, found: Compared, row: int, tokenizer: Tokenize
     place = places[row]
 
     def told(ids: list[int]) -> str | None:
-        return (
-            None
-            if tokenizer is None
-            else b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
-        )
+        if tokenizer is None:
+            return None
+        return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
 
     tops = {"engine": int(found.our_top[row]), "reference": int(found.their_top[row])}
     return {

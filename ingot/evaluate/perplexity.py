@@ -13,16 +13,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ingot.compare.spec import INGOT, longest, read_text
+from ingot.compare.spec import longest
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.opening import open_side
-from ingot.evaluate.prompts import check_same_tokens, document_ids
+from ingot.evaluate.prompts import document_ids
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import SideSpec, check_side, usual_window
+from ingot.evaluate.side import SideSpec, common_text, usual_window
 from ingot.evaluate.windows import Window, windows
 from ingot.processors.tokenizer import Tokenizer
 
@@ -57,7 +57,6 @@ class Document:
 
     @property
     def counted(self) -> int:
-        """Tokens that count."""
         return sum(window.end - window.first for window in self.windows)
 
 
@@ -77,11 +76,7 @@ def perplexity(
     """
     specs = [spec] if other is None else [spec, other]
     reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW)
-    losses, runs = [], []
-    for one in specs:
-        loss, run = _read(one, documents, progress)
-        losses.append(loss)
-        runs.append(run)
+    losses, runs = zip(*(_read(one, documents, progress) for one in specs), strict=True)
     deltas = [] if other is None else judge(limits, runs[0].metrics, runs[1].metrics)
     record = make_record(
         "perplexity", data, asdict(reading), runs, deltas, counts=counts_of(documents, short)
@@ -101,12 +96,7 @@ def prepare(
     Raises:
         ConfigError: window or stride are out of range, or no document has two tokens.
     """
-    for spec in specs:
-        check_side(spec)
-    text = read_text(specs[0].path)
-    for spec in specs[1:]:
-        if spec.kind == INGOT:
-            check_same_tokens(text, read_text(spec.path), data.items)
+    text = common_text(specs, data.items)
     room = min(map(longest, specs))
     window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
     if window > room:

@@ -49,7 +49,6 @@ def verdict(record: Record) -> str | None:
 
 
 def _told_counts(counts: Record) -> list[str]:
-    """Counts that say something, in words."""
     words = {
         "cases": "items asked",
         "documents": "texts",
