@@ -88,7 +88,6 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def report_html(report: Report) -> str:
-    """One page that needs no other file."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     first = None if report.first is None else _first(report.first)
     return environment.from_string(_PAGE).render(
@@ -105,7 +104,6 @@ def report_html(report: Report) -> str:
 
 
 def verdict_text(report: Report) -> str:
-    """``aligned``, or where it is not."""
     if report.aligned:
         return "aligned"
     ids = report.bad_texts or report.stops.is_bad
@@ -114,7 +112,6 @@ def verdict_text(report: Report) -> str:
 
 
 def why_text(first: FirstBad) -> str:
-    """What the first bad stage says about its module."""
     limit = f"limit {first.row.alone_limit if first.alone else first.row.limit:.2e}"
     if first.alone and first.row.alone is not None:
         return (
@@ -133,7 +130,6 @@ def why_text(first: FirstBad) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What was compared with what."""
     return [
         ("engine", f"{report.engine}, {report.dtype} on {report.device}"),
         ("reference", report.reference),
@@ -152,7 +148,6 @@ def cells(row: Row) -> list[str]:
 
 
 def stops_text(check: StopCheck) -> str:
-    """Whether answers end alike; both sets where they do not."""
     if check.expected is None:
         return f"stop ids: not compared, {check.against} records none; the engine's: {check.named(check.got)}"
     if check.is_bad:

@@ -33,7 +33,6 @@ def all_lines(rows: Sequence[Row]) -> list[Line]:
 
 
 def short_lines(rows: Sequence[Row], first: FirstBad | None) -> list[Line]:
-    """A dozen of them."""
     if first is None:
         return list(_by_kind(rows))
     return list(_around(_furthest(rows, lambda row: row.stage), first.row))
@@ -77,7 +76,6 @@ def _around(stages: Sequence[Row], first: Row) -> Iterator[Line]:
 
 
 def _fold(stages: Sequence[Row], side: str) -> Iterator[Line]:
-    """One line in place of several."""
     bad = sum(row.is_bad or row.is_wrong_alone for row in stages)
     if not stages:
         return

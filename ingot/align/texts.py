@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import ClassTokenizer
@@ -32,12 +32,10 @@ class TextCheck:
 
     @property
     def is_bad(self) -> bool:
-        """Whether they differ."""
         return self.expected != self.got
 
     @property
     def first(self) -> int | None:
-        """Where they begin to differ; None where they are equal."""
         if not self.is_bad:
             return None
         pairs = enumerate(zip(self.expected, self.got, strict=False))
@@ -54,16 +52,6 @@ class Case:
     checks: tuple[TextCheck, ...] = ()
 
 
-class OriginalText(Protocol):
-    """The original's tokenizer."""
-
-    def ids(self, text: str) -> list[int]:
-        """Text → ids."""
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
-        """Messages → prompt and ids; None without a chat template."""
-
-
 class FolderText:
     """The checkpoint's own files read by our tokenizers, where no other reader is there."""
 
@@ -77,15 +65,16 @@ class FolderText:
         self._tokenizer, self._chat = text.tokenizer, text.chat
 
     def ids(self, text: str) -> list[int]:
-        """Text → ids."""
         return self._tokenizer.encode(text)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
-        """Messages → prompt and ids; None without a template of its own."""
         if self._chat is None:
             return None
         text = self._chat.prompt_text(messages, tokenizer=self._tokenizer)
         return text, self._chat.prompt_ids(messages, self._tokenizer)
+
+
+OriginalText = ClassTokenizer | FolderText
 
 
 def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
@@ -94,7 +83,7 @@ def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
     """
     found = ClassTokenizer.of(folder)
     if found is not None:
-        return found, "Hugging Face's tokenizer"  # type: ignore[return-value]
+        return found, "Hugging Face's tokenizer"
     try:
         return FolderText(folder), FolderText.name
     except TokenizerError:
