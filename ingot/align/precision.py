@@ -50,7 +50,7 @@ def round_weights(model: nn.Module, weights: torch.dtype | None) -> None:
 
 
 @torch.no_grad()
-def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
+def permute_channels(model: Decoder) -> torch.Tensor:
     """Rename the hidden and the inner channels of a model: the same mathematics, another order of sums.
 
     A weight in fewer bits becomes what its numbers mean, and activations are not rounded to 8 bits any more.
@@ -61,7 +61,7 @@ def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
     for linear in linears(model).values():
         linear.widen()
     config = model.config
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     hidden = torch.randperm(config.hidden_size, generator=generator)
     inner = torch.randperm(config.intermediate_size, generator=generator)
     embeddings = [model.embed_tokens, model.embed_positions, *([] if model.tied else [model.lm_head])]

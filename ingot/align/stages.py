@@ -8,7 +8,7 @@ Owns the stages' names and the module names of known classes behind them. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,10 @@ _FAMILIES = (
 )
 
 
-def stage_names(num_layers: int, features: Sequence[str] = ()) -> list[str]:
-    """Every stage of a step, in order; ``features`` are those of images and audio, before the embedding."""
+def stage_names(num_layers: int) -> list[str]:
+    """Every stage of a step, in order."""
     inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in LAYER_STAGES]
-    return [*features, "embedding", *inner, "final_norm", "logits"]
+    return ["embedding", *inner, "final_norm", "logits"]
 
 
 def layer_of(stage: str) -> int | None:

@@ -23,7 +23,7 @@ import torch
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
-from ingot.compare.memory import free_memory, gpu_memory, lacks_memory
+from ingot.compare.memory import free_memory, gpu_memory, lacks_memory, seconds_since
 from ingot.compare.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
 from ingot.compare.spec import ModelSpec, decoder_config, most_tokens
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
@@ -56,9 +56,7 @@ class OpenClass:
         fix = "leave out --against hf, or use --device cuda"
         self.model = load_class(source, self.dtype, self.device, fix, is_random=is_random)
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)  # never ends early
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.load_s = time.perf_counter() - start
+        self.load_s = seconds_since(start, self.device)
         self.max_seq_len = most_tokens(spec, self.config)
         self.vocab_size = int(self.model.config.vocab_size)
         self._version = transformers.__version__

@@ -1,6 +1,7 @@
 """Memory between one model and the next.
 
-Owns what gives memory back, and how a lack of it is told from other errors. Knows no model.
+Owns what gives memory back, how a lack of it is told from other errors, and how long a model took to come.
+Knows no model.
 
     del model; free_memory()
 """
@@ -8,6 +9,7 @@ Owns what gives memory back, and how a lack of it is told from other errors. Kno
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +23,13 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def seconds_since(start: float, device: torch.device) -> float:
+    """Of ``time.perf_counter``, once a GPU has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def lacks_memory(error: Exception) -> bool:

@@ -44,7 +44,7 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
     match kind:
         case "input_norm":
             return norm_spec(config, f"{name}.input_layernorm", vectors(model))
-        case "post_attention_norm" | "post_norm":
+        case "post_norm":
             return norm_spec(config, f"{name}.post_attention_layernorm", vectors(model))
         case "mlp":
             return read_mlp(f"{name}.mlp", model, config)
