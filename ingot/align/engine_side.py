@@ -19,7 +19,6 @@ from ingot.align.stages import OWN_NAMES
 from ingot.align.trace import TraceWriter
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
-from ingot.errors import RequestError
 from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
 from ingot.runtime.request import Request
@@ -52,7 +51,8 @@ def record_engine(
     *,
     as_served: bool = False,
 ) -> list[int]:
-    """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
+    """Run the prompt and ``steps`` cached decode steps, which fit the engine, module by module; write every
+    stage.
 
     Args:
         forced: tokens to feed after the prompt; None: the greedy choices.
@@ -63,10 +63,10 @@ def record_engine(
         The greedy choices after the prompt and after each step, ``steps + 1`` of them.
 
     Raises:
-        RequestError: prompt and steps do not fit the engine.
+        RequestError: the prompt has ids that the model does not know.
     """
     executor = llm.executor
-    checked = _fitting(llm, ids, steps)
+    checked = executor.admission.checked_ids(ids, room=0)
     request = executor.admission.request(_NAME, checked, SamplingParams(max_new_tokens=None), 0)
     request.all_logits = not as_served
     writer = TraceWriter(path)
@@ -103,18 +103,6 @@ def _steps(
             pieces.flush(writer, step)
             request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
     return choices
-
-
-def _fitting(llm: LLM, ids: Sequence[int], steps: int) -> list[int]:
-    limit = llm.engine.manifest.build.max_seq_len
-    if len(ids) + steps > limit:
-        raise RequestError(
-            "the prompt and the steps exceed the engine's max_seq_len",
-            seen=f"{len(ids)} tokens and {steps} steps",
-            allowed=f"{limit} in total",
-            flag="--steps",
-        )
-    return llm.executor.admission.checked_ids(ids, room=0)
 
 
 def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:

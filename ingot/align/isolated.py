@@ -21,7 +21,7 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.mlp import MLP, GatedMLP
-from ingot.runtime.one_layer import hidden_after
+from ingot.runtime.one_layer import hidden_after, request_batch
 
 _BLOCK = 64
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -153,22 +153,9 @@ class Isolated:
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
         """Tokens [start, end) of one request."""
-        device = self.device
-        positions = torch.arange(start, end, device=device)
+        positions = torch.arange(start, end, device=self.device)
         offset = self.model.rope_offset(len(self.reference.ids(0)))
-        return ForwardBatch(
-            input_ids=torch.zeros_like(positions),
-            positions=positions,
-            rope_rows=positions + offset,
-            slot_mapping=positions,
-            block_tables=torch.arange(-(-end // _BLOCK), device=device, dtype=torch.int32)[None],
-            query_start=torch.tensor([0, end - start], device=device, dtype=torch.int32),
-            seq_lens=torch.tensor([end], device=device, dtype=torch.int32),
-            logits_indices=positions[:0],
-            max_query_len=end - start,
-            max_seq_len=end,
-            num_decodes=int(end - start == 1),
-        )
+        return request_batch(positions, positions + offset, end, -(-end // _BLOCK), max_seq_len=end)
 
     def _positions(self, step: int) -> torch.Tensor:
         start = self.reference.start(step)

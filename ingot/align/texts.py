@@ -17,6 +17,7 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import ClassTokenizer
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.errors import RequestError, TokenizerError
+from ingot.llm.replay import first_difference
 
 PromptGiven = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -36,11 +37,7 @@ class TextCheck:
 
     @property
     def first(self) -> int | None:
-        if not self.is_bad:
-            return None
-        pairs = enumerate(zip(self.expected, self.got, strict=False))
-        shorter = min(len(self.expected), len(self.got))
-        return next((i for i, (a, b) in pairs if a != b), shorter)
+        return first_difference(self.expected, self.got) if self.is_bad else None
 
 
 @dataclass(frozen=True)

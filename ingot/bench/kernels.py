@@ -20,8 +20,8 @@ from ingot.bench.kernel_case import Case, Effort, Inputs, beyond_l2, graph_us
 from ingot.bench.kernel_cases import Setting, all_cases
 from ingot.bench.kernel_layer import LayerStack
 from ingot.bench.latency import check_length
+from ingot.bench.run import spread
 from ingot.bench.side import Say, SideSpec, silent
-from ingot.bench.spread import spread
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.compare.memory import free_memory, gpu_memory
 from ingot.config.base import JsonConfig

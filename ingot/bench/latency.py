@@ -13,9 +13,8 @@ from typing import Any
 
 from ingot.bench.ceiling import Ceiling
 from ingot.bench.load import Ask, PromptSource, check_counts, fixed
-from ingot.bench.run import Run
+from ingot.bench.run import Run, median, spread
 from ingot.bench.side import Say, Side, silent
-from ingot.bench.spread import median, spread
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ingot.bench.load import Ask, PromptSource
-from ingot.bench.memory import Memory, forget_peak, peak_bytes
+from ingot.bench.machine import Memory, forget_peak, peak_bytes
 from ingot.bench.run import Run
 from ingot.bench.side import Side, SideSpec
 from ingot.bench.work import Work, read_bytes, weight_bytes

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ingot.bench.load import Ask
-from ingot.bench.memory import Memory
+from ingot.bench.machine import Memory
 from ingot.bench.run import Run
 from ingot.bench.work import Work
 from ingot.compare.huggingface import check_huggingface

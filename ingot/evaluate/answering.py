@@ -25,6 +25,7 @@ from ingot.evaluate.prompts import Case, Prompter, need_tokenizer
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, mean, no_progress
 from ingot.evaluate.rouge import Rouge
 from ingot.evaluate.side import SideSpec, common_text
+from ingot.llm.replay import first_difference
 
 Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]
@@ -192,18 +193,13 @@ def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list
 
 def _agreement(ours: _Answered, theirs: _Answered) -> Record:
     pairs = list(zip(ours.token_ids, theirs.token_ids, strict=True))
-    parted = [_common(a, b) for a, b in pairs if a != b]
+    parted = [first_difference(a, b) for a, b in pairs if a != b]
     return {
         "answers": len(pairs),
         "same_tokens": len(pairs) - len(parted),
         "same_text": sum(a == b for a, b in zip(ours.texts, theirs.texts, strict=True)),
         "first_difference_mean": mean(parted) if parted else None,
     }
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _row(place: int, case: Case, found: Sequence[_Answered]) -> Record:

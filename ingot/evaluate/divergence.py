@@ -20,7 +20,7 @@ from ingot.device import resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.opening import open_side
-from ingot.evaluate.perplexity import Document, Reading, counts_of, metrics_of, prepare
+from ingot.evaluate.perplexity import Document, Reading, counts_of, each_window, metrics_of, prepare
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.evaluate.side import Side, SideSpec
 from ingot.processors.tokenizer import Tokenizer
@@ -139,25 +139,19 @@ def divergence_metrics(found: Compared) -> dict[str, float]:
 def _compared(
     specs: Sequence[SideSpec], documents: Sequence[Document], progress: Progress
 ) -> tuple[list[Compared], list[SideRun]]:
-    total, done, seconds, tokens = sum(len(d.windows) for d in documents), 0, [0.0, 0.0], 0
-    device = resolve_device(specs[0].device)
-    found = []
-    progress("loading both", 0, total)
+    progress("loading both", 0, sum(len(document.windows) for document in documents))
+    device, seconds, tokens = resolve_device(specs[0].device), [0.0, 0.0], 0
+    parts: list[list[Compared]] = [[] for _ in documents]
     with open_side(specs[0]) as ours, open_side(specs[1]) as theirs:
-        for document in documents:
-            parts = []
-            for window in document.windows:
-                ids = document.ids[window.begin : window.end]
-                logits = [_timed(side, ids, seconds, i) for i, side in enumerate((ours, theirs))]
-                targets = torch.tensor(ids[1:])[window.counted]
-                our_rows, their_rows = (one[:-1][window.counted] for one in logits)
-                parts.append(compare_logits(our_rows, their_rows, targets, device))
-                tokens += len(ids)
-                done += 1
-                progress("comparing", done, total)
-            found.append(Compared.joined(parts))
+        for place, window, ids in each_window(documents, "comparing", progress):
+            logits = [_timed(side, ids, seconds, i) for i, side in enumerate((ours, theirs))]
+            our_rows, their_rows = (one[:-1][window.counted] for one in logits)
+            targets = torch.tensor(ids[1:])[window.counted]
+            parts[place].append(compare_logits(our_rows, their_rows, targets, device))
+            tokens += len(ids)
         facts = [ours.facts(), theirs.facts()]
-    return found, [SideRun(s, f, t, tokens) for s, f, t in zip(specs, facts, seconds, strict=True)]
+    runs = [SideRun(s, f, t, tokens) for s, f, t in zip(specs, facts, seconds, strict=True)]
+    return [Compared.joined(own) for own in parts], runs
 
 
 def _timed(side: Side, ids: list[int], seconds: list[float], place: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from ingot.compare.spec import longest
@@ -141,24 +141,30 @@ def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer
     return sum(sum(sizes[cut.first : cut.end]) for cut in cuts)
 
 
+def each_window(
+    documents: Sequence[Document], what: str, progress: Progress
+) -> Iterator[tuple[int, Window, list[int]]]:
+    """The place of each window's document, the window and its ids; ``progress`` is told when it is done."""
+    total, done = sum(len(document.windows) for document in documents), 0
+    for place, document in enumerate(documents):
+        for window in document.windows:
+            yield place, window, document.ids[window.begin : window.end]
+            done += 1
+            progress(what, done, total)
+
+
 def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> tuple[list[float], SideRun]:
     """Each document's negative log-likelihood in nats, and the run."""
-    total, done, seconds, tokens = sum(len(d.windows) for d in documents), 0, 0.0, 0
-    losses = []
-    progress(f"{spec.name}: loading", 0, total)
+    progress(f"{spec.name}: loading", 0, sum(len(document.windows) for document in documents))
+    losses, seconds, tokens = [0.0] * len(documents), 0.0, 0
     with open_side(spec) as side:
         side.log_likelihood(documents[0].ids[:2])  # what only the first call waits for
-        for document in documents:
-            loss = 0.0
-            for window in document.windows:
-                start = time.perf_counter()
-                found = side.log_likelihood(document.ids[window.begin : window.end])
-                seconds += time.perf_counter() - start
-                tokens += window.end - window.begin
-                loss -= found[window.counted].double().sum().item()
-                done += 1
-                progress(spec.name, done, total)
-            losses.append(loss)
+        for place, window, ids in each_window(documents, spec.name, progress):
+            start = time.perf_counter()
+            found = side.log_likelihood(ids)
+            seconds += time.perf_counter() - start
+            tokens += len(ids)
+            losses[place] -= found[window.counted].double().sum().item()
         run = SideRun(spec, side.facts(), seconds, tokens)
     run.metrics = metrics_of(sum(losses), documents)
     return losses, run

@@ -14,9 +14,8 @@ import torch
 from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.latency import Latency, latency_entry
 from ingot.bench.load import Ask, Load, PromptSource, fixed, mixed, parse_batches
-from ingot.bench.run import Run
+from ingot.bench.run import Run, percentile, spread
 from ingot.bench.sharegpt import sharegpt_load
-from ingot.bench.spread import percentile, spread
 from ingot.bench.throughput import load_flops, throughput_entry
 from ingot.bench.work import Work, causal_pairs, read_bytes
 from ingot.config.build import BuildConfig

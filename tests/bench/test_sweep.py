@@ -13,7 +13,7 @@ import torch
 
 from ingot.bench.latency import Latency
 from ingot.bench.load import Ask
-from ingot.bench.memory import Memory
+from ingot.bench.machine import Memory
 from ingot.bench.opening import open_side
 from ingot.bench.run import Run
 from ingot.bench.side import Side, SideSpec
