@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import expect_range, merge_tiles, next_power_of_two, runs_on_gpu
-from ingot.kernels.norm.rms_norm import MAX_HIDDEN, default_tiles, expect_norm, rms_norm_reference
+from ingot.kernels.norm.rms_norm import MAX_HIDDEN, default_tiles, expect_norm, rms_norm_reference, weighted
 from ingot.kernels.norm.sum_norm import summed_row
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
@@ -51,7 +51,7 @@ def rms_norm_blocks_kernel(
     SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added.
     """
     start_next(OVERLAP)
-    dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    dtype: tl.constexpr = x_ptr.dtype.element_ty if SPLITS == 0 else residual_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_H)
     inside = cols < HIDDEN
@@ -72,7 +72,7 @@ def rms_norm_blocks_kernel(
             tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    y = weighted(s * rstd, weight, dtype, weight_ptr.dtype.element_ty == tl.float32).to(tl.float32)
     if order_ptr is not None:
         y = tl.gather(y, order, axis=0)
     store_block_numbers(y, y_ptr + row * WIDTH, step, zero, HIDDEN, WIDTH, BITS, dtype)

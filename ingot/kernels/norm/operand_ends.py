@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import torch
 
-from ingot.kernels.activation.gated_mlp import expect_silu_mul, silu_mul_reference, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import Gate, expect_silu_mul, silu_mul_reference, silu_mul_triton
 from ingot.kernels.checks import KernelArgumentError, runs_on_gpu
 from ingot.kernels.norm.rms_norm import expect_norm, launch_rms_norm, rms_norm_reference
 from ingot.kernels.norm.sum_norm import Parts, expect_sum_norm, launch_sum_norm, sum_norm_reference
@@ -46,7 +46,7 @@ def rms_norm_operand(
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_norm(x, weight, residual)
-    _expect_spans(x.shape[1])
+    expect_spans(x.shape[1])
     if runs_on_gpu(x):
         return rms_norm_operand_triton(x, weight, eps, residual, tiles)
     y, s = rms_norm_reference(x, weight, eps, residual)
@@ -81,19 +81,23 @@ def sum_norm_operand(
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
     expect_sum_norm(parts, residual, weight, bias)
-    _expect_spans(residual.shape[1])
+    expect_spans(residual.shape[1])
     if runs_on_gpu(residual):
         return sum_norm_operand_triton(parts, residual, weight, eps, bias, tiles)
     y, s = sum_norm_reference(parts, residual, weight, eps, bias)
     return operand_rows(y), s
 
 
-def silu_mul_operand_triton(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> OperandRows:
+def silu_mul_operand_triton(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, activation: Gate = "silu"
+) -> OperandRows:
     """Launch the kernel; arguments as in :func:`silu_mul_operand`, unchecked."""
-    return OperandRows(silu_mul_triton(gate_up, tiles, ordered=True))
+    return OperandRows(silu_mul_triton(gate_up, tiles, activation, ordered=True))
 
 
-def silu_mul_operand(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> OperandRows:
+def silu_mul_operand(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, activation: Gate = "silu"
+) -> OperandRows:
     """``silu_mul`` whose result has its columns in the operand's order; arguments as there, I a multiple of
     32.
 
@@ -101,13 +105,14 @@ def silu_mul_operand(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = No
         KernelArgumentError: a shape, dtype or stride that the kernel cannot take.
     """
     expect_silu_mul(gate_up)
-    _expect_spans(gate_up.shape[1] // 2)
+    expect_spans(gate_up.shape[1] // 2)
     if runs_on_gpu(gate_up):
-        return silu_mul_operand_triton(gate_up, tiles)
-    return operand_rows(silu_mul_reference(gate_up))
+        return silu_mul_operand_triton(gate_up, tiles, activation)
+    return operand_rows(silu_mul_reference(gate_up, activation))
 
 
-def _expect_spans(width: int) -> None:
+def expect_spans(width: int) -> None:
+    """Raise unless the operand's order can take rows of this width."""
     if width % OPERAND_SPAN:
         raise KernelArgumentError(
             "the operand's order needs whole spans of columns",

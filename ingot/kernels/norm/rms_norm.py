@@ -1,8 +1,8 @@
 """RMSNorm of a hidden state, with the residual sum folded in.
 
 Owns the formula s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight. The sum is rounded to the
-dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. Knows no
-model.
+dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. A weight
+in fp32 beside 16-bit rows is multiplied before the one cast, as in Gemma. Knows no model.
 
     y, residual = rms_norm(x, weight, 1e-6, residual)
 """
@@ -28,6 +28,14 @@ from ingot.kernels.rows.int8_round import store_int8_row
 from ingot.kernels.rows.operand_rows import operand_place
 
 MAX_HIDDEN = 16384  # one pass holds a whole row in registers
+
+
+@triton.jit
+def weighted(normed: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: tl.constexpr) -> tl.tensor:
+    """normed · weight, both fp32, in DTYPE; WIDE: rounded once, not also before the product."""
+    if WIDE:
+        return (normed * weight).to(DTYPE)
+    return (normed.to(DTYPE).to(tl.float32) * weight).to(DTYPE)
 
 
 @triton.jit
@@ -65,7 +73,7 @@ def rms_norm_kernel(
         tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
+    y = weighted(s * rstd, weight, dtype, weight_ptr.dtype.element_ty == tl.float32)
     if scale_ptr is None:
         tl.store(y_ptr + row * HIDDEN + operand_place(cols, ORDERED), y, mask=inside)
     else:
@@ -145,7 +153,7 @@ def rms_norm_reference(
     s = x if residual is None else x + residual
     wide = s.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight, s
+    return (normed.to(weight.dtype) * weight).to(x.dtype), s
 
 
 def rms_norm(
@@ -159,7 +167,7 @@ def rms_norm(
 
     Args:
         x: [T, H] fp16, bf16 or fp32; any T, H up to 16384.
-        weight: [H], dtype of x.
+        weight: [H], dtype of x or fp32.
         eps: added to the mean square.
         residual: [T, H] or None; added to x first.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
@@ -181,6 +189,12 @@ def expect_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | 
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
-    expect("weight", weight, (x.shape[1],), like=x)
+    expect_norm_weight("weight", weight, x)
     if residual is not None:
         expect("residual", residual, tuple(x.shape), like=x)
+
+
+def expect_norm_weight(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless a weight is that of a norm over rows x [T, H]."""
+    wide = weight.dtype == torch.float32
+    expect(name, weight, (x.shape[1],), like=x, dtype=torch.float32 if wide else None)

@@ -25,7 +25,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.norm.rms_norm import MAX_HIDDEN, rms_norm_reference
+from ingot.kernels.norm.rms_norm import MAX_HIDDEN, expect_norm_weight, rms_norm_reference, weighted
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rows.int8_round import row_scales, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, quantize_rows
@@ -110,7 +110,7 @@ def sum_norm_kernel(
                    cols, residual_stride, row_scale_stride, SPLITS, HIDDEN, OVERLAP)  # fmt: skip
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
+    y = weighted(s * rstd, weight, dtype, weight_ptr.dtype.element_ty == tl.float32)
     if scale_ptr is None:
         tl.store(y_ptr + row * HIDDEN + operand_place(cols, ORDERED), y, mask=inside)
     else:
@@ -228,7 +228,7 @@ def sum_norm(
         parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`; or those of
             :func:`int8_linear_parts`.
         residual: [M, H] fp16, bf16 or fp32; H up to 16384.
-        weight: [H], dtype of residual.
+        weight: [H], dtype of residual or fp32.
         eps: added to the mean square.
         bias: [H] or None, dtype of residual or fp32.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
@@ -279,7 +279,7 @@ def expect_sum_norm(
         expect("weight scales", parts.weight_scales, (hidden,), like=residual, dtype=torch.float32)
     else:
         expect("parts", parts, (None, rows, hidden), like=residual, dtype=torch.float32)
-    expect("weight", weight, (hidden,), like=residual)
+    expect_norm_weight("weight", weight, residual)
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else residual.dtype
         expect("bias", bias, (hidden,), like=residual, dtype=wanted)
