@@ -72,6 +72,9 @@ def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
         assert isinstance(layer, DecoderLayer)
         _permute_norm(layer.input_layernorm, hidden)
         _permute_norm(layer.post_attention_layernorm, hidden)
+        for post in (layer.self_attn_norm, layer.mlp_norm):
+            if post is not None:
+                _permute_norm(post, hidden)
         _select(layer.self_attn.qkv_proj, "weight", hidden, 1)
         _permute_outputs(layer.self_attn.o_proj, hidden)
         _permute_mlp(layer.mlp, hidden, inner)

@@ -36,7 +36,7 @@ class LayerStack:
     def __init__(self, setting: Setting) -> None:
         config, inputs = setting.config, setting.inputs
         self.num_weights = config.hidden_size * 2 * (config.q_size + config.kv_size)
-        products = 3 if config.mlp == "silu_gated" else 2
+        products = 3 if config.gated else 2
         self.num_weights += config.hidden_size * config.intermediate_size * products
         self.depth = max(_LEAST_LAYERS, inputs.copies(self.num_weights, _MOST_LAYERS))
         self.bytes = self.num_weights * inputs.dtype.itemsize

@@ -29,6 +29,7 @@ from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
 from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks
 from ingot.kernels.norm.norm_int8 import rms_norm_int8
 from ingot.kernels.norm.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
+from ingot.kernels.norm.post_norm import added_post_norm, post_norm, post_norm_int8, post_norm_operand
 from ingot.kernels.norm.sum_norm import Parts, sum_norm, sum_norm_int8
 from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks
 from ingot.kernels.overlap import overlaps
@@ -53,6 +54,12 @@ class Form(Protocol):
         """(norm(x + residual), x + residual), x [T, hidden_size]."""
         ...
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Rows, torch.Tensor]:
+        """(norm(s), s), s = residual + post(x); RMSNorms."""
+        ...
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
@@ -72,9 +79,12 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class DenseForm:
-    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends."""
+    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends; ``fused``: a
+    kernel may do more than a module.
+    """
 
     overlap: bool = False
+    fused: bool = True
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -82,6 +92,14 @@ class DenseForm:
         """By the module."""
         rows, stream = norm(x, residual, overlap_tiles(x) if self.overlap else None)
         return rows, stream
+
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one kernel; by the modules where nothing is fused."""
+        if not self.fused:
+            return self.norm(norm, post(x)[0], residual)
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
@@ -122,6 +140,12 @@ class OperandForm:
         tiles = norm.tiles.at(len(x), overlap_tiles(x))
         return rms_norm_operand(x, norm.weight, norm.eps, residual, tiles)
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[OperandRows, torch.Tensor]:
+        """In one kernel."""
+        return post_norm_operand(x, residual, post.weight, norm.weight, norm.eps)
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[OperandRows, torch.Tensor]:
@@ -131,7 +155,7 @@ class OperandForm:
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
         """In one kernel."""
         assert isinstance(mlp, GatedMLP)
-        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)))
+        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)), mlp.activation)
 
     def attention(
         self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
@@ -152,6 +176,12 @@ class Int8Form:
         """In one kernel."""
         return rms_norm_int8(x, norm.weight, norm.eps, residual, self.static)
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Int8Rows, torch.Tensor]:
+        """In one kernel."""
+        return post_norm_int8(x, residual, post.weight, norm.weight, norm.eps, self.static)
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Int8Rows, torch.Tensor]:
@@ -160,7 +190,8 @@ class Int8Form:
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_int8(x, self.static)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_int8(x, self.static, activation=mlp.activation)
 
     def attention(
         self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
@@ -186,6 +217,12 @@ class BlockForm:
         """In one kernel."""
         return rms_norm_in_blocks(x, norm.weight, norm.eps, self.steps, residual)
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Int8Rows, torch.Tensor]:
+        """In two kernels: the sum, then its norm in blocks."""
+        return self.norm(norm, added_post_norm(x, residual, post.weight, norm.eps))
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Int8Rows, torch.Tensor]:
@@ -197,7 +234,8 @@ class BlockForm:
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_in_blocks(x, self.steps)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
 
     def attention(
         self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache

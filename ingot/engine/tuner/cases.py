@@ -147,9 +147,10 @@ def _norm(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
 
 def _silu_mul(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
     xs = setting.inputs.rotating(rows, 2 * sizes["i"])
+    gate: gated_mlp.Gate = "gelu_tanh" if setting.config.activation == "gelu_tanh" else "silu"
 
     def launch(copy: int, tiles: Tiles) -> Written:
-        return (gated_mlp.silu_mul(xs[copy], tiles),)
+        return (gated_mlp.silu_mul(xs[copy], tiles, gate),)
 
     return Case(gated_mlp.candidate_tiles(setting.inputs.device), len(xs), launch)
 
@@ -200,7 +201,9 @@ def _paged_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Case
         scale, longest, window = config.attention_scale, setting.max_seq_len, config.sliding_window
         return (
             paged_attention.paged_attention(
-                q, keys, values, tables, lengths, scale, longest, window, tiles, arrivals=arrivals
+                *(q, keys, values, tables, lengths, scale, longest, window, tiles),
+                arrivals=arrivals,
+                softcap=config.attention_softcap,
             ),
         )
 
@@ -221,7 +224,8 @@ def _prefill_attention(sizes: dict[str, int], rows: int, setting: Setting) -> Ca
         keys, values = caches[copy]
         scale, window = config.attention_scale, config.sliding_window
         out = prefill_attention.prefill_attention(
-            q, keys, values, tables, starts, lengths, rows, scale, window, tiles
+            *(q, keys, values, tables, starts, lengths, rows, scale, window, tiles),
+            softcap=config.attention_softcap,
         )
         return (out,)
 

@@ -312,11 +312,10 @@ def prefill_attention_reference(
         keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
         grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
         plain = stop - begin == 1 or (context == 0 and window == 0)
-        wide = (keys.shape[0], group, *keys.shape[1:])
         attended = plain_attention(
             grouped,
-            keys[:, None].expand(wide),
-            values[:, None].expand(wide),
+            keys[:, None],
+            values[:, None],
             scale,
             softcap,
             None if plain else _visible(context, first, length, window, q.device),

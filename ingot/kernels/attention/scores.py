@@ -45,25 +45,15 @@ def plain_attention(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """The twins' attention of [..., n, D] over [..., S, D]; ``mask`` [n, S] bool is what is seen, and
-    ``causal`` the mask of n = S.
+    """The twins' attention of [..., G, n, D] over [..., G or 1, S, D]; ``mask`` [n, S] bool is what is seen,
+    and ``causal`` the mask of n = S.
     """
-    own = query.dtype
-    if not softcap:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, scale=scale
-        )
-    dtype = torch.promote_types(own, torch.float32)
-    query, key, value = (part.to(dtype) for part in (query, key, value))
-    if causal:
-        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
-    heads = query[..., 0, 0].numel()
-    pieces = query.split(max(_SCORES // (heads * key.shape[-2]), 1), dim=-2)
-    masks = [None] * len(pieces) if mask is None else mask.split(pieces[0].shape[-2])
-    found = [
-        _capped(piece, key, value, scale, softcap, seen) for piece, seen in zip(pieces, masks, strict=True)
-    ]
-    return torch.cat(found, dim=-2).to(own)
+    if softcap:
+        return _capped(query, key, value, scale, softcap, mask, causal)
+    wide = (*query.shape[:-2], *key.shape[-2:])
+    return torch.nn.functional.scaled_dot_product_attention(
+        query, key.expand(wide), value.expand(wide), attn_mask=mask, is_causal=causal, scale=scale
+    )
 
 
 def _capped(
@@ -73,8 +63,31 @@ def _capped(
     scale: float,
     softcap: float,
     mask: torch.Tensor | None,
+    causal: bool,
 ) -> torch.Tensor:
-    scores = (query @ key.transpose(-2, -1)).mul_(scale / softcap).tanh_().mul_(softcap)
-    if mask is not None:
-        scores.masked_fill_(~mask, -math.inf)
-    return scores.softmax(dim=-1) @ value
+    """With a softcap, some queries at a time."""
+    out = torch.empty_like(query)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    key, value = key.to(dtype), value.to(dtype)
+    shared = key.shape[-3] < query.shape[-3]  # by the queries of a group, which become rows
+    if shared:
+        key, value = key.squeeze(-3), value.squeeze(-3)
+    tokens = torch.arange(key.shape[-2], device=query.device)
+    rows = capped_rows(query[..., 0, 0].numel(), key.shape[-2])
+    for first in range(0, query.shape[-2], rows):
+        piece = query[..., first : first + rows, :].to(dtype)
+        flat = piece.flatten(-3, -2) if shared else piece
+        scores = (flat @ key.transpose(-2, -1)).mul_(scale / softcap).tanh_().mul_(softcap)
+        seen = tokens <= tokens[first : first + rows, None] if causal else None
+        seen = mask[first : first + rows] if mask is not None else seen
+        if seen is not None:
+            scores.view(*piece.shape[:-1], -1).masked_fill_(~seen, -math.inf)
+        scores.sub_(scores.amax(dim=-1, keepdim=True)).exp_()
+        attended = (scores @ value).div_(scores.sum(dim=-1, keepdim=True))
+        out[..., first : first + rows, :] = attended.view(piece.shape)
+    return out
+
+
+def capped_rows(heads: int, tokens: int) -> int:
+    """How many queries with a softcap a twin takes at once, each of so many heads over so many tokens."""
+    return max(_SCORES // (heads * tokens), 1)
