@@ -173,7 +173,8 @@ class HuggingFace(Reference):
 
 def _lower(model: Any, precision: Precision) -> None:
     """Round a model in fp32 where it stands, and compute so."""
-    if precision.compute == torch.float64:  # eager attention has an fp32 softmax inside
+    # Eager attention has an fp32 softmax inside; the other kind has no softcap.
+    if precision.compute == torch.float64 and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     round_weights(model, precision.weights)
     # not the buffers: rotary frequencies stay fp32, as when it is loaded

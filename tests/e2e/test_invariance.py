@@ -21,7 +21,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window", "gemma2"])
 def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
     llm, prompt = make(kind, device), random_ids(20, seed=3)
     with watch(llm) as steps:
@@ -33,7 +33,7 @@ def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_batched_is_single(make: Make, kind: str, device: str) -> None:
     llm, params = make(kind, device), mixed_params(len(PROMPTS))
     expected = alone(llm, PROMPTS, params)
@@ -89,7 +89,7 @@ def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
     whole, chunked = make(kind, device), make(kind, device, batch=4, token_budget=7)
     params = mixed_params(len(PROMPTS))

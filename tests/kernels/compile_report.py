@@ -56,6 +56,7 @@ KERNELS = {
     "small_linear_kernel",
     "small_linear_matrix_kernel",
     "small_qkv_kernel",
+    "softcap_kernel",
     "tile_tops_kernel",
     "tile_weights_kernel",
     "small_qkv_matrix_kernel",
