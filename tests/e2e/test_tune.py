@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ingot.engine.builder import build
 from ingot.engine.compare import compare_engines
 from ingot.engine.plan_file import read_own_plan, read_plan, usable_plan, write_plan
 from ingot.engine.tuner import tuning
-from ingot.engine.tuner.inputs import Inputs
 from ingot.errors import BuildError, ConfigError, DeviceError, EngineError
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot as run
@@ -78,7 +76,6 @@ class TestOnAPretendedGpu:
 
         monkeypatch.setattr(tuning, "gpu", lambda name: torch.device("cpu"))
         monkeypatch.setattr(tuning, "GraphTimer", Still)
-        monkeypatch.setattr(tuning, "Inputs", partial(Inputs, footprint=1 << 12))
 
     def test_the_plan_goes_into_the_engine(self, engine: Path, tmp_path: Path) -> None:
         copy = tmp_path / "copy"

@@ -16,12 +16,11 @@ from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.quant import QuantConfig
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_sizes import weight_bytes
-from ingot.engine.tuner.workload import folded_rows, workload
 from ingot.errors import CheckpointError, ConfigError
 from ingot.evaluate.opening import open_side
 from ingot.evaluate.side import SideSpec, other_spec
-from ingot.kernels.int8_rows import Int8Weight, int8_product
-from ingot.kernels.stored_weight import StoredWeight, dequantized
+from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
 from ingot.llm.verify import verify
 from ingot.quant import int4_in_int8, int8_products, weight_only
 from tests.e2e.terminal import ingot
@@ -209,14 +208,6 @@ def test_a_wrong_product_is_named(
     monkeypatch.setattr(place, name, wrong)
     found = verify(folder, "cpu", note=False)
     assert (found.verdict, found.first_bad_module) == ("failed", "layers.0.self_attn")
-
-
-def test_tuning_leaves_narrow_products_alone(checkpoints: dict[str, Path]) -> None:
-    engine = LLM(checkpoints["llama"], "cpu", quant="w8a16").engine
-    assert folded_rows(engine.model, torch.float16, engine.manifest.build) == []
-    ops = {task.op for task in workload(engine.model, torch.float16, engine.manifest.build)}
-    assert not [op for op in ops if op.startswith("small_")]
-    assert {"paged_attention", "rms_norm"} <= ops
 
 
 def test_seven_b_in_bytes() -> None:

@@ -10,11 +10,10 @@ import torch
 from ingot import LLM, build
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
-from ingot.kernels.block_rows import BlockSteps, quantize_in_blocks
-from ingot.kernels.int8_linear import int8_linear
-from ingot.kernels.int8_rows import Int8Weight, int8_product
-from ingot.kernels.norm_blocks import rms_norm_in_blocks
-from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
+from ingot.kernels.rows.int8_rows import Int8Weight, int8_product
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
 from tests.tiny_models import random_ids, save_model, tiny_config
@@ -108,7 +107,7 @@ def test_norms_of_large_models(dtype: torch.dtype, rows: int, hidden: int) -> No
         torch.randn(rows, hidden, generator=generator, device="cuda", dtype=dtype) for _ in range(2)
     )
     weight = torch.rand(hidden, generator=generator, device="cuda", dtype=dtype)
-    found, s = rms_norm_in_blocks(x, weight, 1e-6, steps, residual)
+    found, s = rms_norm(x, weight, 1e-6, residual, ending=steps)
     y, expected = rms_norm(x, weight, 1e-6, residual)
     assert torch.equal(s, expected)
     off = (found.values.int() - quantize_in_blocks(y, steps).values.int()).abs()

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.kernels.int4_weight import Int4Weight, fits_int8
-from ingot.kernels.int8_rows import Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.rows.int8_rows import Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.weight.int4_weight import Int4Weight, fits_int8
 from ingot.quant.gptq import HessianSum, gptq, output_error
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.rounding import dequantize, quantize
