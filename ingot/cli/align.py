@@ -139,8 +139,7 @@ def _table(report: Report, *, every: bool) -> Any:
     """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
     from rich.table import Table
 
-    from ingot.align.report import cells
-    from ingot.align.summary import all_lines, short_lines
+    from ingot.align.report import all_lines, cells, short_lines
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "step", "max-abs", "relative L2", "alone", "floor", "limit", "cosine", ""):

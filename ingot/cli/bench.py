@@ -46,13 +46,13 @@ def latency(
     """Time batches of equal requests: time to first token and time per decode step."""
     from ingot.bench.latency import Latency
     from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench_latency
+    from ingot.bench.session import bench as measured
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
     set_threads(flags.threads)
     with status_shown("starting") as say:
-        record = bench_latency(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
+        record = measured(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
     _show(record, flags)
 
 
@@ -72,7 +72,8 @@ def throughput(
     """Measure throughput with many requests that arrive at once."""
     from ingot.bench.load import fixed as fixed_load
     from ingot.bench.load import mixed as mixed_load
-    from ingot.bench.session import Throughput, bench_throughput
+    from ingot.bench.session import bench as measured
+    from ingot.bench.throughput import Throughput
 
     spec = _side(flags, MIXED_BATCH)
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
@@ -88,7 +89,7 @@ def throughput(
     set_threads(flags.threads)
     other = _other(spec, flags.against, hf_batch)
     with status_shown("starting") as say:
-        record = bench_throughput(spec, Throughput(load, repeats), other, command=command_line(), say=say)
+        record = measured(spec, Throughput(load, repeats), other, command=command_line(), say=say)
     _show(record, flags)
 
 

@@ -195,7 +195,7 @@ def _write_what_there_is(out: Path, no_png: bool) -> None:
 
 def _write(out: Path, no_png: bool) -> Record:
     from ingot.bench.picture_html import Page, write_html
-    from ingot.bench.sweep import record_of
+    from ingot.bench.sweep_record import record_of
     from ingot.bench.sweep_report import limits, panels, sweep_lines, sweep_table, sweep_title
     from ingot.bench.sweep_store import POINTS, read_points
 
