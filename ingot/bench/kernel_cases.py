@@ -19,15 +19,15 @@ from ingot.bench.kernel_case import Case, Effort, Inputs, calls_for
 from ingot.bench.work import causal_pairs
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.layer_norm import layer_norm
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.prefill_attention import prefill_attention
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear, small_linear_parts
-from ingot.kernels.small_qkv import small_qkv
-from ingot.kernels.sum_norm import sum_norm
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.small_gate_up import small_gate_up
+from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.small_qkv import small_qkv
 from ingot.layers.checking import Turns, rotated, turns_of
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.ways import small_products

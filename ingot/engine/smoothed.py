@@ -24,7 +24,7 @@ from ingot.engine.assemble import Assembly, cast_weight
 from ingot.engine.calibrate import Load, naming
 from ingot.engine.input_statistics import SeenInputs
 from ingot.engine.rescaling import RescalingSite, fold, rescaling_sites
-from ingot.kernels.int8_rows import MOST
+from ingot.kernels.rows.int8_rows import MOST
 from ingot.layers.linear import linears
 from ingot.processors.calibration_data import LENGTH, CalibrationData
 from ingot.quant.calibration import InputStatistics

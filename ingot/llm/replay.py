@@ -69,7 +69,6 @@ class Replay:
     def fail(
         self, kind: Literal["engine", "tokenizer", "ids", "logits", "module"], name: str, message: str
     ) -> None:
-        """Add a failure."""
         self.failures.append(Failure(kind, name, message))
 
 
@@ -108,7 +107,6 @@ def percent(share: float) -> str:
 
 
 def _limits(floor: Floor, played: Replay) -> None:
-    """Keep the limits."""
     played.limits = {
         "logprobs": FACTOR * floor.logprobs,
         "logits": FACTOR * floor.logits,
@@ -186,7 +184,6 @@ def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
 
 
 def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
-    """Whole rows of logits at some positions of the prompts."""
     equal = total = 0
     for case in claims.cases:
         if not case.rows:

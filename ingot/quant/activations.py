@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from ingot.kernels.stored_weight import PIECE
+from ingot.kernels.weight.stored_weight import PIECE
 
 Tensors = Mapping[str, torch.Tensor | None]
 

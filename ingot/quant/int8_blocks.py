@@ -1,7 +1,8 @@
 """RPTQ's linear layers: weights in 8 or 4 bits, activations in 8 or 4 bits with a step for each block.
 
-Owns what the schemes store and how they multiply. The rule that rounds activations is kernels/block_rows.py;
-orders, steps and numbers are chosen by quant/rptq.py and the engine. Knows no model.
+Owns what the schemes store and how they multiply. The rule that rounds activations is
+kernels/rows/block_rows.py; orders, steps and numbers are chosen by quant/rptq.py and the engine. Knows no
+model.
 
     scheme = Int8Blocks(weight_bits=4, input_bits=8, block=128, ordered=True)
     y = scheme.apply(x, scheme.accept(found, bias))
@@ -20,9 +21,9 @@ import torch
 import torch.nn.functional as F
 
 from ingot.errors import BuildError
-from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.silu_mul_blocks import in_blocks
+from ingot.kernels.activation.silu_mul_blocks import in_blocks
+from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.quant.activations import Tensors, integer_bytes
 from ingot.quant.int8_products import multiply
 from ingot.quant.plain_rows import rounded_blocks

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 
 from ingot.config.quant import RPTQ, QuantConfig
-from ingot.kernels.invariant_linear import invariant_linear
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.product.invariant_linear import invariant_linear
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.quant.activations import KeptActivations
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_blocks import Int8Blocks
