@@ -127,13 +127,7 @@ def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
     both, bias = linear_tensors(model, f"{name}.gate_up_proj")
     (gate, up), (gate_bias, up_bias) = both.chunk(2), (None, None) if bias is None else bias.chunk(2)
     return MlpSpec(
-        **vars(plain),
-        gate=gate,
-        gate_bias=gate_bias,
-        up=up,
-        up_bias=up_bias,
-        down=down,
-        down_bias=down_bias,
+        **vars(plain), gate=gate, gate_bias=gate_bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias
     )
 
 
