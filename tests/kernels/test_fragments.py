@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.product.fragment_numbers import centre, excess, lift
+from ingot.kernels.product.fragment_values import centre, excess, lift
 from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
 from ingot.kernels.product.small_linear import (
     small_linear,
@@ -14,7 +14,7 @@ from ingot.kernels.product.small_linear import (
     small_linear_triton,
 )
 from ingot.kernels.product.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
-from ingot.kernels.tiles.product_tiles import matrix_tiles, settled, split_tiles
+from ingot.kernels.tiles.product_tiles import settled, small_tiles, split_tiles
 from ingot.kernels.weight.stored_weight import dequantized
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_small_products import EPS, normed64, qkv_arguments
@@ -46,15 +46,15 @@ def test_few_rows_of_whole_blocks_take_them() -> None:
     """And so the tests below mean what they say."""
     for form in FORMS:
         weight = random_weight(form, 96, 200, torch.float16, "cpu")
-        assert matrix_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
+        assert small_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
         assert split_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
-        assert not matrix_tiles(5, weight, 4, CPU)["FRAGMENTS"]
-        assert not matrix_tiles(9, weight, 2, CPU)["FRAGMENTS"]
+        assert not small_tiles(5, weight, 4, CPU)["FRAGMENTS"]
+        assert not small_tiles(9, weight, 2, CPU)["FRAGMENTS"]
     for form, outputs, width in (((8, 64, True), 96, 200), ((4, 0, True), 90, 200), ((4, 0, True), 96, 204)):
-        assert not matrix_tiles(5, random_weight(form, outputs, width, torch.float16, "cpu"), 2, CPU)[
+        assert not small_tiles(5, random_weight(form, outputs, width, torch.float16, "cpu"), 2, CPU)[
             "FRAGMENTS"
         ]
-    good = matrix_tiles(5, random_weight((4, 0, True), 96, 200, torch.float16, "cpu"), 2, CPU)
+    good = small_tiles(5, random_weight((4, 0, True), 96, 200, torch.float16, "cpu"), 2, CPU)
     for change in ({"BLOCK_N": 24}, {"PROGRAMS": 2}, {"BLOCK_T": 32}):
         assert not settled({**good, **change})["FRAGMENTS"]
     assert not settled({**good, "BLOCK_N": 48}, pairs=True)["FRAGMENTS"]

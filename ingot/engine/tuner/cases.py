@@ -23,8 +23,8 @@ from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention, prefill_attention
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import layer_norm, rms_norm
-from ingot.kernels.product import small_gate_up, small_linear, small_product, small_qkv
-from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.product import small_gate_up, small_linear, small_qkv
+from ingot.kernels.tiles import prefill_tiles, product_tiles
 from ingot.kernels.weight.stored_weight import stored
 
 Tiles = dict[str, int]
@@ -126,7 +126,7 @@ def _small_qkv(sizes: dict[str, int], rows: int, setting: Setting) -> Case:
 
 def _small_candidates(sizes: dict[str, int], rows: int, inputs: Inputs) -> list[Tiles]:
     weight = stored(torch.empty(sizes["n"], sizes["k"], dtype=inputs.dtype, device="meta"))
-    return small_product.candidate_tiles(rows, weight, inputs.dtype.itemsize, inputs.device)
+    return product_tiles.candidate_tiles(rows, weight, inputs.dtype.itemsize, inputs.device)
 
 
 def _norm(sizes: dict[str, int], rows: int, setting: Setting) -> Case:

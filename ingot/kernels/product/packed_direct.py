@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.product.fragment_product import halves, row_order
+from ingot.kernels.product.fragments import halves, row_order
 from ingot.kernels.product.packed_loads import ask_words, of_groups, side_by_side
 from ingot.kernels.weight.narrow_numbers import above, ended, scaled_beside, unpack_less
 

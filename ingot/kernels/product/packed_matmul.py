@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
-from ingot.kernels.product.matrix_product import number_format, weight_pointers
+from ingot.kernels.product.arguments import stored_argument
 from ingot.kernels.product.packed_direct import packed_direct_kernel
 from ingot.kernels.product.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows
@@ -211,13 +211,16 @@ def _launch(
         kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {}
     kernel[grid](
         source,
-        *weight_pointers(weight),
+        *stored_argument(weight)[:5],
         bias,
         y,
         rows,
         choice["SPLITS"],
         N=outputs,
-        **number_format(weight),
+        K=weight.in_features,
+        BITS=weight.bits,
+        GROUP=weight.group,
+        ASM=x.device.type != "cpu",
         PART=part,
         DTYPE=tl.float16 if x.dtype == torch.float16 else tl.bfloat16,
         **{name: choice[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_K", "WIDE", "OVERLAP", *own)},

@@ -2,11 +2,11 @@
 
 Owns the loop: each warp takes chunks of columns of its own and multiplies them without shared memory and
 without waiting for other warps; their sums meet at the end. The layout is stored_weight.py's, whose blocks of
-16 rows are in the order of the operand, and numbers are multiplied as fragment_numbers.py raises them: what
+16 rows are in the order of the operand, and numbers are multiplied as fragment_values.py raises them: what
 is too much is their excess times the sum of x, and that is a product with ones. Knows no epilogue. (Triton
 knows sums of tuples, no stars in them.)
 
-    acc = fragment_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32, rows as ``row_order`` has them
+    acc = fragment_tile(x, weight, block, first, end, TILE, LOOP)  # [BLOCK_N, BLOCK_T] by ``row_order``
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import wait_for_previous
-from ingot.kernels.product.fragment_numbers import centre, excess, lift, raised
+from ingot.kernels.product.arguments import Rows, Weight
+from ingot.kernels.product.fragment_values import centre, excess, lift, raised
 
 
 @triton.jit
@@ -138,180 +139,135 @@ def _of_numbers(
 
 
 @triton.jit
-def chunk_of_rows(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    chunk: tl.tensor,
-    end: tl.tensor,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-) -> tl.tensor:
+def _chunk_of_rows(x: Rows, chunk: tl.tensor, end: tl.tensor, LOOP: tl.constexpr) -> tl.tensor:
     """The columns of x of one chunk of every warp, from ``chunk`` on and below ``end``, by parts; zeros from
     column K on.
     """
-    PARTS: tl.constexpr = 16 // BITS
+    WARPS: tl.constexpr = LOOP.WARPS
+    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
+    PARTS: tl.constexpr = 16 // LOOP.BITS
     QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
     PART: tl.constexpr = BLOCK_K // PARTS
-    index = tl.arange(0, 2 * BLOCK_T * WARPS * QUARTERS)
+    index = tl.arange(0, 2 * LOOP.BLOCK_T * WARPS * QUARTERS)
     token, warp = index // (16 * WARPS * QUARTERS) * 8 + index // 4 % 8, index // 32 % WARPS
     column = warp * BLOCK_K + index // (32 * WARPS) % (QUARTERS // 2) * 32 + index % 4 * 8
-    places = (token * x_stride + column)[:, None] // 2 + tl.arange(0, 4)[None, :]
-    places = x_ptr.to(tl.pointer_type(tl.int32)) + places
-    real = (token < tokens) & (warp + chunk < end)
+    places = (token * x.stride + column)[:, None] // 2 + tl.arange(0, 4)[None, :]
+    places = x.ptr.to(tl.pointer_type(tl.int32)) + places
+    real = (token < x.tokens) & (warp + chunk < end)
     loaded = ()
     for part in tl.static_range(PARTS):
         here = chunk * BLOCK_K + part * PART
         there = real[:, None]
-        if K % BLOCK_K != 0:
-            there = (real & (column + here < K))[:, None]
+        if LOOP.K % BLOCK_K != 0:
+            there = (real & (column + here < LOOP.K))[:, None]
         loaded = loaded + (tl.load(places + here // 2, mask=there, other=0),)  # noqa: RUF005
     return loaded
 
 
 @triton.jit
-def _threads(
-    BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTERS: tl.constexpr, RUN: tl.constexpr, GAP: tl.constexpr
-) -> tl.tensor:
-    """Of each thread's words: the warp, the block of 16 rows from the tile's first on, and their place in
-    16 words of a lane.
-    """
-    index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
-    number, quarter = index // (32 * WARPS) % BLOCKS, index // (32 * WARPS * BLOCKS)
-    return index // 32 % WARPS, number % RUN + number // RUN * GAP, quarter * 128 + index % 32 * 4
+def _run_of(block: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
+    """The block of 16 rows, from the tile's first on, of each of its blocks."""
+    return block % TILE[0] + block // TILE[0] * TILE[1]
 
 
 @triton.jit
-def _load_beside(
+def _beside_chunk(
     base: tl.tensor,
-    pair_stride: tl.tensor,
+    weight: Weight,
     block: tl.tensor,
     chunk: tl.tensor,
     end: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    CHUNK: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LAST: tl.constexpr,
+    TILE: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
     """Scales or zeros of a chunk of every warp, two rows' in one number, by groups of columns."""
-    index = tl.arange(0, 32 * WARPS * BLOCKS)
+    WARPS: tl.constexpr = LOOP.WARPS
+    SEGMENTS: tl.constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
+    index = tl.arange(0, 2 * WARPS * LOOP.BLOCK_N)
     warp, number = index // 32 % WARPS, index // (32 * WARPS)
-    own = block + number % RUN + number // RUN * GAP
-    there = (warp + chunk < end) & (own <= LAST)
+    own = block + _run_of(number, TILE)
+    there = (warp + chunk < end) & (own <= TILE[2])
     loaded = ()
     for segment in tl.static_range(SEGMENTS):
-        column = (warp + chunk) * CHUNK + segment * (CHUNK // SEGMENTS)
-        group = tl.minimum(column // GROUP, (K - 1) // GROUP)
-        places = base + group * pair_stride + own * 8 + index % 32 // 4
+        column = (warp + chunk) * LOOP.BLOCK_K + segment * (LOOP.BLOCK_K // SEGMENTS)
+        group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
+        places = base + group * (weight.scale_stride // 2) + own * 8 + index % 32 // 4
         loaded = loaded + (tl.load(places, mask=there, other=0),)  # noqa: RUF005
     return loaded
 
 
 @triton.jit
-def chunk_of_words(
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
+def _chunk_of_words(
+    weight: Weight,
     block: tl.tensor,
     chunk: tl.tensor,
     end: tl.tensor,
-    BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LAST: tl.constexpr,
-    WARPS: tl.constexpr,
+    TILE: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
     """The words of one chunk of every warp, from ``chunk`` on and below ``end``, of the tile from ``block``
-    on. Beyond the end zeros, and no traffic.
-
-    The rows are BLOCK_N / 16 blocks of 16: RUN neighbouring ones from ``block`` on, then as many GAP blocks
-    further; none beyond block LAST.
+    on. Beyond the end, or the last block of rows, zeros and no traffic.
     """
-    QUARTERS: tl.constexpr = BLOCK_K * BITS // 256
-    BLOCKS: tl.constexpr = BLOCK_N // 16
+    WARPS: tl.constexpr = LOOP.WARPS
+    QUARTERS: tl.constexpr = LOOP.BLOCK_K * LOOP.BITS // 256
+    BLOCKS: tl.constexpr = LOOP.BLOCK_N // 16
     WORDS: tl.constexpr = 128 * QUARTERS  # of 32 bits, in 16 rows of a chunk
-    warp, number, place = _threads(BLOCKS, WARPS, QUARTERS, RUN, GAP)
-    place += number * (weight_stride * 8) + warp * WORDS
-    here = weight_ptr.to(tl.pointer_type(tl.int32)) + block.to(tl.int64) * (weight_stride * 8) + chunk * WORDS
-    there = (warp + chunk < end) & (block + number <= LAST)
+    index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
+    warp, number = index // 32 % WARPS, _run_of(index // (32 * WARPS) % BLOCKS, TILE)
+    place = index // (32 * WARPS * BLOCKS) * 128 + index % 32 * 4
+    place += number * (weight.stride * 8) + warp * WORDS
+    here = weight.ptr.to(tl.pointer_type(tl.int32)) + block.to(tl.int64) * (weight.stride * 8) + chunk * WORDS
+    there = (warp + chunk < end) & (block + number <= TILE[2])
     places = here + (place[:, None] + tl.arange(0, 4)[None, :])
     return tl.load(places, mask=there[:, None], other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def chunk_of_scales(
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
+def _chunk_of_scales(
+    weight: Weight,
     block: tl.tensor,
     chunk: tl.tensor,
     end: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LAST: tl.constexpr,
-    WARPS: tl.constexpr,
+    TILE: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
     """The scales and the zeros of such a chunk's groups, as they are stored; none without groups."""
-    BLOCKS: tl.constexpr = BLOCK_N // 16
-    SEGMENTS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     scales, zeros = (), ()
-    if GROUP > 0:
-        scales = _load_beside(scale_ptr.to(tl.pointer_type(tl.int32)), scale_stride // 2, block, chunk, end,
-                              K, GROUP, BLOCK_K, SEGMENTS, BLOCKS, WARPS, RUN, GAP, LAST)  # fmt: skip
-        if zero_ptr is not None:
-            zeros = _load_beside(zero_ptr.to(tl.pointer_type(tl.int16)), scale_stride // 2, block, chunk, end,
-                                 K, GROUP, BLOCK_K, SEGMENTS, BLOCKS, WARPS, RUN, GAP, LAST)  # fmt: skip
+    if LOOP.GROUP > 0:
+        base = weight.scales.to(tl.pointer_type(tl.int32))
+        scales = _beside_chunk(base, weight, block, chunk, end, TILE, LOOP)
+        if weight.zeros is not None:
+            base_of_zeros = weight.zeros.to(tl.pointer_type(tl.int16))
+            zeros = _beside_chunk(base_of_zeros, weight, block, chunk, end, TILE, LOOP)
     return scales, zeros
 
 
 @triton.jit
 def fragment_tile(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
+    x: Rows,
+    weight: Weight,
     block: tl.tensor,
     first: tl.tensor,
     end: tl.tensor,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LAST: tl.constexpr,
-    WARPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
+    TILE: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
-    """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns; rows are
-    as of ``chunk_of_words``.
+    """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns.
 
-    Of 4 bits DEPTH chunks of every warp are asked for before the wait for the previous kernel, and stay
+    TILE (RUN, GAP, LAST) says which rows, in blocks of 16: RUN neighbouring ones from ``block`` on, then as
+    many GAP blocks further; none beyond block LAST.
+
+    Of 4 bits FRAGMENTS chunks of every warp are asked for before the wait for the previous kernel, and stay
     ahead. Of 8 bits every chunk is asked for at its step, together with the rows of x, the first before the
     wait: with fewer registers more programs are there at once, and that was faster.
     """
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = x.ptr.dtype.element_ty
+    BITS: tl.constexpr = LOOP.BITS
+    GROUP: tl.constexpr = LOOP.GROUP
+    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
+    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
+    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
+    WARPS: tl.constexpr = LOOP.WARPS
     PARTS: tl.constexpr = 16 // BITS
     QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
     BLOCKS: tl.constexpr = BLOCK_N // 16
@@ -319,31 +275,28 @@ def fragment_tile(
     SEGMENTS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     EACH: tl.constexpr = PARTS // SEGMENTS
     GROUPED: tl.constexpr = GROUP > 0
-    AHEAD: tl.constexpr = DEPTH if BITS == 4 else 0
-    OF_X: tl.constexpr = zero_ptr is not None or centre(BITS, DTYPE) == 0
+    AHEAD: tl.constexpr = LOOP.FRAGMENTS if BITS == 4 else 0
+    OF_X: tl.constexpr = weight.zeros is not None or centre(BITS, DTYPE) == 0
     ahead, scales, zeros = (), (), ()
     for depth in tl.static_range(AHEAD):
         chunk = first + depth * WARPS
-        words = chunk_of_words(weight_ptr, weight_stride, block, chunk, end, BITS, BLOCK_N, BLOCK_K, RUN, GAP,
-                               LAST, WARPS)  # fmt: skip
-        more_scales, more_zeros = chunk_of_scales(scale_ptr, scale_stride, zero_ptr, block, chunk, end, K,
-                                                  GROUP, BLOCK_N, BLOCK_K, RUN, GAP, LAST,
-                                                  WARPS)  # fmt: skip
+        words = _chunk_of_words(weight, block, chunk, end, TILE, LOOP)
+        more_scales, more_zeros = _chunk_of_scales(weight, block, chunk, end, TILE, LOOP)
         ahead = ahead + (words,)  # noqa: RUF005
         scales, zeros = scales + more_scales, zeros + more_zeros
     zero = tl.full((WARPS, BLOCK_N, 1, 4, 1), 1 << (BITS - 1), dtype=tl.float32)
     if not GROUPED:  # asked for before the sums, so that nothing waits for them after
         lanes = row_order(BLOCK_N)
-        own = block + lanes // 16 % RUN + lanes // 16 // RUN * GAP
-        row_scales = tl.load(scale_ptr + tl.minimum(own, LAST) * 16 + lanes % 16).to(tl.float32)
-        if zero_ptr is not None:
+        own = block + _run_of(lanes // 16, TILE)
+        row_scales = tl.load(weight.scales + tl.minimum(own, TILE[2]) * 16 + lanes % 16).to(tl.float32)
+        if weight.zeros is not None:
             beside = tl.arange(0, 32 * WARPS * BLOCKS)
             number = beside // (32 * WARPS)
-            own = tl.minimum(block + number % RUN + number // RUN * GAP, LAST)
-            pair = tl.load(zero_ptr.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
+            own = tl.minimum(block + _run_of(number, TILE), TILE[2])
+            pair = tl.load(weight.zeros.to(tl.pointer_type(tl.int16)) + own * 8 + beside % 32 // 4)
             zero = _beside(tl.join(pair & 255, (pair >> 8) & 255), BLOCKS, WARPS)
     if AHEAD > 0:
-        wait_for_previous(OVERLAP)
+        wait_for_previous(LOOP.OVERLAP)
     ones = tl.full((WARPS, 16, 16 * QUARTERS), 1.0, dtype=tl.float32).to(DTYPE)
     nothing = tl.zeros((WARPS, BLOCK_N, BLOCK_T), dtype=tl.float32)
     none = tl.zeros((WARPS, 16, BLOCK_T), dtype=tl.float32)
@@ -353,26 +306,25 @@ def fragment_tile(
         if AHEAD > 0:
             words = ahead[0]
             ahead = ahead[1:]
-            rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+            rows = _chunk_of_rows(x, chunk, end, LOOP)
         else:
-            words = chunk_of_words(weight_ptr, weight_stride, block, chunk, end, BITS, BLOCK_N, BLOCK_K, RUN,
-                                   GAP, LAST, WARPS)  # fmt: skip
+            words = _chunk_of_words(weight, block, chunk, end, TILE, LOOP)
             if step == 0:
-                wait_for_previous(OVERLAP)
-                rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+                wait_for_previous(LOOP.OVERLAP)
+                rows = _chunk_of_rows(x, chunk, end, LOOP)
             else:  # in a branch: else the compiler would ask for some of them only at their use, and wait
-                rows = chunk_of_rows(x_ptr, x_stride, tokens, chunk, end, K, BITS, BLOCK_T, BLOCK_K, WARPS)
+                rows = _chunk_of_rows(x, chunk, end, LOOP)
         operand = _words(words, BLOCKS, WARPS, QUARTERS)
         for segment in tl.static_range(SEGMENTS):
             # Freed of their excess in every chunk: it is a thousand times the numbers, and all columns' of
             # rows of one sign would leave little of a sum in fp32.
             low, high, x_low, x_high = nothing, nothing, none, none
             for part in tl.static_range(EACH):
-                x = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)
-                low, high, x_low, x_high = _add_part(low, high, x_low, x_high, operand, x, ones,
+                columns = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)
+                low, high, x_low, x_high = _add_part(low, high, x_low, x_high, operand, columns, ones,
                                                      segment * EACH + part, BITS, DTYPE, OF_X,
-                                                     ASM)  # fmt: skip
-            if GROUPED and zero_ptr is not None:
+                                                     LOOP.ASM)  # fmt: skip
+            if GROUPED and weight.zeros is not None:
                 zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS)
                 zeros = zeros[1:]
             sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE, OF_X)
@@ -382,12 +334,9 @@ def fragment_tile(
             acc += tl.reshape(sums, (WARPS, BLOCK_N, BLOCK_T))
         if AHEAD > 0:
             then = chunk + AHEAD * WARPS
-            words = chunk_of_words(weight_ptr, weight_stride, block, then, end, BITS, BLOCK_N, BLOCK_K, RUN,
-                                   GAP, LAST, WARPS)  # fmt: skip
+            words = _chunk_of_words(weight, block, then, end, TILE, LOOP)
             ahead = ahead + (words,)  # noqa: RUF005
-            more_scales, more_zeros = chunk_of_scales(scale_ptr, scale_stride, zero_ptr, block, then, end, K,
-                                                      GROUP, BLOCK_N, BLOCK_K, RUN, GAP, LAST,
-                                                      WARPS)  # fmt: skip
+            more_scales, more_zeros = _chunk_of_scales(weight, block, then, end, TILE, LOOP)
             scales, zeros = scales + more_scales, zeros + more_zeros
     y = tl.sum(acc, axis=0)
     if not GROUPED:

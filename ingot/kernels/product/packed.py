@@ -3,7 +3,7 @@
 Owns the loop over chunks of packed columns (the layout is stored_weight.py's). A group's scale multiplies the
 sums of its columns in fp32; its zero is taken from the numbers, exactly. Knows no epilogue.
 
-    acc = packed_tile(x_ptr, ...)  # [BLOCK_N, BLOCK_T] fp32
+    acc = packed_tile(x, weight, rows, live, first, steps, LOOP)  # [BLOCK_N, BLOCK_T] fp32
 """
 
 from __future__ import annotations
@@ -12,38 +12,18 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import wait_for_previous
+from ingot.kernels.product.arguments import Rows, Weight
 from ingot.kernels.weight.narrow_numbers import unpack
 from ingot.kernels.weight.word_places import word_places
 
 
 @triton.jit
 def _of_group(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
+    ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
 ) -> tl.tensor:
-    """The number of each row for the group of a column; of the last group past the end."""
-    return tl.load(ptr + tl.minimum(column // GROUP, (K - 1) // GROUP) * stride + rows)
-
-
-@triton.jit
-def _columns(
-    places: tl.tensor,
-    real: tl.tensor,
-    cols: tl.tensor,
-    start: tl.tensor,
-    K: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
-    """A part's columns of the rows of x, from ``start`` on."""
-    if MASKED:
-        x = tl.load(places + start, mask=real & (start + cols < K)[None, :], other=0.0)
-    else:
-        x = tl.load(places + start, mask=real, other=0.0)
-    return x
+    """The scale or zero of each row for the group of a column; of the last group past the end."""
+    group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
+    return tl.load(ptr + group * stride + rows)
 
 
 @triton.jit
@@ -52,45 +32,47 @@ def _of_parts(
     stride: tl.tensor,
     rows: tl.tensor,
     column: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
     PART: tl.constexpr,
-    FOUR: tl.constexpr,
     SINGLE: tl.constexpr,
     WHOLE: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
-    """The numbers of each row for the groups of the four parts (two: again) of a chunk from ``column`` on."""
-    n0 = _of_group(ptr, stride, rows, column, K, GROUP)
+    """Scales or zeros of each row for the groups of a chunk's four parts (two: again), from ``column`` on."""
+    n0 = _of_group(ptr, stride, rows, column, LOOP)
     n1 = n0
     if SINGLE:
-        n1 = _of_group(ptr, stride, rows, column + PART, K, GROUP)
+        n1 = _of_group(ptr, stride, rows, column + PART, LOOP)
     n2, n3 = n0, n1
-    if FOUR and not WHOLE:
-        n2 = _of_group(ptr, stride, rows, column + 2 * PART, K, GROUP)
+    if LOOP.BITS == 4 and not WHOLE:
+        n2 = _of_group(ptr, stride, rows, column + 2 * PART, LOOP)
         n3 = n2
         if SINGLE:
-            n3 = _of_group(ptr, stride, rows, column + 3 * PART, K, GROUP)
+            n3 = _of_group(ptr, stride, rows, column + 3 * PART, LOOP)
     return n0, n1, n2, n3
 
 
 @triton.jit
-def _parts(
-    x_rows: tl.tensor,
-    real: tl.tensor,
-    cols: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    PART: tl.constexpr,
-    FOUR: tl.constexpr,
-    MASKED: tl.constexpr,
-) -> tl.tensor:
+def _columns(x: Rows, cols: tl.tensor, start: tl.tensor, LOOP: tl.constexpr) -> tl.tensor:
+    """A part's columns of the rows of x, from ``start`` on."""
+    token = tl.arange(0, LOOP.BLOCK_T)
+    real = (token < x.tokens)[:, None]
+    places = x.ptr + token[:, None] * x.stride + cols[None, :]
+    if LOOP.K % LOOP.BLOCK_K != 0:
+        part = tl.load(places + start, mask=real & (start + cols < LOOP.K)[None, :], other=0.0)
+    else:
+        part = tl.load(places + start, mask=real, other=0.0)
+    return part
+
+
+@triton.jit
+def _parts(x: Rows, cols: tl.tensor, column: tl.tensor, PART: tl.constexpr, LOOP: tl.constexpr) -> tl.tensor:
     """The columns of x that a chunk's four parts (two: again) multiply."""
-    x0 = _columns(x_rows, real, cols, column, K, MASKED)
-    x1 = _columns(x_rows, real, cols, column + PART, K, MASKED)
+    x0 = _columns(x, cols, column, LOOP)
+    x1 = _columns(x, cols, column + PART, LOOP)
     x2, x3 = x0, x1
-    if FOUR:
-        x2 = _columns(x_rows, real, cols, column + 2 * PART, K, MASKED)
-        x3 = _columns(x_rows, real, cols, column + 3 * PART, K, MASKED)
+    if LOOP.BITS == 4:
+        x2 = _columns(x, cols, column + 2 * PART, LOOP)
+        x3 = _columns(x, cols, column + 3 * PART, LOOP)
     return x0, x1, x2, x3
 
 
@@ -117,27 +99,13 @@ def _add_pair(
 
 @triton.jit
 def packed_tile(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    tokens: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
+    x: Rows,
+    weight: Weight,
     rows: tl.tensor,
     live: tl.tensor,
     first: tl.tensor,
     steps: tl.tensor,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
     ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
@@ -145,49 +113,55 @@ def packed_tile(
     The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH 1
     pipelines the weights alone, from before the wait on, any other the rows of x too, after it.
     """
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = x.ptr.dtype.element_ty
+    BITS: tl.constexpr = LOOP.BITS
+    GROUP: tl.constexpr = LOOP.GROUP
+    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
+    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
+    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
+    ASM: tl.constexpr = LOOP.ASM
     FOUR: tl.constexpr = BITS == 4
     PART: tl.constexpr = BLOCK_K * BITS // 16
-    MASKED: tl.constexpr = K % BLOCK_K != 0
-    ZEROS: tl.constexpr = zero_ptr is not None
+    ZEROS: tl.constexpr = weight.zeros is not None
     # Parts of a chunk whose columns share a group: none, two by two, or all.
     SINGLE: tl.constexpr = GROUP > 0 and GROUP < 2 * PART
     WHOLE: tl.constexpr = GROUP == 0 or GROUP >= BLOCK_K
-    token, cols = tl.arange(0, BLOCK_T), tl.arange(0, PART)
-    real = (token < tokens)[:, None]
-    x_rows = x_ptr + token[:, None] * x_stride + cols[None, :]
-    places = word_places(weight_ptr, weight_stride, rows, cols)
+    cols = tl.arange(0, PART)
+    places = word_places(weight.ptr, weight.stride, rows, cols)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    if PREFETCH != 1:
-        wait_for_previous(OVERLAP)
+    if LOOP.PREFETCH != 1:
+        wait_for_previous(LOOP.OVERLAP)
     column = first * BLOCK_K
     middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
     z0, z1, z2, z3 = middle, middle, middle, middle
     if GROUP > 0:
-        s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE, WHOLE)
+        s0, s1, s2, s3 = _of_parts(
+            weight.scales, weight.scale_stride, rows, column, PART, SINGLE, WHOLE, LOOP
+        )
     elif ZEROS:
-        z0 = tl.load(zero_ptr + rows)
+        z0 = tl.load(weight.zeros + rows)
         z1, z2, z3 = z0, z0, z0
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
         # Not a step ahead like the scales: numbers that pass through the loop would keep the words from being
         # unpacked in the layout of the product, and they would go through shared memory once more.
         if ZEROS and GROUP > 0:
-            z0, z1, z2, z3 = _of_parts(zero_ptr, scale_stride, rows, column, K, GROUP, PART, FOUR, SINGLE,
-                                       WHOLE)  # fmt: skip
+            z0, z1, z2, z3 = _of_parts(
+                weight.zeros, weight.scale_stride, rows, column, PART, SINGLE, WHOLE, LOOP
+            )
         if live is not None:
             w = tl.load(places + (first + step) * (16 * PART), mask=live[:, None], other=0,
                         eviction_policy="evict_first")  # fmt: skip
         else:
             w = tl.load(places + (first + step) * (16 * PART), eviction_policy="evict_first")
-        if PREFETCH == 1:  # two branches that load the same: matrix_product.py says why
+        if LOOP.PREFETCH == 1:  # two branches that load the same: matrix.py says why
             if step == 0:
-                wait_for_previous(OVERLAP)
-                x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
+                wait_for_previous(LOOP.OVERLAP)
+                x0, x1, x2, x3 = _parts(x, cols, column, PART, LOOP)
             else:
-                x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
+                x0, x1, x2, x3 = _parts(x, cols, column, PART, LOOP)
         else:
-            x0, x1, x2, x3 = _parts(x_rows, real, cols, column, K, PART, FOUR, MASKED)
+            x0, x1, x2, x3 = _parts(x, cols, column, PART, LOOP)
         if not SINGLE:
             z1, z3 = z0, z2
         if WHOLE:
@@ -213,8 +187,9 @@ def packed_tile(
                 if FOUR:
                     acc = _add_pair(acc, w2, x2, w3, x3, s2, s3, SINGLE)
             ahead = column + BLOCK_K
-            s0, s1, s2, s3 = _of_parts(scale_ptr, scale_stride, rows, ahead, K, GROUP, PART, FOUR, SINGLE,
-                                       WHOLE)  # fmt: skip
+            s0, s1, s2, s3 = _of_parts(
+                weight.scales, weight.scale_stride, rows, ahead, PART, SINGLE, WHOLE, LOOP
+            )
     if GROUP == 0:
-        acc *= tl.load(scale_ptr + rows).to(tl.float32)[:, None]
+        acc *= tl.load(weight.scales + rows).to(tl.float32)[:, None]
     return acc
