@@ -120,6 +120,36 @@ class Loop(NamedTuple):
     BLOCK_X: int = 0
 
 
+class PackedLoop(NamedTuple):
+    """The constants of a product of many rows with packed weights.
+
+    Attributes:
+        N, K: outputs and columns.
+        BITS, GROUP, PART: of the weight; PART: words of a row in a chunk.
+        DTYPE: of the rows, Triton's.
+        ASM: the interpreter knows no inline assembly.
+        TMA: whether a descriptor reads the rows.
+        BLOCK_T, BLOCK_N, BLOCK_K, WIDE, PREFETCH, AHEAD, DIRECT, OVERLAP: tiles, see ``packed_matmul``.
+    """
+
+    N: int
+    K: int
+    BITS: int
+    GROUP: int
+    PART: int
+    DTYPE: Any
+    ASM: bool
+    TMA: bool
+    BLOCK_T: int
+    BLOCK_N: int
+    BLOCK_K: int
+    WIDE: int
+    PREFETCH: int
+    AHEAD: int
+    DIRECT: int
+    OVERLAP: int
+
+
 def stored_argument(weight: StoredWeight) -> Weight:
     """A ``StoredWeight`` as kernels take it."""
     stride = weight.scales.stride(0) if weight.scales is not None and weight.group else None

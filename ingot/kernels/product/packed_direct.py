@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import start_next, wait_for_previous
+from ingot.kernels.product.arguments import Weight
 from ingot.kernels.product.fragments import halves, row_order
-from ingot.kernels.product.packed_loads import ask_words, of_groups, side_by_side
+from ingot.kernels.product.packed_loads import ask_words, of_groups, side_by_side, store_packed
 from ingot.kernels.weight.narrow_numbers import above, ended, scaled_beside, unpack_less
 
 
@@ -115,117 +116,120 @@ def numbers(
     return tl.reshape(wide, (words.shape[0], PART))
 
 
+@triton.jit
+def _step(
+    weight: Weight,
+    places: tl.tensor,
+    scale_places: tl.tensor,
+    zero_places: tl.tensor,
+    step: tl.tensor,
+    end: tl.tensor,
+    PART: tl.constexpr,
+    LOOP: tl.constexpr,
+) -> tl.tensor:
+    """A step's words, if it is before the ``end``, scales and zeros, each a tuple."""
+    words = (load_words(places, step, step < end, PART),)
+    scales, zeros = (), ()
+    if LOOP.GROUP > 0:
+        column = step * LOOP.BLOCK_K
+        scales = of_groups(scale_places, weight.scale_stride // 2, 0, column, LOOP)
+        if weight.zeros is not None:
+            zeros = of_groups(zero_places, weight.scale_stride // 4, 0, column, LOOP)
+    return words, scales, zeros
+
+
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_direct_kernel(
     x_rows: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
+    weight: Weight,
     bias_ptr: tl.tensor,
     y_ptr: tl.tensor,
     tokens: tl.tensor,
     splits: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PART: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ASM: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WIDE: tl.constexpr,
-    AHEAD: tl.constexpr,
-    DIRECT: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of a chunk, or of
     several where weights have no groups and a step is one product (WIDE); words and what stands beside them
     are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first steps before the wait.
     """
+    K: tl.constexpr = LOOP.K
+    N: tl.constexpr = LOOP.N
+    BITS: tl.constexpr = LOOP.BITS
+    GROUP: tl.constexpr = LOOP.GROUP
+    PART: tl.constexpr = LOOP.PART
+    DTYPE: tl.constexpr = LOOP.DTYPE
+    ASM: tl.constexpr = LOOP.ASM
+    AHEAD: tl.constexpr = LOOP.AHEAD if ASM else 0
+    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
+    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
+    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
+    DIRECT: tl.constexpr = LOOP.DIRECT
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     PARTS: tl.constexpr = 16 // BITS
     CHUNKS: tl.constexpr = BLOCK_K // (PARTS * PART)
     HELD: tl.constexpr = CHUNKS * PART  # a row's words in a step
     LAST: tl.constexpr = (N + 15) // 16 - 1
     GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
-    SPAN: tl.constexpr = BLOCK_K // GROUPS
-    if OVERLAP == 2:
-        start_next(OVERLAP)
+    if LOOP.OVERLAP == 2:
+        start_next(LOOP.OVERLAP)
     first_token, block, split = (
         tl.program_id(0) * BLOCK_T,
         tl.program_id(1) * (BLOCK_N // 16),
         tl.program_id(2),
     )
-    places = word_threads(weight_ptr, weight_stride, block, LAST, BLOCK_N, HELD)
+    places = word_threads(weight.ptr, weight.stride, block, LAST, BLOCK_N, HELD)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
-    scale_places = pair_threads(scale_ptr, block, LAST, BLOCK_N, 2)
+    scale_places = pair_threads(weight.scales, block, LAST, BLOCK_N, 2)
     zero = tl.full((BLOCK_N, 1, 1, 4, 2), 1 << (BITS - 1), dtype=tl.float32)
-    if zero_ptr is not None:
-        zero_places = pair_threads(zero_ptr, block, LAST, BLOCK_N, 1)
+    zero_places = scale_places
+    if weight.zeros is not None:
+        zero_places = pair_threads(weight.zeros, block, LAST, BLOCK_N, 1)
         if GROUP == 0:
             zero = zeros_beside(tl.load(zero_places), BLOCK_N)
     ahead, scales, zeros = (), (), ()
     for soon in tl.static_range(DIRECT):
-        there = begin + soon < end
-        ahead = ahead + (load_words(places, begin + soon, there, HELD),)  # noqa: RUF005
-        if GROUP > 0:
-            column = (begin + soon) * BLOCK_K
-            scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
-            if zero_ptr is not None:
-                zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
-    if ASM and AHEAD > 0:
+        words, more_scales, more_zeros = _step(weight, places, scale_places, zero_places, begin + soon, end,
+                                               HELD, LOOP)  # fmt: skip
+        ahead, scales, zeros = ahead + words, scales + more_scales, zeros + more_zeros
+    if AHEAD > 0:
         for soon in tl.static_range(AHEAD):
             later = begin + DIRECT + soon
-            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, HELD, BLOCK_N)
+            ask_words(weight, block * 16, later, later < end, HELD, LOOP)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
-    wait_for_previous(OVERLAP)
+    wait_for_previous(LOOP.OVERLAP)
     for step in tl.range(begin, end):
-        if ASM and AHEAD > 0:
+        if AHEAD > 0:
             later = step + DIRECT + AHEAD
-            ask_words(weight_ptr, weight_stride, block * 16, later, later < end, N, HELD, BLOCK_N)
-        there, column = step + DIRECT < end, (step + DIRECT) * BLOCK_K
-        ahead = ahead + (load_words(places, step + DIRECT, there, HELD),)  # noqa: RUF005
-        if GROUP > 0:
-            scales = scales + of_groups(scale_places, scale_stride // 2, 0, column, K, GROUP, SPAN, GROUPS)
-            if zero_ptr is not None:
-                zeros = zeros + of_groups(zero_places, scale_stride // 4, 0, column, K, GROUP, SPAN, GROUPS)
-        words = operand_words(ahead[0], BLOCK_N, HELD)
+            ask_words(weight, block * 16, later, later < end, HELD, LOOP)
+        words, more_scales, more_zeros = _step(weight, places, scale_places, zero_places, step + DIRECT, end,
+                                               HELD, LOOP)  # fmt: skip
+        ahead, scales, zeros = ahead + words, scales + more_scales, zeros + more_zeros
+        operand = operand_words(ahead[0], BLOCK_N, HELD)
         ahead = ahead[1:]
-        if WIDE:
+        if LOOP.WIDE:
             x = x_rows.load([first_token, step * BLOCK_K])
         tiles = ()
         for part in tl.static_range(PARTS):
             scale = None
             if GROUP > 0:
                 scale = scales_beside(scales[part * GROUPS // PARTS], DTYPE, BLOCK_N)
-                if zero_ptr is not None:
+                if weight.zeros is not None:
                     zero = zeros_beside(zeros[part * GROUPS // PARTS], BLOCK_N)
-            w = numbers(words, zero, scale, part, BITS, DTYPE, HELD, ASM)
-            if WIDE:
+            w = numbers(operand, zero, scale, part, BITS, DTYPE, HELD, ASM)
+            if LOOP.WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:
                 x = x_rows.load([first_token, step * BLOCK_K + part * PART])
                 acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        if WIDE:
+        if LOOP.WIDE:
             acc = tl.dot(side_by_side(tiles, PARTS, CHUNKS), tl.trans(x), acc, input_precision="ieee")
         if GROUP > 0:
             scales = scales[GROUPS:]
-            if zero_ptr is not None:
+            if weight.zeros is not None:
                 zeros = zeros[GROUPS:]
         acc = ended(acc, ASM)
-    if OVERLAP == 4:
-        start_next(OVERLAP)
+    if LOOP.OVERLAP == 4:
+        start_next(LOOP.OVERLAP)
     rows = block * 16 + row_order(BLOCK_N)
     own = tl.minimum(rows, N - 1)
-    if GROUP == 0:
-        acc *= tl.load(scale_ptr + own).to(tl.float32)[:, None]
-    token = first_token + tl.arange(0, BLOCK_T)
-    inside = (rows < N)[:, None] & (token < tokens)[None, :]
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + own).to(tl.float32)[:, None]
-    y_rows = split.to(tl.int64) * tokens + token
-    tl.store(y_ptr + y_rows[None, :] * N + rows[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+    store_packed(acc, rows, own, first_token, split, tokens, weight, bias_ptr, y_ptr, LOOP)

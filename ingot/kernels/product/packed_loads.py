@@ -1,9 +1,9 @@
 """What one step of the product of many rows with packed weights reads, and what is asked for ahead of it.
 
-Owns the loads of x and of the scales and zeros of groups, the prefetches into L2, and how unpacked parts
-come to stand side by side. Knows no product.
+Owns the loads of x and of the scales and zeros of groups, the prefetches into L2, how unpacked parts come to
+stand side by side, and the epilogue. Knows no product.
 
-    x = read_tokens(x_source, stride, first, tokens, column, K, BLOCK_T, COLUMNS, MASKED, TMA)
+    x = read_tokens(x_source, stride, first, tokens, column, COLUMNS, LOOP)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import LINE_BYTES, prefetch_lines
+from ingot.kernels.product.arguments import Weight
 
 
 @triton.jit
@@ -23,79 +24,63 @@ def read_tokens(
     first: tl.tensor,
     tokens: tl.tensor,
     column: tl.tensor,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MASKED: tl.constexpr,
-    TMA: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> tl.tensor:
     """COLUMNS columns of the rows of x from ``first`` on: [BLOCK, COLUMNS], zeros beyond."""
-    if TMA:
+    if LOOP.TMA:
         x = source.load([first, column])
     else:
-        token, cols = first + tl.arange(0, BLOCK), column + tl.arange(0, COLUMNS)
+        token, cols = first + tl.arange(0, LOOP.BLOCK_T), column + tl.arange(0, COLUMNS)
         inside = (token < tokens)[:, None]
-        if MASKED:
-            inside = inside & (cols < K)[None, :]
+        if LOOP.K % LOOP.BLOCK_K != 0:
+            inside = inside & (cols < LOOP.K)[None, :]
         x = tl.load(source + token[:, None].to(tl.int64) * stride + cols[None, :], mask=inside, other=0.0)
     return x
 
 
 @triton.jit
 def of_groups(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPAN: tl.constexpr,
-    GROUPS: tl.constexpr,
+    ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
 ) -> tl.tensor:
-    """The numbers of each row for GROUPS spans of SPAN columns from ``column`` on; the last past the end."""
+    """Scales or zeros of each row for the groups of a step from ``column`` on; the last past the end."""
+    GROUPS: tl.constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     found = ()
     for group in tl.static_range(GROUPS):
-        place = tl.minimum((column + group * SPAN) // GROUP, (K - 1) // GROUP)
+        place = (column + group * (LOOP.BLOCK_K // GROUPS)) // LOOP.GROUP
+        place = tl.minimum(place, (LOOP.K - 1) // LOOP.GROUP)
         found = found + (tl.load(ptr + place * stride + rows),)  # noqa: RUF005
     return found
 
 
 @triton.jit
-def ask_numbers(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    start: tl.tensor,
-    column: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+def ask_beside(
+    ptr: tl.tensor, stride: tl.tensor, start: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
 ) -> None:
-    """Ask for the numbers of BLOCK_N rows for the group of ``column`` to come into L2."""
+    """Ask for the scales or zeros of BLOCK_N rows for the group of ``column`` to come into L2."""
     LINE: tl.constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (BLOCK_N + LINE - 1) // LINE
+    LINES: tl.constexpr = (LOOP.BLOCK_N + LINE - 1) // LINE
     rows = start + tl.arange(0, LINES) * LINE
-    prefetch_lines(ptr + tl.minimum(column // GROUP, (K - 1) // GROUP) * stride + rows, rows < N)
+    group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
+    prefetch_lines(ptr + group * stride + rows, rows < LOOP.N)
 
 
 @triton.jit
 def ask_words(
-    ptr: tl.tensor,
-    stride: tl.tensor,
+    weight: Weight,
     start: tl.tensor,
     chunk: tl.tensor,
     wanted: tl.tensor,
-    N: tl.constexpr,
     PART: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    LOOP: tl.constexpr,
 ) -> None:
     """Ask for the words of BLOCK_N rows, a multiple of 16, in a chunk to come into L2, if they are wanted."""
     LINE: tl.constexpr = LINE_BYTES // 2
     LINES: tl.constexpr = 16 * PART // LINE  # of 16 rows: one after another
-    line = tl.arange(0, BLOCK_N // 16 * LINES)
+    line = tl.arange(0, LOOP.BLOCK_N // 16 * LINES)
     row = start + line // LINES * 16
-    place = ptr + row.to(tl.int64) * stride + chunk * (16 * PART) + line % LINES * LINE
-    prefetch_lines(place, (row < N) & wanted)
+    place = weight.ptr + row.to(tl.int64) * weight.stride + chunk * (16 * PART) + line % LINES * LINE
+    prefetch_lines(place, (row < LOOP.N) & wanted)
 
 
 @triton.jit
@@ -114,3 +99,29 @@ def side_by_side(tiles: tl.tensor, COUNT: tl.constexpr, CHUNKS: tl.constexpr = 1
     if COUNT == 4:
         wide = _pair(wide, _pair(tiles[2], tiles[3], CHUNKS), CHUNKS)
     return wide
+
+
+@triton.jit
+def store_packed(
+    acc: tl.tensor,
+    rows: tl.tensor,
+    own: tl.tensor,
+    first_token: tl.tensor,
+    split: tl.tensor,
+    tokens: tl.tensor,
+    weight: Weight,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    LOOP: tl.constexpr,
+) -> None:
+    """Into part ``split`` of y sums of outputs ``rows``, whose scales and bias are those of ``own``; without
+    groups they are scaled here.
+    """
+    if LOOP.GROUP == 0:
+        acc *= tl.load(weight.scales + own).to(tl.float32)[:, None]
+    token = first_token + tl.arange(0, LOOP.BLOCK_T)
+    inside = (rows < LOOP.N)[:, None] & (token < tokens)[None, :]
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + own).to(tl.float32)[:, None]
+    y_rows = split.to(tl.int64) * tokens + token
+    tl.store(y_ptr + y_rows[None, :] * LOOP.N + rows[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)

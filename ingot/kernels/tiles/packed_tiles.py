@@ -29,7 +29,7 @@ LARGE_BYTES = 227 << 10  # the largest tiles hold 224 KB of shared memory; GPUs 
 
 def packed_tiles(
     num_tokens: int,
-    weight: StoredWeight,
+    weight: Shaped,
     device: torch.device,
     split: bool = False,
     ordered: bool = False,

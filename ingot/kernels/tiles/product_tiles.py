@@ -33,7 +33,7 @@ class WeightShape(NamedTuple):
     group: int = 0
 
     @staticmethod
-    def of(weight: StoredWeight) -> WeightShape:
+    def of(weight: StoredWeight | WeightShape) -> WeightShape:
         """That of a weight."""
         return WeightShape(weight.out_features, weight.in_features, weight.bits, weight.group)
 
