@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.product.arguments import Heads, Sums
 
 
 @triton.jit
-def split_pairs(acc: tl.tensor, PAIRS: tl.constexpr, BLOCK_T: tl.constexpr) -> tl.tensor:
+def split_pairs(acc: tensor, PAIRS: constexpr, BLOCK_T: constexpr) -> tensor:
     """The first and the second PAIRS rows of [2 PAIRS, BLOCK_T]."""
     return tl.split(tl.permute(tl.reshape(acc, [2, PAIRS, BLOCK_T]), [1, 2, 0]))
 
 
 @triton.jit
 def store_sums(
-    acc: tl.tensor,
-    outputs: tl.tensor,
-    end: tl.tensor,
-    split: tl.tensor,
+    acc: tensor,
+    outputs: tensor,
+    end: tensor,
+    split: tensor,
     out: Sums,
-    tokens: tl.tensor,
-    N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    tokens: tensor,
+    N: constexpr,
+    BLOCK_T: constexpr,
 ) -> None:
     """y = acc + bias + residual, rounded once, for outputs below ``end``; into part ``split`` of y."""
     token = tl.arange(0, BLOCK_T)
@@ -46,17 +47,17 @@ def store_sums(
 
 @triton.jit
 def store_activated(
-    acc: tl.tensor,
-    outputs: tl.tensor,
-    end: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    INNER: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    acc: tensor,
+    outputs: tensor,
+    end: tensor,
+    y_ptr: tensor,
+    tokens: tensor,
+    INNER: constexpr,
+    PAIRS: constexpr,
+    BLOCK_T: constexpr,
 ) -> None:
     """y = cast(silu(gate)) * up of sums whose first half is the gate's, for outputs [PAIRS] below ``end``."""
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    dtype: constexpr = y_ptr.dtype.element_ty
     gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     token = tl.arange(0, BLOCK_T)
@@ -65,14 +66,7 @@ def store_activated(
 
 
 @triton.jit
-def turns(
-    heads: tl.tensor,
-    pair: tl.tensor,
-    token: tl.tensor,
-    tokens: tl.tensor,
-    out: Heads,
-    SHAPE: tl.constexpr,
-) -> tl.tensor:
+def turns(heads: tensor, pair: tensor, token: tensor, tokens: tensor, out: Heads, SHAPE: constexpr) -> tensor:
     """Cosines and sines of pairs and tokens, [PAIRS, BLOCK_T], scaled by logn where the head is a query's."""
     real = token < tokens
     rotary = real[None, :] & (pair < SHAPE.HALF)[:, None]
@@ -95,7 +89,7 @@ def turns(
 
 
 @triton.jit
-def channels(pair: tl.tensor, SHAPE: tl.constexpr) -> tl.tensor:
+def channels(pair: tensor, SHAPE: constexpr) -> tensor:
     """The first and the second channel of a head's pairs: the rotary ones, then the others."""
     if 2 * SHAPE.HALF == SHAPE.HEAD_DIM:
         first, second = pair, pair + SHAPE.HALF
@@ -106,7 +100,7 @@ def channels(pair: tl.tensor, SHAPE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def cache_places(slot: tl.tensor, out: Heads, SHAPE: tl.constexpr) -> tl.tensor:
+def cache_places(slot: tensor, out: Heads, SHAPE: constexpr) -> tensor:
     """Where a slot's row of the first head lies in the cache."""
     block = slot // SHAPE.BLOCK_SIZE
     return block * out.block_stride + (slot - block * SHAPE.BLOCK_SIZE) * out.token_stride
@@ -114,18 +108,18 @@ def cache_places(slot: tl.tensor, out: Heads, SHAPE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def store_heads(
-    acc: tl.tensor,
-    head: tl.tensor,
-    pair: tl.tensor,
-    end: tl.tensor,
+    acc: tensor,
+    head: tensor,
+    pair: tensor,
+    end: tensor,
     out: Heads,
-    tokens: tl.tensor,
-    SHAPE: tl.constexpr,
-    PAIRS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    tokens: tensor,
+    SHAPE: constexpr,
+    PAIRS: constexpr,
+    BLOCK_T: constexpr,
 ) -> None:
     """The channels of pairs [PAIRS] below ``end`` of one head, turned, to q or into the cache."""
-    dtype: tl.constexpr = out.q.dtype.element_ty
+    dtype: constexpr = out.q.dtype.element_ty
     a, b = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, BLOCK_T)
     token = tl.arange(0, BLOCK_T)
     real = token < tokens

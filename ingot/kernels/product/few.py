@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import start_next
 from ingot.kernels.product.arguments import Heads, Rows, Sums, Weight
@@ -23,20 +24,20 @@ from ingot.kernels.product.vectors import vector_gate_up, vector_heads, vector_s
 
 
 @triton.jit
-def _start_early(LOOP: tl.constexpr) -> None:
+def _start_early(LOOP: constexpr) -> None:
     """With OVERLAP 2 the next kernel may start at once; and where no program needs shared memory."""
     if LOOP.OVERLAP == 2 or LOOP.FRAGMENTS > 0:
         start_next(LOOP.OVERLAP)
 
 
 @triton.jit
-def _start_late(LOOP: tl.constexpr) -> None:
+def _start_late(LOOP: constexpr) -> None:
     if LOOP.OVERLAP == 4 and LOOP.FRAGMENTS == 0:
         start_next(LOOP.OVERLAP)
 
 
 @triton.jit
-def _lanes(COUNT: tl.constexpr, LOOP: tl.constexpr) -> tl.tensor:
+def _lanes(COUNT: constexpr, LOOP: constexpr) -> tensor:
     """Which row of a tile each of its COUNT sums is of."""
     return row_order(COUNT) if LOOP.KIND == "fragments" else tl.arange(0, COUNT)
 
@@ -45,17 +46,17 @@ def _lanes(COUNT: tl.constexpr, LOOP: tl.constexpr) -> tl.tensor:
 def _sums(
     x: Rows,
     weight: Weight,
-    rows: tl.tensor,
-    live: tl.tensor,
-    start: tl.tensor,
-    block: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    N: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    rows: tensor,
+    live: tensor,
+    start: tensor,
+    block: tensor,
+    first: tensor,
+    end: tensor,
+    RUN: constexpr,
+    GAP: constexpr,
+    N: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """Rows of the weight times each row of x, over steps ``first`` to ``end``: [BLOCK_N, BLOCK_T].
 
     The rows are those of ``rows`` that are ``live`` (None: all). Straight into registers they are RUN
@@ -74,13 +75,7 @@ def _sums(
 
 @triton.jit
 def few_linear_kernel(
-    x: Rows,
-    weight: Weight,
-    out: Sums,
-    N: tl.constexpr,
-    SHARE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    LOOP: tl.constexpr,
+    x: Rows, weight: Weight, out: Sums, N: constexpr, SHARE: constexpr, SPLITS: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
 
@@ -90,7 +85,7 @@ def few_linear_kernel(
     if LOOP.KIND == "vectors":
         vector_sums(x, weight, out, N, LOOP)
     else:
-        BLOCK_N: tl.constexpr = LOOP.BLOCK_N
+        BLOCK_N: constexpr = LOOP.BLOCK_N
         tile, split = tl.program_id(0), tl.program_id(1)
         start = tile * SHARE
         lane = tl.arange(0, BLOCK_N)
@@ -105,19 +100,14 @@ def few_linear_kernel(
 
 @triton.jit
 def few_gate_up_kernel(
-    x: Rows,
-    weight: Weight,
-    y_ptr: tl.tensor,
-    INNER: tl.constexpr,
-    SHARE: tl.constexpr,
-    LOOP: tl.constexpr,
+    x: Rows, weight: Weight, y_ptr: tensor, INNER: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N / 2."""
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
         vector_gate_up(x, weight, y_ptr, INNER, LOOP)
     else:
-        PAIRS: tl.constexpr = LOOP.BLOCK_N // 2
+        PAIRS: constexpr = LOOP.BLOCK_N // 2
         tile = tl.program_id(0)
         start = tile * SHARE
         lane = tl.arange(0, LOOP.BLOCK_N) % PAIRS
@@ -132,23 +122,18 @@ def few_gate_up_kernel(
 
 @triton.jit
 def few_qkv_kernel(
-    x: Rows,
-    weight: Weight,
-    out: Heads,
-    SHAPE: tl.constexpr,
-    SHARE: tl.constexpr,
-    LOOP: tl.constexpr,
+    x: Rows, weight: Weight, out: Heads, SHAPE: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row: so whole vectors are stored."""
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
         vector_heads(x, weight, out, SHAPE, LOOP)
     else:
-        PAIRS: tl.constexpr = LOOP.BLOCK_N // 2
-        HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
-        IN_HEAD: tl.constexpr = HEAD_DIM // 2
-        N: tl.constexpr = (SHAPE.HEADS + 2 * SHAPE.KV_HEADS) * HEAD_DIM
-        CHUNKS: tl.constexpr = (IN_HEAD + SHARE - 1) // SHARE
+        PAIRS: constexpr = LOOP.BLOCK_N // 2
+        HEAD_DIM: constexpr = SHAPE.HEAD_DIM
+        IN_HEAD: constexpr = HEAD_DIM // 2
+        N: constexpr = (SHAPE.HEADS + 2 * SHAPE.KV_HEADS) * HEAD_DIM
+        CHUNKS: constexpr = (IN_HEAD + SHARE - 1) // SHARE
         tile = tl.program_id(0)
         head, start = tile // CHUNKS, tile % CHUNKS * SHARE
         lane = _lanes(LOOP.BLOCK_N, LOOP)

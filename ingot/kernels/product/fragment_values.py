@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 
 def _nibbles(shift: int, mask: str, magic: str) -> tl.constexpr:
@@ -54,9 +55,7 @@ def centre(bits: int, dtype: tl.dtype) -> int:
 
 
 @triton.jit
-def raised(
-    words: tl.tensor, INDEX: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr
-) -> tl.tensor:
+def raised(words: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr) -> tensor:
     """Number INDEX of every 16-bit word, less ``centre``, times its ``lift``, plus ``excess``; exact in fp16
     and bf16.
     """
@@ -65,15 +64,15 @@ def raised(
         number -= centre(BITS, DTYPE)
         wide = (number * lift(INDEX, BITS, DTYPE) + excess(BITS, DTYPE)).to(DTYPE)
     elif BITS == 8:
-        byte: tl.constexpr = _BYTE_0 if INDEX == 0 else _BYTE_1
+        byte: constexpr = _BYTE_0 if INDEX == 0 else _BYTE_1
         wide = tl.inline_asm_elementwise(byte, "=r,r", [words], tl.float16, is_pure=True, pack=2)
     elif tl.float16 == DTYPE:
-        half: tl.constexpr = (
+        half: constexpr = (
             _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
         )
         wide = tl.inline_asm_elementwise(half, "=r,r", [words], tl.float16, is_pure=True, pack=2)
     else:
-        brain: tl.constexpr = (
+        brain: constexpr = (
             _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
         )
         wide = tl.inline_asm_elementwise(brain, "=r,r", [words], tl.bfloat16, is_pure=True, pack=2)

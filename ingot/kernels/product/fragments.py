@@ -15,6 +15,7 @@ from __future__ import annotations
 # (Tuples grow in jitted loops.)
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import wait_for_previous
 from ingot.kernels.product.arguments import Rows, Weight
@@ -22,20 +23,20 @@ from ingot.kernels.product.fragment_values import centre, excess, lift, raised
 
 
 @triton.jit
-def row_order(ROWS: tl.constexpr) -> tl.tensor:
+def row_order(ROWS: constexpr) -> tensor:
     """Which row each of ROWS rows of a tile is: of 16 in an operand's order, first the even ones."""
     lane = tl.arange(0, ROWS)
     return lane // 16 * 16 + lane % 8 * 2 + lane // 8 % 2
 
 
 @triton.jit
-def halves(pairs: tl.tensor) -> tl.tensor:
+def halves(pairs: tensor) -> tensor:
     """The two 16-bit halves of every 32-bit number, side by side in a last dimension."""
     return tl.join((pairs & 0xFFFF).to(tl.int16), (pairs >> 16).to(tl.int16))
 
 
 @triton.jit
-def _words(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTERS: tl.constexpr) -> tl.tensor:
+def _words(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr, QUARTERS: constexpr) -> tensor:
     """What ``chunk_of_words`` loads as the left operand: [WARPS, 16 BLOCKS, 16 QUARTERS] int16."""
     words = tl.reshape(halves(loaded), (QUARTERS, BLOCKS, WARPS, 8, 4, 2, 2, 2))
     words = tl.permute(words, (2, 1, 5, 3, 0, 4, 6, 7))
@@ -44,32 +45,28 @@ def _words(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, QUARTER
 
 @triton.jit
 def _columns(
-    loaded: tl.tensor,
-    DTYPE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    WARPS: tl.constexpr,
-    QUARTERS: tl.constexpr,
-) -> tl.tensor:
+    loaded: tensor, DTYPE: constexpr, TOKENS: constexpr, WARPS: constexpr, QUARTERS: constexpr
+) -> tensor:
     """What ``chunk_of_rows`` loads as the right operand: [WARPS, 16 QUARTERS, TOKENS]."""
     x = tl.reshape(halves(loaded).to(DTYPE, bitcast=True), (TOKENS // 8, QUARTERS // 2, WARPS, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(x, (2, 1, 5, 4, 6, 7, 0, 3)), (WARPS, 16 * QUARTERS, TOKENS))
 
 
 @triton.jit
-def _beside(loaded: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
+def _beside(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr) -> tensor:
     """Two numbers a thread, of rows 2 g and 2 g + 1, as they stand beside sums: fp32 [.., 1, 4, 1]."""
     beside = tl.permute(tl.reshape(loaded, (BLOCKS, WARPS, 8, 4, 2)), (1, 0, 4, 2, 3))
     return tl.reshape(beside, (WARPS, 16 * BLOCKS, 1, 4, 1)).to(tl.float32)
 
 
 @triton.jit
-def _apart(sums: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr) -> tl.tensor:
+def _apart(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
     """Sums [WARPS, 16 BLOCKS, TOKENS] with the threads of a row in a dimension of their own."""
     return tl.reshape(sums, (WARPS, 16 * BLOCKS, TOKENS // 8, 4, 2))
 
 
 @triton.jit
-def _for_all(sums: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS: tl.constexpr) -> tl.tensor:
+def _for_all(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexpr) -> tensor:
     """Sums of x, in 16 equal rows, for all rows."""
     whole = tl.broadcast_to(tl.reshape(sums, (WARPS, 1, 16, TOKENS)), (WARPS, BLOCKS, 16, TOKENS))
     return tl.reshape(whole, (WARPS, 16 * BLOCKS, TOKENS))
@@ -77,19 +74,19 @@ def _for_all(sums: tl.tensor, BLOCKS: tl.constexpr, WARPS: tl.constexpr, TOKENS:
 
 @triton.jit
 def _add_part(
-    low: tl.tensor,
-    high: tl.tensor,
-    x_low: tl.tensor,
-    x_high: tl.tensor,
-    words: tl.tensor,
-    x: tl.tensor,
-    ones: tl.tensor,
-    PART: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    OF_X: tl.constexpr,
-    ASM: tl.constexpr,
-) -> tl.tensor:
+    low: tensor,
+    high: tensor,
+    x_low: tensor,
+    x_high: tensor,
+    words: tensor,
+    x: tensor,
+    ones: tensor,
+    PART: constexpr,
+    BITS: constexpr,
+    DTYPE: constexpr,
+    OF_X: constexpr,
+    ASM: constexpr,
+) -> tensor:
     """The sums of raised numbers and, with OF_X, of x, with a part's added; ``high``: of numbers that are
     lifted, or of the upper halves of 8 bits.
     """
@@ -109,20 +106,20 @@ def _add_part(
 
 @triton.jit
 def _of_numbers(
-    low: tl.tensor,
-    high: tl.tensor,
-    x_low: tl.tensor,
-    x_high: tl.tensor,
-    zero: tl.tensor,
-    BLOCKS: tl.constexpr,
-    WARPS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    OF_X: tl.constexpr,
-) -> tl.tensor:
+    low: tensor,
+    high: tensor,
+    x_low: tensor,
+    x_high: tensor,
+    zero: tensor,
+    BLOCKS: constexpr,
+    WARPS: constexpr,
+    TOKENS: constexpr,
+    BITS: constexpr,
+    DTYPE: constexpr,
+    OF_X: constexpr,
+) -> tensor:
     """The sums of numbers less their zeros, from those of raised numbers: [.., TOKENS / 8, 4, 2]."""
-    EXCESS: tl.constexpr = excess(BITS, DTYPE)
+    EXCESS: constexpr = excess(BITS, DTYPE)
     if BITS == 8 and tl.bfloat16 == DTYPE:
         total, too_much, whole = low + 16.0 * high, 17.0 * EXCESS * x_low, x_low
     elif BITS == 4 and tl.float16 == DTYPE:
@@ -139,15 +136,15 @@ def _of_numbers(
 
 
 @triton.jit
-def _chunk_of_rows(x: Rows, chunk: tl.tensor, end: tl.tensor, LOOP: tl.constexpr) -> tl.tensor:
+def _chunk_of_rows(x: Rows, chunk: tensor, end: tensor, LOOP: constexpr) -> tensor:
     """The columns of x of one chunk of every warp, from ``chunk`` on and below ``end``, by parts; zeros from
     column K on.
     """
-    WARPS: tl.constexpr = LOOP.WARPS
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    PARTS: tl.constexpr = 16 // LOOP.BITS
-    QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
-    PART: tl.constexpr = BLOCK_K // PARTS
+    WARPS: constexpr = LOOP.WARPS
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    PARTS: constexpr = 16 // LOOP.BITS
+    QUARTERS: constexpr = BLOCK_K // PARTS // 16
+    PART: constexpr = BLOCK_K // PARTS
     index = tl.arange(0, 2 * LOOP.BLOCK_T * WARPS * QUARTERS)
     token, warp = index // (16 * WARPS * QUARTERS) * 8 + index // 4 % 8, index // 32 % WARPS
     column = warp * BLOCK_K + index // (32 * WARPS) % (QUARTERS // 2) * 32 + index % 4 * 8
@@ -165,24 +162,18 @@ def _chunk_of_rows(x: Rows, chunk: tl.tensor, end: tl.tensor, LOOP: tl.constexpr
 
 
 @triton.jit
-def _run_of(block: tl.tensor, TILE: tl.constexpr) -> tl.tensor:
+def _run_of(block: tensor, TILE: constexpr) -> tensor:
     """The block of 16 rows, from the tile's first on, of each of its blocks."""
     return block % TILE[0] + block // TILE[0] * TILE[1]
 
 
 @triton.jit
 def _beside_chunk(
-    base: tl.tensor,
-    weight: Weight,
-    block: tl.tensor,
-    chunk: tl.tensor,
-    end: tl.tensor,
-    TILE: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    base: tensor, weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
+) -> tensor:
     """Scales or zeros of a chunk of every warp, two rows' in one number, by groups of columns."""
-    WARPS: tl.constexpr = LOOP.WARPS
-    SEGMENTS: tl.constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
+    WARPS: constexpr = LOOP.WARPS
+    SEGMENTS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     index = tl.arange(0, 2 * WARPS * LOOP.BLOCK_N)
     warp, number = index // 32 % WARPS, index // (32 * WARPS)
     own = block + _run_of(number, TILE)
@@ -198,20 +189,15 @@ def _beside_chunk(
 
 @triton.jit
 def _chunk_of_words(
-    weight: Weight,
-    block: tl.tensor,
-    chunk: tl.tensor,
-    end: tl.tensor,
-    TILE: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
+) -> tensor:
     """The words of one chunk of every warp, from ``chunk`` on and below ``end``, of the tile from ``block``
     on. Beyond the end, or the last block of rows, zeros and no traffic.
     """
-    WARPS: tl.constexpr = LOOP.WARPS
-    QUARTERS: tl.constexpr = LOOP.BLOCK_K * LOOP.BITS // 256
-    BLOCKS: tl.constexpr = LOOP.BLOCK_N // 16
-    WORDS: tl.constexpr = 128 * QUARTERS  # of 32 bits, in 16 rows of a chunk
+    WARPS: constexpr = LOOP.WARPS
+    QUARTERS: constexpr = LOOP.BLOCK_K * LOOP.BITS // 256
+    BLOCKS: constexpr = LOOP.BLOCK_N // 16
+    WORDS: constexpr = 128 * QUARTERS  # of 32 bits, in 16 rows of a chunk
     index = tl.arange(0, 32 * WARPS * BLOCKS * QUARTERS)
     warp, number = index // 32 % WARPS, _run_of(index // (32 * WARPS) % BLOCKS, TILE)
     place = index // (32 * WARPS * BLOCKS) * 128 + index % 32 * 4
@@ -224,13 +210,8 @@ def _chunk_of_words(
 
 @triton.jit
 def _chunk_of_scales(
-    weight: Weight,
-    block: tl.tensor,
-    chunk: tl.tensor,
-    end: tl.tensor,
-    TILE: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
+) -> tensor:
     """The scales and the zeros of such a chunk's groups, as they are stored; none without groups."""
     scales, zeros = (), ()
     if LOOP.GROUP > 0:
@@ -244,14 +225,8 @@ def _chunk_of_scales(
 
 @triton.jit
 def fragment_tile(
-    x: Rows,
-    weight: Weight,
-    block: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    TILE: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    x: Rows, weight: Weight, block: tensor, first: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
+) -> tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns.
 
     TILE (RUN, GAP, LAST) says which rows, in blocks of 16: RUN neighbouring ones from ``block`` on, then as
@@ -261,22 +236,22 @@ def fragment_tile(
     ahead. Of 8 bits every chunk is asked for at its step, together with the rows of x, the first before the
     wait: with fewer registers more programs are there at once, and that was faster.
     """
-    DTYPE: tl.constexpr = x.ptr.dtype.element_ty
-    BITS: tl.constexpr = LOOP.BITS
-    GROUP: tl.constexpr = LOOP.GROUP
-    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    WARPS: tl.constexpr = LOOP.WARPS
-    PARTS: tl.constexpr = 16 // BITS
-    QUARTERS: tl.constexpr = BLOCK_K // PARTS // 16
-    BLOCKS: tl.constexpr = BLOCK_N // 16
+    DTYPE: constexpr = x.ptr.dtype.element_ty
+    BITS: constexpr = LOOP.BITS
+    GROUP: constexpr = LOOP.GROUP
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    WARPS: constexpr = LOOP.WARPS
+    PARTS: constexpr = 16 // BITS
+    QUARTERS: constexpr = BLOCK_K // PARTS // 16
+    BLOCKS: constexpr = BLOCK_N // 16
     # Parts of a chunk that share scales; within one the sums may run on.
-    SEGMENTS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
-    EACH: tl.constexpr = PARTS // SEGMENTS
-    GROUPED: tl.constexpr = GROUP > 0
-    AHEAD: tl.constexpr = LOOP.FRAGMENTS if BITS == 4 else 0
-    OF_X: tl.constexpr = weight.zeros is not None or centre(BITS, DTYPE) == 0
+    SEGMENTS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    EACH: constexpr = PARTS // SEGMENTS
+    GROUPED: constexpr = GROUP > 0
+    AHEAD: constexpr = LOOP.FRAGMENTS if BITS == 4 else 0
+    OF_X: constexpr = weight.zeros is not None or centre(BITS, DTYPE) == 0
     ahead, scales, zeros = (), (), ()
     for depth in tl.static_range(AHEAD):
         chunk = first + depth * WARPS

@@ -18,6 +18,7 @@ from __future__ import annotations
 # (Tuples grow in jitted loops.)
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import wait_for_previous
 from ingot.kernels.product.arguments import Rows, Weight
@@ -31,14 +32,14 @@ _BYTES = tl.constexpr("mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $
 
 @triton.jit
 def _loaded(
-    source: tl.tensor,
-    places: tl.tensor,
-    column: tl.tensor,
-    there: tl.tensor,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ONCE: tl.constexpr,
-) -> tl.tensor:
+    source: tensor,
+    places: tensor,
+    column: tensor,
+    there: tensor,
+    K: constexpr,
+    BLOCK_K: constexpr,
+    ONCE: constexpr,
+) -> tensor:
     """16 bytes from each place [P] on as int32 [P, 4], zeros where nothing is ``there`` and from column K on.
 
     They stay words until they are multiplied: of bytes that go from step to step the compiler would make
@@ -53,7 +54,7 @@ def _loaded(
 
 
 @triton.jit
-def _bytes(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def _bytes(words: tensor, ASM: constexpr) -> tensor:
     """The bytes of words [P, 4]: int8 [P, 4, 2, 2], byte, half and quarter of the words."""
     if ASM:  # the registers as they are: four words are, byte by byte, four numbers of each of four tensors
         a, b, c, d = tl.inline_asm_elementwise(
@@ -70,21 +71,21 @@ def _bytes(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _chunk(
-    pairs: tl.tensor,
+    pairs: tensor,
     weight: Weight,
-    places: tl.tensor,
-    row: tl.tensor,
-    column: tl.tensor,
-    there: tl.tensor,
-    chunk: tl.tensor,
-    BYTES: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    places: tensor,
+    row: tensor,
+    column: tensor,
+    there: tensor,
+    chunk: tensor,
+    BYTES: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """A chunk's pairs [P, 4]; and the step and the zero of each place's row and group of columns, in one
     int32: zero · 256 + step.
     """
-    HALF: tl.constexpr = LOOP.WEIGHT_GROUP // 2
-    BLOCK_BYTES: tl.constexpr = LOOP.BLOCK_K // 2
+    HALF: constexpr = LOOP.WEIGHT_GROUP // 2
+    BLOCK_BYTES: constexpr = LOOP.BLOCK_K // 2
     here = chunk * BLOCK_BYTES
     words = _loaded(pairs + here, places, here + column, there, BYTES, BLOCK_BYTES, True)
     group = (here + column) // HALF
@@ -95,7 +96,7 @@ def _chunk(
 
 
 @triton.jit
-def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def _of_four_bits(words: tensor, beside: tensor, ASM: constexpr) -> tensor:
     """The bytes that pairs of 4 bits [P, 4] stand for: int8 [P, 4, 2, 2, 2], last the halves of a group."""
     steps, zeros = beside & 255, beside >> 8
     shifts = (steps * zeros * 0x01010101)[:, None]
@@ -105,7 +106,7 @@ def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.
 
 
 @triton.jit
-def _group_scales(x: Rows, chunk: tl.tensor, end: tl.tensor, WARPS: tl.constexpr) -> tl.tensor:
+def _group_scales(x: Rows, chunk: tensor, end: tensor, WARPS: constexpr) -> tensor:
     """Each warp's scales of its chunk, as they stand beside sums: fp32 [WARPS, 2, 8, 1, 4, 1]."""
     index = tl.arange(0, 32 * WARPS)
     group = index // 32 + chunk
@@ -122,14 +123,14 @@ def _group_scales(x: Rows, chunk: tl.tensor, end: tl.tensor, WARPS: tl.constexpr
 def int8_fragment_tile(
     x: Rows,
     weight: Weight,
-    start: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    N: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    start: tensor,
+    first: tensor,
+    end: tensor,
+    N: constexpr,
+    RUN: constexpr,
+    GAP: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns, which are
     a group's where columns of x share scales: [BLOCK_N, 16], int32 without scales of x, else fp32.
     The weight (int4_weight.py) has groups of WEIGHT_GROUP columns: 16 bytes of pairs are what two spans of 64
@@ -140,19 +141,19 @@ def int8_fragment_tile(
     is asked for at its step, together with the rows of x, the first before the wait: fewer registers, more
     programs at once. There must be a chunk: its step waits.
     """
-    K: tl.constexpr = LOOP.K
-    GROUP: tl.constexpr = LOOP.GROUP
-    HALF: tl.constexpr = LOOP.WEIGHT_GROUP // 2
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    WARPS: tl.constexpr = LOOP.WARPS
-    DEPTH: tl.constexpr = LOOP.FRAGMENTS - 1
-    QUARTERS: tl.constexpr = BLOCK_K // 64
-    BLOCKS: tl.constexpr = BLOCK_N // 8
-    SPANS: tl.constexpr = QUARTERS // 2  # of 64 bytes of pairs
-    BLOCK_BYTES: tl.constexpr = BLOCK_K // 2
-    GROUPS: tl.constexpr = (K + 2 * HALF - 1) // (2 * HALF)
-    BYTES: tl.constexpr = GROUPS * HALF  # of a row
+    K: constexpr = LOOP.K
+    GROUP: constexpr = LOOP.GROUP
+    HALF: constexpr = LOOP.WEIGHT_GROUP // 2
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    WARPS: constexpr = LOOP.WARPS
+    DEPTH: constexpr = LOOP.FRAGMENTS - 1
+    QUARTERS: constexpr = BLOCK_K // 64
+    BLOCKS: constexpr = BLOCK_N // 8
+    SPANS: constexpr = QUARTERS // 2  # of 64 bytes of pairs
+    BLOCK_BYTES: constexpr = BLOCK_K // 2
+    GROUPS: constexpr = (K + 2 * HALF - 1) // (2 * HALF)
+    BYTES: constexpr = GROUPS * HALF  # of a row
     index = tl.arange(0, 32 * WARPS * BLOCKS * SPANS)
     own = index // (32 * WARPS) % BLOCKS * 8 + index // 4 % 8
     row = tl.minimum(own % RUN + own // RUN * GAP, N - 1 - start)

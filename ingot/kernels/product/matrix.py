@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import LINE_BYTES, prefetch_lines, wait_for_previous
 from ingot.kernels.product.arguments import Rows, Weight
 
 
 @triton.jit
-def _weights(
-    places: tl.tensor, columns: tl.tensor, live: tl.tensor, K: tl.constexpr, MASKED: tl.constexpr
-) -> tl.tensor:
+def _weights(places: tensor, columns: tensor, live: tensor, K: constexpr, MASKED: constexpr) -> tensor:
     """A tile of the weight, streamed past the caches; zeros from column K on and in dead rows."""
     if MASKED:
         inside = (columns < K)[None, :]
@@ -32,7 +31,7 @@ def _weights(
 
 
 @triton.jit
-def _row_scales(x: Rows, token: tl.tensor, group: tl.tensor, GROUPS: tl.constexpr) -> tl.tensor:
+def _row_scales(x: Rows, token: tensor, group: tensor, GROUPS: constexpr) -> tensor:
     """Scales of the rows of x, or of one of their GROUPS groups (the last where there are no more); without a
     stride all rows share a group's, which is read once.
     """
@@ -47,7 +46,7 @@ def _row_scales(x: Rows, token: tl.tensor, group: tl.tensor, GROUPS: tl.constexp
 
 
 @triton.jit
-def _add(acc: tl.tensor, w: tl.tensor, x: tl.tensor, scales: tl.tensor, GROUPED: tl.constexpr) -> tl.tensor:
+def _add(acc: tensor, w: tensor, x: tensor, scales: tensor, GROUPED: constexpr) -> tensor:
     """acc + w · xᵀ; of a group in 8 bits with the rows' scales."""
     if GROUPED:
         acc += tl.dot(w, tl.trans(x), out_dtype=tl.int32).to(tl.float32) * scales[None, :]
@@ -60,14 +59,8 @@ def _add(acc: tl.tensor, w: tl.tensor, x: tl.tensor, scales: tl.tensor, GROUPED:
 
 @triton.jit
 def matrix_tile(
-    x: Rows,
-    weight: Weight,
-    rows: tl.tensor,
-    live: tl.tensor,
-    first: tl.tensor,
-    steps: tl.tensor,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    x: Rows, weight: Weight, rows: tensor, live: tensor, first: tensor, steps: tensor, LOOP: constexpr
+) -> tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` steps of BLOCK_K columns from step
     ``first``: [BLOCK_N, BLOCK_T] fp32. Rows that are not ``live`` (None: all are) are not read.
 
@@ -79,20 +72,20 @@ def matrix_tile(
     With PREFETCH 0 both are pipelined, after the wait; with more than 2 so many columns of the rows are asked
     into L2 before it.
     """
-    K: tl.constexpr = LOOP.K
-    GROUP: tl.constexpr = LOOP.GROUP
-    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    PREFETCH: tl.constexpr = LOOP.PREFETCH
-    OVERLAP: tl.constexpr = LOOP.OVERLAP
-    dtype: tl.constexpr = x.ptr.dtype.element_ty
-    LINE: tl.constexpr = LINE_BYTES // (dtype.primitive_bitwidth // 8)
-    INT8: tl.constexpr = dtype == tl.int8
-    GROUPED: tl.constexpr = INT8 and GROUP > 0
-    SPAN: tl.constexpr = GROUP if GROUPED else BLOCK_K
-    GROUPS: tl.constexpr = K // GROUP if GROUPED else 1
-    MASKED: tl.constexpr = K % BLOCK_K != 0 or SPAN < BLOCK_K
+    K: constexpr = LOOP.K
+    GROUP: constexpr = LOOP.GROUP
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    PREFETCH: constexpr = LOOP.PREFETCH
+    OVERLAP: constexpr = LOOP.OVERLAP
+    dtype: constexpr = x.ptr.dtype.element_ty
+    LINE: constexpr = LINE_BYTES // (dtype.primitive_bitwidth // 8)
+    INT8: constexpr = dtype == tl.int8
+    GROUPED: constexpr = INT8 and GROUP > 0
+    SPAN: constexpr = GROUP if GROUPED else BLOCK_K
+    GROUPS: constexpr = K // GROUP if GROUPED else 1
+    MASKED: constexpr = K % BLOCK_K != 0 or SPAN < BLOCK_K
     token = tl.arange(0, BLOCK_T)
     cols = tl.arange(0, BLOCK_K)
     real = (token < x.tokens)[:, None]

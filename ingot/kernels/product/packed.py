@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import wait_for_previous
 from ingot.kernels.product.arguments import Rows, Weight
@@ -18,9 +19,7 @@ from ingot.kernels.weight.word_places import word_places
 
 
 @triton.jit
-def _of_group(
-    ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
-) -> tl.tensor:
+def _of_group(ptr: tensor, stride: tensor, rows: tensor, column: tensor, LOOP: constexpr) -> tensor:
     """The scale or zero of each row for the group of a column; of the last group past the end."""
     group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
     return tl.load(ptr + group * stride + rows)
@@ -28,15 +27,15 @@ def _of_group(
 
 @triton.jit
 def _of_parts(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    rows: tl.tensor,
-    column: tl.tensor,
-    PART: tl.constexpr,
-    SINGLE: tl.constexpr,
-    WHOLE: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    ptr: tensor,
+    stride: tensor,
+    rows: tensor,
+    column: tensor,
+    PART: constexpr,
+    SINGLE: constexpr,
+    WHOLE: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """Scales or zeros of each row for the groups of a chunk's four parts (two: again), from ``column`` on."""
     n0 = _of_group(ptr, stride, rows, column, LOOP)
     n1 = n0
@@ -52,7 +51,7 @@ def _of_parts(
 
 
 @triton.jit
-def _columns(x: Rows, cols: tl.tensor, start: tl.tensor, LOOP: tl.constexpr) -> tl.tensor:
+def _columns(x: Rows, cols: tensor, start: tensor, LOOP: constexpr) -> tensor:
     """A part's columns of the rows of x, from ``start`` on."""
     token = tl.arange(0, LOOP.BLOCK_T)
     real = (token < x.tokens)[:, None]
@@ -65,7 +64,7 @@ def _columns(x: Rows, cols: tl.tensor, start: tl.tensor, LOOP: tl.constexpr) -> 
 
 
 @triton.jit
-def _parts(x: Rows, cols: tl.tensor, column: tl.tensor, PART: tl.constexpr, LOOP: tl.constexpr) -> tl.tensor:
+def _parts(x: Rows, cols: tensor, column: tensor, PART: constexpr, LOOP: constexpr) -> tensor:
     """The columns of x that a chunk's four parts (two: again) multiply."""
     x0 = _columns(x, cols, column, LOOP)
     x1 = _columns(x, cols, column + PART, LOOP)
@@ -78,15 +77,8 @@ def _parts(x: Rows, cols: tl.tensor, column: tl.tensor, PART: tl.constexpr, LOOP
 
 @triton.jit
 def _add_pair(
-    acc: tl.tensor,
-    w0: tl.tensor,
-    x0: tl.tensor,
-    w1: tl.tensor,
-    x1: tl.tensor,
-    s0: tl.tensor,
-    s1: tl.tensor,
-    SINGLE: tl.constexpr,
-) -> tl.tensor:
+    acc: tensor, w0: tensor, x0: tensor, w1: tensor, x1: tensor, s0: tensor, s1: tensor, SINGLE: constexpr
+) -> tensor:
     """acc + the products of two parts, scaled each or (not SINGLE) together."""
     sums = tl.dot(w0, tl.trans(x0), input_precision="ieee")
     if SINGLE:
@@ -99,33 +91,27 @@ def _add_pair(
 
 @triton.jit
 def packed_tile(
-    x: Rows,
-    weight: Weight,
-    rows: tl.tensor,
-    live: tl.tensor,
-    first: tl.tensor,
-    steps: tl.tensor,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    x: Rows, weight: Weight, rows: tensor, live: tensor, first: tensor, steps: tensor, LOOP: constexpr
+) -> tensor:
     """Rows ``rows`` of the weight times each row of x, over ``steps`` chunks of BLOCK_K columns from chunk
     ``first``: [BLOCK_N, BLOCK_T] fp32, scaled. Rows that are not ``live`` (None: all are) are not read.
 
     The scales of a chunk are in registers a step ahead, its zeros are not. PREFETCH 1
     pipelines the weights alone, from before the wait on, any other the rows of x too, after it.
     """
-    DTYPE: tl.constexpr = x.ptr.dtype.element_ty
-    BITS: tl.constexpr = LOOP.BITS
-    GROUP: tl.constexpr = LOOP.GROUP
-    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    ASM: tl.constexpr = LOOP.ASM
-    FOUR: tl.constexpr = BITS == 4
-    PART: tl.constexpr = BLOCK_K * BITS // 16
-    ZEROS: tl.constexpr = weight.zeros is not None
+    DTYPE: constexpr = x.ptr.dtype.element_ty
+    BITS: constexpr = LOOP.BITS
+    GROUP: constexpr = LOOP.GROUP
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    ASM: constexpr = LOOP.ASM
+    FOUR: constexpr = BITS == 4
+    PART: constexpr = BLOCK_K * BITS // 16
+    ZEROS: constexpr = weight.zeros is not None
     # Parts of a chunk whose columns share a group: none, two by two, or all.
-    SINGLE: tl.constexpr = GROUP > 0 and GROUP < 2 * PART
-    WHOLE: tl.constexpr = GROUP == 0 or GROUP >= BLOCK_K
+    SINGLE: constexpr = GROUP > 0 and GROUP < 2 * PART
+    WHOLE: constexpr = GROUP == 0 or GROUP >= BLOCK_K
     cols = tl.arange(0, PART)
     places = word_places(weight.ptr, weight.stride, rows, cols)
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)

@@ -15,6 +15,7 @@ from __future__ import annotations
 # (Tuples grow in jitted loops.)
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product.arguments import Weight
@@ -25,17 +26,12 @@ from ingot.kernels.weight.narrow_numbers import above, ended, scaled_beside, unp
 
 @triton.jit
 def word_threads(
-    ptr: tl.tensor,
-    stride: tl.tensor,
-    block: tl.tensor,
-    LAST: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PART: tl.constexpr,
-) -> tl.tensor:
+    ptr: tensor, stride: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr, PART: constexpr
+) -> tensor:
     """Where each thread's words of a chunk lie, four times 32 bits at a time, from block ``block`` of 16 rows
     on; of blocks beyond LAST those of LAST.
     """
-    BLOCKS: tl.constexpr = BLOCK_N // 16
+    BLOCKS: constexpr = BLOCK_N // 16
     index = tl.arange(0, 2 * BLOCK_N * PART // 16)
     own = tl.minimum(block + index // 32 % BLOCKS, LAST)
     place = own.to(tl.int64) * (stride * 8) + index // (32 * BLOCKS) * 128 + index % 32 * 4
@@ -43,19 +39,13 @@ def word_threads(
 
 
 @triton.jit
-def load_words(places: tl.tensor, chunk: tl.tensor, wanted: tl.tensor, PART: tl.constexpr) -> tl.tensor:
+def load_words(places: tensor, chunk: tensor, wanted: tensor, PART: constexpr) -> tensor:
     """The words of a chunk, if they are ``wanted``; else zeros."""
     return tl.load(places + chunk * (8 * PART), mask=wanted, other=0, eviction_policy="evict_first")
 
 
 @triton.jit
-def pair_threads(
-    ptr: tl.tensor,
-    block: tl.tensor,
-    LAST: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BYTES: tl.constexpr,
-) -> tl.tensor:
+def pair_threads(ptr: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr, BYTES: constexpr) -> tensor:
     """Where each thread's scales (BYTES 2: of two rows) or zeros (BYTES 1: of four) of group 0 lie."""
     index = tl.arange(0, 2 * BLOCK_N)
     own = tl.minimum(block + index // 32, LAST) * (4 * BYTES) + index % 32 // 4 * BYTES // 2
@@ -63,7 +53,7 @@ def pair_threads(
 
 
 @triton.jit
-def _beside(pairs: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
+def _beside(pairs: tensor, BLOCK_N: constexpr) -> tensor:
     """Two numbers a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 2].
 
     Each is there for both columns of a pair, the first in a thread's registers as in the operand: otherwise
@@ -74,20 +64,20 @@ def _beside(pairs: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def scales_beside(pairs: tl.tensor, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+def scales_beside(pairs: tensor, DTYPE: constexpr, BLOCK_N: constexpr) -> tensor:
     """Scales of two rows a thread."""
     return _beside(halves(pairs).to(DTYPE, bitcast=True), BLOCK_N)
 
 
 @triton.jit
-def zeros_beside(fours: tl.tensor, BLOCK_N: tl.constexpr) -> tl.tensor:
+def zeros_beside(fours: tensor, BLOCK_N: constexpr) -> tensor:
     """Zeros of two rows a thread, in fp32, from those of four."""
     own = fours >> (tl.arange(0, 2 * BLOCK_N) // 4 % 2 * 16)
     return _beside(tl.join(own & 255, (own >> 8) & 255), BLOCK_N).to(tl.float32)
 
 
 @triton.jit
-def operand_words(loaded: tl.tensor, BLOCK_N: tl.constexpr, PART: tl.constexpr) -> tl.tensor:
+def operand_words(loaded: tensor, BLOCK_N: constexpr, PART: constexpr) -> tensor:
     """What ``load_words`` loads as it stands in the operand: int16 [BLOCK_N, PART / 16, 2, 4, 2]."""
     words = tl.reshape(halves(loaded), (PART // 16, BLOCK_N // 16, 8, 4, 2, 2, 2))
     return tl.reshape(tl.permute(words, (1, 4, 2, 0, 5, 3, 6)), (BLOCK_N, PART // 16, 2, 4, 2))
@@ -95,15 +85,15 @@ def operand_words(loaded: tl.tensor, BLOCK_N: tl.constexpr, PART: tl.constexpr) 
 
 @triton.jit
 def numbers(
-    words: tl.tensor,
-    zero: tl.tensor,
-    scale: tl.tensor,
-    INDEX: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    PART: tl.constexpr,
-    ASM: tl.constexpr,
-) -> tl.tensor:
+    words: tensor,
+    zero: tensor,
+    scale: tensor,
+    INDEX: constexpr,
+    BITS: constexpr,
+    DTYPE: constexpr,
+    PART: constexpr,
+    ASM: constexpr,
+) -> tensor:
     """Number INDEX of every word less its zero, times its scale where there is one: [BLOCK_N, PART]."""
     if ASM:
         less = (-above(INDEX, BITS, DTYPE) - zero).to(DTYPE)
@@ -119,14 +109,14 @@ def numbers(
 @triton.jit
 def _step(
     weight: Weight,
-    places: tl.tensor,
-    scale_places: tl.tensor,
-    zero_places: tl.tensor,
-    step: tl.tensor,
-    end: tl.tensor,
-    PART: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    places: tensor,
+    scale_places: tensor,
+    zero_places: tensor,
+    step: tensor,
+    end: tensor,
+    PART: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """A step's words, if it is before the ``end``, scales and zeros, each a tuple."""
     words = (load_words(places, step, step < end, PART),)
     scales, zeros = (), ()
@@ -140,36 +130,36 @@ def _step(
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_direct_kernel(
-    x_rows: tl.tensor,
+    x_rows: tensor,
     weight: Weight,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    splits: tl.tensor,
-    LOOP: tl.constexpr,
+    bias_ptr: tensor,
+    y_ptr: tensor,
+    tokens: tensor,
+    splits: tensor,
+    LOOP: constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of a chunk, or of
     several where weights have no groups and a step is one product (WIDE); words and what stands beside them
     are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first steps before the wait.
     """
-    K: tl.constexpr = LOOP.K
-    N: tl.constexpr = LOOP.N
-    BITS: tl.constexpr = LOOP.BITS
-    GROUP: tl.constexpr = LOOP.GROUP
-    PART: tl.constexpr = LOOP.PART
-    DTYPE: tl.constexpr = LOOP.DTYPE
-    ASM: tl.constexpr = LOOP.ASM
-    AHEAD: tl.constexpr = LOOP.AHEAD if ASM else 0
-    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    DIRECT: tl.constexpr = LOOP.DIRECT
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    PARTS: tl.constexpr = 16 // BITS
-    CHUNKS: tl.constexpr = BLOCK_K // (PARTS * PART)
-    HELD: tl.constexpr = CHUNKS * PART  # a row's words in a step
-    LAST: tl.constexpr = (N + 15) // 16 - 1
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    K: constexpr = LOOP.K
+    N: constexpr = LOOP.N
+    BITS: constexpr = LOOP.BITS
+    GROUP: constexpr = LOOP.GROUP
+    PART: constexpr = LOOP.PART
+    DTYPE: constexpr = LOOP.DTYPE
+    ASM: constexpr = LOOP.ASM
+    AHEAD: constexpr = LOOP.AHEAD if ASM else 0
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    DIRECT: constexpr = LOOP.DIRECT
+    STEPS: constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    PARTS: constexpr = 16 // BITS
+    CHUNKS: constexpr = BLOCK_K // (PARTS * PART)
+    HELD: constexpr = CHUNKS * PART  # a row's words in a step
+    LAST: constexpr = (N + 15) // 16 - 1
+    GROUPS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     if LOOP.OVERLAP == 2:
         start_next(LOOP.OVERLAP)
     first_token, block, split = (

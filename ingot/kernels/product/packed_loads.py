@@ -12,6 +12,7 @@ from __future__ import annotations
 # (Tuples grow in jitted loops.)
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import LINE_BYTES, prefetch_lines
 from ingot.kernels.product.arguments import Weight
@@ -19,14 +20,14 @@ from ingot.kernels.product.arguments import Weight
 
 @triton.jit
 def read_tokens(
-    source: tl.tensor,
-    stride: tl.tensor,
-    first: tl.tensor,
-    tokens: tl.tensor,
-    column: tl.tensor,
-    COLUMNS: tl.constexpr,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    source: tensor,
+    stride: tensor,
+    first: tensor,
+    tokens: tensor,
+    column: tensor,
+    COLUMNS: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """COLUMNS columns of the rows of x from ``first`` on: [BLOCK, COLUMNS], zeros beyond."""
     if LOOP.TMA:
         x = source.load([first, column])
@@ -40,11 +41,9 @@ def read_tokens(
 
 
 @triton.jit
-def of_groups(
-    ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
-) -> tl.tensor:
+def of_groups(ptr: tensor, stride: tensor, rows: tensor, column: tensor, LOOP: constexpr) -> tensor:
     """Scales or zeros of each row for the groups of a step from ``column`` on; the last past the end."""
-    GROUPS: tl.constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
+    GROUPS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     found = ()
     for group in tl.static_range(GROUPS):
         place = (column + group * (LOOP.BLOCK_K // GROUPS)) // LOOP.GROUP
@@ -54,12 +53,10 @@ def of_groups(
 
 
 @triton.jit
-def ask_beside(
-    ptr: tl.tensor, stride: tl.tensor, start: tl.tensor, column: tl.tensor, LOOP: tl.constexpr
-) -> None:
+def ask_beside(ptr: tensor, stride: tensor, start: tensor, column: tensor, LOOP: constexpr) -> None:
     """Ask for the scales or zeros of BLOCK_N rows for the group of ``column`` to come into L2."""
-    LINE: tl.constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (LOOP.BLOCK_N + LINE - 1) // LINE
+    LINE: constexpr = LINE_BYTES // (ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: constexpr = (LOOP.BLOCK_N + LINE - 1) // LINE
     rows = start + tl.arange(0, LINES) * LINE
     group = tl.minimum(column // LOOP.GROUP, (LOOP.K - 1) // LOOP.GROUP)
     prefetch_lines(ptr + group * stride + rows, rows < LOOP.N)
@@ -67,16 +64,11 @@ def ask_beside(
 
 @triton.jit
 def ask_words(
-    weight: Weight,
-    start: tl.tensor,
-    chunk: tl.tensor,
-    wanted: tl.tensor,
-    PART: tl.constexpr,
-    LOOP: tl.constexpr,
+    weight: Weight, start: tensor, chunk: tensor, wanted: tensor, PART: constexpr, LOOP: constexpr
 ) -> None:
     """Ask for the words of BLOCK_N rows, a multiple of 16, in a chunk to come into L2, if they are wanted."""
-    LINE: tl.constexpr = LINE_BYTES // 2
-    LINES: tl.constexpr = 16 * PART // LINE  # of 16 rows: one after another
+    LINE: constexpr = LINE_BYTES // 2
+    LINES: constexpr = 16 * PART // LINE  # of 16 rows: one after another
     line = tl.arange(0, LOOP.BLOCK_N // 16 * LINES)
     row = start + line // LINES * 16
     place = weight.ptr + row.to(tl.int64) * weight.stride + chunk * (16 * PART) + line % LINES * LINE
@@ -84,14 +76,14 @@ def ask_words(
 
 
 @triton.jit
-def _pair(left: tl.tensor, right: tl.tensor, CHUNKS: tl.constexpr) -> tl.tensor:
-    apart: tl.constexpr = (left.shape[0], CHUNKS, left.shape[1] // CHUNKS)
+def _pair(left: tensor, right: tensor, CHUNKS: constexpr) -> tensor:
+    apart: constexpr = (left.shape[0], CHUNKS, left.shape[1] // CHUNKS)
     both = tl.permute(tl.join(tl.reshape(left, apart), tl.reshape(right, apart)), (0, 1, 3, 2))
     return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
 @triton.jit
-def side_by_side(tiles: tl.tensor, COUNT: tl.constexpr, CHUNKS: tl.constexpr = 1) -> tl.tensor:
+def side_by_side(tiles: tensor, COUNT: constexpr, CHUNKS: constexpr = 1) -> tensor:
     """Two or four tiles of columns as one, chunk by chunk. Nothing moves: they lie in the registers of the
     same threads.
     """
@@ -103,16 +95,16 @@ def side_by_side(tiles: tl.tensor, COUNT: tl.constexpr, CHUNKS: tl.constexpr = 1
 
 @triton.jit
 def store_packed(
-    acc: tl.tensor,
-    rows: tl.tensor,
-    own: tl.tensor,
-    first_token: tl.tensor,
-    split: tl.tensor,
-    tokens: tl.tensor,
+    acc: tensor,
+    rows: tensor,
+    own: tensor,
+    first_token: tensor,
+    split: tensor,
+    tokens: tensor,
     weight: Weight,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    LOOP: tl.constexpr,
+    bias_ptr: tensor,
+    y_ptr: tensor,
+    LOOP: constexpr,
 ) -> None:
     """Into part ``split`` of y sums of outputs ``rows``, whose scales and bias are those of ``own``; without
     groups they are scaled here.

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
@@ -63,33 +64,33 @@ def takes_packed(rows: int, dtype: torch.dtype) -> bool:
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_matmul_kernel(
-    x_source: tl.tensor,
+    x_source: tensor,
     weight: Weight,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    splits: tl.tensor,
-    x_stride: tl.tensor,
-    LOOP: tl.constexpr,
+    bias_ptr: tensor,
+    y_ptr: tensor,
+    tokens: tensor,
+    splits: tensor,
+    x_stride: tensor,
+    LOOP: constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
     those of a chunk of words, or, in 4 bits, of their lower and upper halves in turn.
     """
-    K: tl.constexpr = LOOP.K
-    N: tl.constexpr = LOOP.N
-    BITS: tl.constexpr = LOOP.BITS
-    GROUP: tl.constexpr = LOOP.GROUP
-    PART: tl.constexpr = LOOP.PART
-    DTYPE: tl.constexpr = LOOP.DTYPE
-    ASM: tl.constexpr = LOOP.ASM
-    AHEAD: tl.constexpr = LOOP.AHEAD if ASM else 0
-    BLOCK_T: tl.constexpr = LOOP.BLOCK_T
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    PARTS: tl.constexpr = BLOCK_K // PART
-    TURNS: tl.constexpr = 16 // BITS // PARTS
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    K: constexpr = LOOP.K
+    N: constexpr = LOOP.N
+    BITS: constexpr = LOOP.BITS
+    GROUP: constexpr = LOOP.GROUP
+    PART: constexpr = LOOP.PART
+    DTYPE: constexpr = LOOP.DTYPE
+    ASM: constexpr = LOOP.ASM
+    AHEAD: constexpr = LOOP.AHEAD if ASM else 0
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    STEPS: constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    PARTS: constexpr = BLOCK_K // PART
+    TURNS: constexpr = 16 // BITS // PARTS
+    GROUPS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
     if LOOP.OVERLAP == 2:
         start_next(LOOP.OVERLAP)
     first_token, start, split = tl.program_id(0) * BLOCK_T, tl.program_id(1) * BLOCK_N, tl.program_id(2)
@@ -184,11 +185,7 @@ def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: 
 
 
 def _launch(
-    rows_of: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    plan: PackedPlan,
+    rows_of: Rows, weight: StoredWeight, bias: torch.Tensor | None, y: torch.Tensor, plan: PackedPlan
 ) -> None:
     x, loop, options = _values(rows_of), plan.loop, plan.options
     tma = isinstance(rows_of, OperandRows) or _described(x, plan.tma)
@@ -270,10 +267,7 @@ def _resolved(
 
 
 def packed_matmul_triton(
-    x: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
+    x: Rows, weight: StoredWeight, bias: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
     plan = _plan(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
@@ -315,10 +309,7 @@ def packed_matmul_parts_reference(x: Rows, weight: StoredWeight) -> torch.Tensor
 
 
 def packed_matmul(
-    x: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
+    x: Rows, weight: StoredWeight, bias: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """y = x W^T + bias, W of 8 or 4 bits.
 

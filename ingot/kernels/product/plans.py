@@ -122,12 +122,7 @@ def int8_plan(
 
 @functools.lru_cache(maxsize=PLANS)
 def _int8_plan(
-    op: _Op,
-    rows: int,
-    shape: WeightShape,
-    device: torch.device,
-    given: Given,
-    stored: tuple[int, bool, bool],
+    op: _Op, rows: int, shape: WeightShape, device: torch.device, given: Given, stored: tuple[int, bool, bool]
 ) -> Plan:
     (four_bits, fits, temporary), group, split = stored, shape.group, op.name == "parts"
     defaults = small_int8_tiles(rows, *shape[:2], device, group, split, four_bits > 0)

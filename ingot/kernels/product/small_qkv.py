@@ -68,9 +68,7 @@ def _launch(
     few_qkv_kernel[plan.grid](
         x,
         weight,
-        Heads._make(
-            (bias, *place[:4], q, *place[4:6], table_stride, *cache.stride()[:3], inverse_log),
-        ),
+        Heads._make((bias, *place[:4], q, *place[4:6], table_stride, *cache.stride()[:3], inverse_log)),
         SHAPE=HeadShape(
             place.num_heads,
             place.num_kv_heads,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product.arguments import Heads, Rows, Sums, Weight
@@ -17,16 +18,14 @@ from ingot.kernels.product.epilogues import cache_places, split_pairs, turns
 
 
 @triton.jit
-def _normed(x: tl.tensor, rstd: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+def _normed(x: tensor, rstd: tensor, weight: tensor, DTYPE: constexpr) -> tensor:
     """``cast(cast(x * rstd) * weight)``, as in rms_norm.py."""
     y = (x.to(tl.float32) * rstd).to(DTYPE).to(tl.float32)
     return (y * weight.to(tl.float32)).to(DTYPE)
 
 
 @triton.jit
-def _weights(
-    weight: Weight, rows: tl.tensor, cols: tl.tensor, width: tl.tensor, MASKED: tl.constexpr
-) -> tl.tensor:
+def _weights(weight: Weight, rows: tensor, cols: tensor, width: tensor, MASKED: constexpr) -> tensor:
     """A tile [rows, cols] of the weight, streamed past the caches; zeros from column ``width`` on."""
     places = weight.ptr + (rows.to(tl.int64) * weight.stride)[:, None] + cols[None, :]
     if MASKED:
@@ -35,15 +34,15 @@ def _weights(
 
 
 @triton.jit
-def _prepared(x: Rows, weight: Weight, rows: tl.tensor, LOOP: tl.constexpr) -> tl.tensor:
+def _prepared(x: Rows, weight: Weight, rows: tensor, LOOP: constexpr) -> tensor:
     """What a program holds from tile to tile: (first weights, x, 1 / rms); waits for the previous kernel.
 
     The first step of weights ``rows`` is on its way before the wait. A row that fits BLOCK_K stays in
     registers, normalised. What a variant does not hold is an empty scalar.
     """
-    K: tl.constexpr = LOOP.K
-    BLOCK_X: tl.constexpr = LOOP.BLOCK_X
-    dtype: tl.constexpr = x.ptr.dtype.element_ty
+    K: constexpr = LOOP.K
+    BLOCK_X: constexpr = LOOP.BLOCK_X
+    dtype: constexpr = x.ptr.dtype.element_ty
     cols = tl.arange(0, LOOP.BLOCK_K)
     row = 0.0
     rstd = 0.0
@@ -69,25 +68,25 @@ def _prepared(x: Rows, weight: Weight, rows: tl.tensor, LOOP: tl.constexpr) -> t
 
 @triton.jit
 def _product(
-    w: tl.tensor,
-    row: tl.tensor,
-    rstd: tl.tensor,
+    w: tensor,
+    row: tensor,
+    rstd: tensor,
     x: Rows,
     weight: Weight,
-    rows: tl.tensor,
-    next_rows: tl.tensor,
-    has_next: tl.tensor,
-    LOOP: tl.constexpr,
-) -> tl.tensor:
+    rows: tensor,
+    next_rows: tensor,
+    has_next: tensor,
+    LOOP: constexpr,
+) -> tensor:
     """Rows ``rows`` of the weight times norm(x), [BLOCK_N, 1] fp32; and the next tile's w.
 
     Vector sums in fp32, one step of weights ahead in registers.
     """
-    K: tl.constexpr = LOOP.K
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    BLOCK_K: tl.constexpr = LOOP.BLOCK_K
-    dtype: tl.constexpr = x.ptr.dtype.element_ty
-    masked: tl.constexpr = K % BLOCK_K != 0
+    K: constexpr = LOOP.K
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    dtype: constexpr = x.ptr.dtype.element_ty
+    masked: constexpr = K % BLOCK_K != 0
     cols = tl.arange(0, BLOCK_K)
     sums = tl.zeros([BLOCK_N, BLOCK_K // 8], dtype=tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
@@ -108,7 +107,7 @@ def _product(
 
 
 @triton.jit
-def _start_next(is_last: tl.tensor, LOOP: tl.constexpr) -> None:
+def _start_next(is_last: tensor, LOOP: constexpr) -> None:
     """With OVERLAP 4 the next kernel may start with the last tile."""
     if LOOP.OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
         if is_last:
@@ -116,16 +115,16 @@ def _start_next(is_last: tl.tensor, LOOP: tl.constexpr) -> None:
 
 
 @triton.jit
-def _outputs(tile: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+def _outputs(tile: tensor, N: constexpr, BLOCK_N: constexpr) -> tensor:
     """The weight rows of a tile; the last row again where there are no more."""
     return tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1)
 
 
 @triton.jit
-def vector_sums(x: Rows, weight: Weight, out: Sums, N: tl.constexpr, LOOP: tl.constexpr) -> None:
+def vector_sums(x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexpr) -> None:
     """Tiles of BLOCK_N outputs, a whole stride of programs apart."""
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    TILES: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    TILES: constexpr = (N + BLOCK_N - 1) // BLOCK_N
     token = tl.arange(0, 1)
     first, programs = tl.program_id(0), tl.num_programs(0)
     w, row, rstd = _prepared(x, weight, _outputs(first, N, BLOCK_N), LOOP)
@@ -148,22 +147,20 @@ def vector_sums(x: Rows, weight: Weight, out: Sums, N: tl.constexpr, LOOP: tl.co
 
 
 @triton.jit
-def _gate_up_rows(tile: tl.tensor, INNER: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+def _gate_up_rows(tile: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
     """The gate rows of a tile's outputs, then their up rows; the last again where there are no more."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
+    PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     return tl.minimum(tile * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
 
 
 @triton.jit
-def vector_gate_up(
-    x: Rows, weight: Weight, y_ptr: tl.tensor, INNER: tl.constexpr, LOOP: tl.constexpr
-) -> None:
+def vector_gate_up(x: Rows, weight: Weight, y_ptr: tensor, INNER: constexpr, LOOP: constexpr) -> None:
     """Tiles of BLOCK_N / 2 outputs, a whole stride of programs apart."""
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    PAIRS: constexpr = BLOCK_N // 2
+    TILES: constexpr = (INNER + PAIRS - 1) // PAIRS
+    dtype: constexpr = y_ptr.dtype.element_ty
     token = tl.arange(0, 1)
     first, programs = tl.program_id(0), tl.num_programs(0)
     w, row, rstd = _prepared(x, weight, _gate_up_rows(first, INNER, BLOCK_N), LOOP)
@@ -180,9 +177,9 @@ def vector_gate_up(
 
 
 @triton.jit
-def _pair_rows(tile: tl.tensor, LAST: tl.constexpr, SHAPE: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
+def _pair_rows(tile: tensor, LAST: constexpr, SHAPE: constexpr, BLOCK_N: constexpr) -> tensor:
     """The weight rows of a tile's pairs: their first channels, then their second ones."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
+    PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     index = tl.minimum(tile * PAIRS + lane % PAIRS, LAST)
     pair = index % (SHAPE.HEAD_DIM // 2)
@@ -193,20 +190,20 @@ def _pair_rows(tile: tl.tensor, LAST: tl.constexpr, SHAPE: tl.constexpr, BLOCK_N
 
 @triton.jit
 def _store_by_role(
-    values: tl.tensor,
-    heads: tl.tensor,
-    channel: tl.tensor,
-    inside: tl.tensor,
-    token: tl.tensor,
-    cache_rows: tl.tensor,
-    has_slot: tl.tensor,
+    values: tensor,
+    heads: tensor,
+    channel: tensor,
+    inside: tensor,
+    token: tensor,
+    cache_rows: tensor,
+    has_slot: tensor,
     out: Heads,
-    SHAPE: tl.constexpr,
+    SHAPE: constexpr,
 ) -> None:
     """Store channels [P] of heads [P] for every token [T]: query output, key cache or value cache."""
-    HEADS: tl.constexpr = SHAPE.HEADS
-    BEFORE: tl.constexpr = SHAPE.HEADS + SHAPE.KV_HEADS  # the first value head
-    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM
+    HEADS: constexpr = SHAPE.HEADS
+    BEFORE: constexpr = SHAPE.HEADS + SHAPE.KV_HEADS  # the first value head
+    HEAD_DIM: constexpr = SHAPE.HEAD_DIM
     values = values.to(out.q.dtype.element_ty)
     is_q = inside & (heads < HEADS)[:, None]
     is_k = inside & ((heads >= HEADS) & (heads < BEFORE))[:, None] & has_slot[None, :]
@@ -220,17 +217,17 @@ def _store_by_role(
 
 
 @triton.jit
-def vector_heads(x: Rows, weight: Weight, out: Heads, SHAPE: tl.constexpr, LOOP: tl.constexpr) -> None:
+def vector_heads(x: Rows, weight: Weight, out: Heads, SHAPE: constexpr, LOOP: constexpr) -> None:
     """Tiles of BLOCK_N / 2 channel pairs; a pair is what one angle rotates.
 
     Channels past the rotary ones pair up too; their angle is 0.
     """
-    BLOCK_N: tl.constexpr = LOOP.BLOCK_N
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    HALF: tl.constexpr = SHAPE.HALF
-    IN_HEAD: tl.constexpr = SHAPE.HEAD_DIM // 2
-    LAST: tl.constexpr = (SHAPE.HEADS + 2 * SHAPE.KV_HEADS) * IN_HEAD - 1
-    TILES: tl.constexpr = LAST // PAIRS + 1
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    PAIRS: constexpr = BLOCK_N // 2
+    HALF: constexpr = SHAPE.HALF
+    IN_HEAD: constexpr = SHAPE.HEAD_DIM // 2
+    LAST: constexpr = (SHAPE.HEADS + 2 * SHAPE.KV_HEADS) * IN_HEAD - 1
+    TILES: constexpr = LAST // PAIRS + 1
     token = tl.arange(0, 1)
     first, programs = tl.program_id(0), tl.num_programs(0)
     w, row, rstd = _prepared(x, weight, _pair_rows(first, LAST, SHAPE, BLOCK_N), LOOP)

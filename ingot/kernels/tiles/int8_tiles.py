@@ -205,11 +205,7 @@ def busiest_bytes(
 
 
 def large_int8_candidates(
-    default: Mapping[str, int],
-    itemsize: int,
-    shared: int,
-    group: int = 0,
-    split: bool = False,
+    default: Mapping[str, int], itemsize: int, shared: int, group: int = 0, split: bool = False
 ) -> list[Tiles]:
     """What benchmarks try: the default first; arguments as of :func:`large_int8_tiles`. All fit."""
     wanted = [dict(default)]

@@ -28,11 +28,7 @@ LARGE_BYTES = 227 << 10  # the largest tiles hold 224 KB of shared memory; GPUs 
 
 
 def packed_tiles(
-    num_tokens: int,
-    weight: Shaped,
-    device: torch.device,
-    split: bool = False,
-    ordered: bool = False,
+    num_tokens: int, weight: Shaped, device: torch.device, split: bool = False, ordered: bool = False
 ) -> Tiles:
     """Tile choices by rows, bits and outputs, with x in the operand's order if ``ordered``; with ``split`` as
     many SPLITS of the sums as fill the GPU with the programs that its registers and shared memory hold at a

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.checks import merge_tiles, runs_on_gpu
 from ingot.kernels.rows.int8_rows import Int8Weight
@@ -26,10 +27,10 @@ TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
 
 
 @triton.jit
-def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tensor:
+def stepped(numbers: tensor, steps: tensor, shifts: tensor) -> tensor:
     """Four numbers a word times their step, less ``shifts``, byte by byte modulo 256."""
-    HIGH: tl.constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
-    LOW: tl.constexpr = 0x7F7F7F7F
+    HIGH: constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
+    LOW: constexpr = 0x7F7F7F7F
     a = numbers * steps
     # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and put
     # right after it.
@@ -38,16 +39,16 @@ def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tenso
 
 @triton.jit
 def expand_int8_kernel(
-    pair_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    N: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    pair_ptr: tensor,
+    step_ptr: tensor,
+    zero_ptr: tensor,
+    out_ptr: tensor,
+    step_stride: tensor,
+    N: constexpr,
+    GROUPS: constexpr,
+    WORDS: constexpr,
+    BLOCK_N: constexpr,
+    TOGETHER: constexpr,
 ) -> None:
     """TOGETHER groups of BLOCK_N rows; WORDS are those of half a group, in int8 and in pairs alike."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 
 def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
@@ -60,24 +61,22 @@ def above(index: int, bits: int, dtype: tl.dtype) -> float:
 
 
 @triton.jit
-def unpack_less(
-    words: tl.tensor, less: tl.tensor, INDEX: tl.constexpr, BITS: tl.constexpr, DTYPE: tl.constexpr
-) -> tl.tensor:
+def unpack_less(words: tensor, less: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr) -> tensor:
     """Number INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
     if tl.float16 == DTYPE:
         if BITS == 8:
-            byte: tl.constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
+            byte: constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
             wide = tl.inline_asm_elementwise(byte, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
         else:
-            half: tl.constexpr = (
+            half: constexpr = (
                 _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
             )
             wide = tl.inline_asm_elementwise(half, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
     elif BITS == 8:
-        pair: tl.constexpr = _BRAIN_LOW if INDEX == 0 else _BRAIN_HIGH
+        pair: constexpr = _BRAIN_LOW if INDEX == 0 else _BRAIN_HIGH
         wide = tl.inline_asm_elementwise(pair, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
     else:
-        brain: tl.constexpr = (
+        brain: constexpr = (
             _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
         )
         wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
@@ -86,13 +85,8 @@ def unpack_less(
 
 @triton.jit
 def unpack(
-    words: tl.tensor,
-    zero: tl.tensor,
-    INDEX: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ASM: tl.constexpr,
-) -> tl.tensor:
+    words: tensor, zero: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr
+) -> tensor:
     """Number INDEX of every 16-bit word [N, W], less the zeros [N] uint8: exact in DTYPE."""
     if not ASM or tl.float32 == DTYPE:
         number = (words >> (BITS * INDEX)) & ((1 << BITS) - 1)
@@ -110,10 +104,10 @@ _SCALED_BRAIN = tl.constexpr(  # a plain product needs sm_90
 
 
 @triton.jit
-def scaled_beside(wide: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def scaled_beside(wide: tensor, beside: tensor, ASM: constexpr) -> tensor:
     """Numbers in fp16 or bf16 times scales of the same shape, rounded once."""
     if ASM:
-        asm: tl.constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
+        asm: constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
         y = tl.inline_asm_elementwise(asm, "=r,r,r", [wide, beside], wide.dtype, is_pure=True, pack=2)
     else:
         y = (wide.to(tl.float32) * beside.to(tl.float32)).to(wide.dtype)
@@ -121,29 +115,24 @@ def scaled_beside(wide: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def scaled(wide: tl.tensor, scale: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def scaled(wide: tensor, scale: tensor, ASM: constexpr) -> tensor:
     """Numbers [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
     return scaled_beside(wide, tl.broadcast_to(scale[:, None], wide.shape), ASM)
 
 
 @triton.jit
 def unpack_from(
-    words: tl.tensor,
-    bit: tl.tensor,
-    zero: tl.tensor,
-    INDEX: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ASM: tl.constexpr,
-) -> tl.tensor:
+    words: tensor, bit: tensor, zero: tensor, INDEX: constexpr, DTYPE: constexpr, ASM: constexpr
+) -> tensor:
     """As ``unpack``, of 4 bits: number INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
     # The move stands in the bit operation of each number: one that two of them shared would be made in the
     # layout in which the words are copied, and they would go through shared memory again.
     if not ASM:
         wide = unpack(words >> bit.to(tl.int16), zero, INDEX, 4, DTYPE, False)
     elif tl.float16 == DTYPE:
-        magic: tl.constexpr = 64.0 if INDEX == 1 else 1024.0
+        magic: constexpr = 64.0 if INDEX == 1 else 1024.0
         less = tl.broadcast_to((-magic - zero.to(tl.float32)).to(tl.float16)[:, None], words.shape)
-        half: tl.constexpr = _FROM_HALF_0 if INDEX == 0 else _FROM_HALF_1
+        half: constexpr = _FROM_HALF_0 if INDEX == 0 else _FROM_HALF_1
         bits = tl.broadcast_to(bit, words.shape)
         wide = tl.inline_asm_elementwise(
             half, "=r,r,r,r,r", [words, less, bits], tl.float16, is_pure=True, pack=2
@@ -158,7 +147,7 @@ def unpack_from(
 
 
 @triton.jit
-def ended(sums: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def ended(sums: tensor, ASM: constexpr) -> tensor:
     """The same sums, in the same registers, after the product that makes them has ended."""
     if ASM:
         sums = tl.inline_asm_elementwise("", "=r,0", [sums], tl.float32, is_pure=True, pack=1)
