@@ -74,51 +74,36 @@ def _for_all(sums: tensor, BLOCKS: constexpr, WARPS: constexpr, TOKENS: constexp
 
 @triton.jit
 def _add_part(
-    low: tensor,
-    high: tensor,
-    x_low: tensor,
-    x_high: tensor,
-    words: tensor,
-    x: tensor,
-    ones: tensor,
-    PART: constexpr,
-    BITS: constexpr,
-    DTYPE: constexpr,
-    OF_X: constexpr,
-    ASM: constexpr,
+    sums: tensor, words: tensor, x: tensor, ones: tensor, PART: constexpr, OF_X: constexpr, LOOP: constexpr
 ) -> tensor:
-    """The sums of raised numbers and, with OF_X, of x, with a part's added; ``high``: of numbers that are
-    lifted, or of the upper halves of 8 bits.
+    """The sums (low, high) of raised values and, with OF_X, (x_low, x_high) of x, with a part's added; high:
+    of values that are lifted, or of the upper halves of 8 bits.
     """
+    low, high, x_low, x_high = sums
+    BITS: constexpr = LOOP.BITS
+    DTYPE: constexpr = x.dtype
     if BITS == 8 and tl.bfloat16 == DTYPE:
-        low = tl.dot(raised(words, 2 * PART, 4, DTYPE, ASM), x, low)
-        high = tl.dot(raised(words, 2 * PART + 1, 4, DTYPE, ASM), x, high)
+        low = tl.dot(raised(words, 2 * PART, 4, DTYPE, LOOP.ASM), x, low)
+        high = tl.dot(raised(words, 2 * PART + 1, 4, DTYPE, LOOP.ASM), x, high)
         x_low = tl.dot(ones, x, x_low)
     elif lift(PART, BITS, DTYPE) == 1.0:
-        low = tl.dot(raised(words, PART, BITS, DTYPE, ASM), x, low)
+        low = tl.dot(raised(words, PART, BITS, DTYPE, LOOP.ASM), x, low)
         if OF_X:
             x_low = tl.dot(ones, x, x_low)
     else:
-        high = tl.dot(raised(words, PART, BITS, DTYPE, ASM), x, high)
+        high = tl.dot(raised(words, PART, BITS, DTYPE, LOOP.ASM), x, high)
         x_high = tl.dot(ones, x, x_high)
     return low, high, x_low, x_high
 
 
 @triton.jit
-def _of_numbers(
-    low: tensor,
-    high: tensor,
-    x_low: tensor,
-    x_high: tensor,
-    zero: tensor,
-    BLOCKS: constexpr,
-    WARPS: constexpr,
-    TOKENS: constexpr,
-    BITS: constexpr,
-    DTYPE: constexpr,
-    OF_X: constexpr,
-) -> tensor:
-    """The sums of numbers less their zeros, from those of raised numbers: [.., TOKENS / 8, 4, 2]."""
+def _of_values(sums: tensor, zero: tensor, DTYPE: constexpr, OF_X: constexpr, LOOP: constexpr) -> tensor:
+    """The sums of values less their zeros, from those of raised values: [.., TOKENS / 8, 4, 2]."""
+    low, high, x_low, x_high = sums
+    BITS: constexpr = LOOP.BITS
+    TOKENS: constexpr = LOOP.BLOCK_T
+    BLOCKS: constexpr = LOOP.BLOCK_N // 16
+    WARPS: constexpr = LOOP.WARPS
     EXCESS: constexpr = excess(BITS, DTYPE)
     if BITS == 8 and tl.bfloat16 == DTYPE:
         total, too_much, whole = low + 16.0 * high, 17.0 * EXCESS * x_low, x_low
@@ -293,16 +278,14 @@ def fragment_tile(
         for segment in tl.static_range(SEGMENTS):
             # Freed of their excess in every chunk: it is a thousand times the numbers, and all columns' of
             # rows of one sign would leave little of a sum in fp32.
-            low, high, x_low, x_high = nothing, nothing, none, none
+            four_sums = (nothing, nothing, none, none)
             for part in tl.static_range(EACH):
                 columns = _columns(rows[segment * EACH + part], DTYPE, BLOCK_T, WARPS, QUARTERS)
-                low, high, x_low, x_high = _add_part(low, high, x_low, x_high, operand, columns, ones,
-                                                     segment * EACH + part, BITS, DTYPE, OF_X,
-                                                     LOOP.ASM)  # fmt: skip
+                four_sums = _add_part(four_sums, operand, columns, ones, segment * EACH + part, OF_X, LOOP)
             if GROUPED and weight.zeros is not None:
                 zero = _beside(tl.join(zeros[0] & 255, (zeros[0] >> 8) & 255), BLOCKS, WARPS)
                 zeros = zeros[1:]
-            sums = _of_numbers(low, high, x_low, x_high, zero, BLOCKS, WARPS, BLOCK_T, BITS, DTYPE, OF_X)
+            sums = _of_values(four_sums, zero, DTYPE, OF_X, LOOP)
             if GROUPED:
                 sums = sums * _beside(halves(scales[0]).to(DTYPE, bitcast=True), BLOCKS, WARPS)
                 scales = scales[1:]
