@@ -88,7 +88,7 @@ def source_of(
             return "constexpr"
         if isinstance(value, tuple):
             types = (typed((*path, place), item, False) for place, item in enumerate(value))
-            return type(value)(*types)
+            return tuple(types)
         if isinstance(value, TensorDescriptor):
             return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
         if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):

@@ -1,9 +1,10 @@
 """What kernels of products take: pointers, strides and sizes in groups, and the constants of a loop.
 
-Owns the groups, each a NamedTuple, which Triton takes as one argument. (No field is called ``values``, which
-Triton's own tuples have.) Knows no kernel.
+Owns the groups. A launcher gives a plain tuple, which Triton binds fastest, and may leave out the last
+fields; a kernel names them, ``x = Rows(*x)``. (No field is called ``values``, which Triton's own tuples
+have.) Constants are one argument, made once. Knows no kernel.
 
-    few_linear_kernel[grid](Rows(x, x.stride(0), len(x)), stored_argument(weight), Sums(y), N, share, 1, loop)
+    few_linear_kernel[grid]((x, x.stride(0), len(x)), stored_argument(weight), (y,), N, share, 1, loop)
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ class Heads(NamedTuple):
     table_rows: Any
     positions: Any
     slots: Any
-    q: Any
     keys: Any
     value_cache: Any
+    q: Any
     table_stride: Any
     block_stride: Any
     head_stride: Any
     token_stride: Any
-    inverse_log: Any
+    inverse_log: Any = None
 
 
 class HeadShape(NamedTuple):
@@ -150,14 +151,20 @@ class PackedLoop(NamedTuple):
     OVERLAP: int
 
 
-def stored_argument(weight: StoredWeight) -> Weight:
-    """A ``StoredWeight`` as kernels take it."""
-    stride = weight.scales.stride(0) if weight.scales is not None and weight.group else None
-    return Weight(weight.values, weight.values.stride(0), weight.scales, stride, weight.zeros)
+def stored_argument(weight: StoredWeight) -> tuple[Any, ...]:
+    """The fields of ``Weight`` of a stored weight."""
+    if weight.scales is None:
+        return weight.values, weight.values.stride(0)
+    stride = weight.scales.stride(0) if weight.group else None
+    if weight.zeros is None:
+        return weight.values, weight.values.stride(0), weight.scales, stride
+    return weight.values, weight.values.stride(0), weight.scales, stride, weight.zeros
 
 
 def sums_argument(
     y: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-) -> Sums:
-    """The result as kernels take it."""
-    return Sums(y, bias, residual, None if residual is None else residual.stride(0))
+) -> tuple[Any, ...]:
+    """The fields of ``Sums``."""
+    if residual is None:
+        return (y,) if bias is None else (y, bias)
+    return y, bias, residual, residual.stride(0)

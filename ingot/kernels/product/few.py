@@ -75,12 +75,13 @@ def _sums(
 
 @triton.jit
 def few_linear_kernel(
-    x: Rows, weight: Weight, out: Sums, N: constexpr, SHARE: constexpr, SPLITS: constexpr, LOOP: constexpr
+    x: tensor, weight: tensor, out: tensor, N: constexpr, SHARE: constexpr, SPLITS: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N, or with SPLITS a part of their sums.
 
     Of x in 8 bits without scales y is their int32 sums.
     """
+    x, weight, out = Rows(*x), Weight(*weight), Sums(*out)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
         vector_sums(x, weight, out, N, LOOP)
@@ -100,9 +101,10 @@ def few_linear_kernel(
 
 @triton.jit
 def few_gate_up_kernel(
-    x: Rows, weight: Weight, y_ptr: tensor, INNER: constexpr, SHARE: constexpr, LOOP: constexpr
+    x: tensor, weight: tensor, y_ptr: tensor, INNER: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE outputs of every row, at most BLOCK_N / 2."""
+    x, weight = Rows(*x), Weight(*weight)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
         vector_gate_up(x, weight, y_ptr, INNER, LOOP)
@@ -122,9 +124,10 @@ def few_gate_up_kernel(
 
 @triton.jit
 def few_qkv_kernel(
-    x: Rows, weight: Weight, out: Heads, SHAPE: constexpr, SHARE: constexpr, LOOP: constexpr
+    x: tensor, weight: tensor, out: tensor, SHAPE: constexpr, SHARE: constexpr, LOOP: constexpr
 ) -> None:
     """SHARE channel pairs of one head, at most BLOCK_N / 2, of every row: so whole vectors are stored."""
+    x, weight, out = Rows(*x), Weight(*weight), Heads(*out)
     _start_early(LOOP)
     if LOOP.KIND == "vectors":
         vector_heads(x, weight, out, SHAPE, LOOP)

@@ -52,9 +52,9 @@ class LargeLoop(NamedTuple):
 class Large(NamedTuple):
     """An operand as pointers read it: the distance between two rows, the scales of rows and theirs."""
 
-    stride: int
-    scales: torch.Tensor
-    scale_stride: int | None = None
+    stride: Any
+    scales: Any
+    scale_stride: Any = None
 
 
 @triton.jit
@@ -84,9 +84,9 @@ def int8_matmul_kernel(
     x_source: tensor,
     weight_source: tensor,
     more_source: tensor,
-    x: Large,
-    weight: Large,
-    out: Sums,
+    x: tensor,
+    weight: tensor,
+    out: tensor,
     num_rows: tensor,
     LOOP: constexpr,
 ) -> None:
@@ -97,6 +97,7 @@ def int8_matmul_kernel(
     ``more_source`` is the weight for them. TOGETHER tiles of rows are done for one tile of outputs before the
     next. A tile is stored in PIECES, which take so much less shared memory.
     """
+    x, weight, out = Large(*x), Large(*weight), Sums(*out)
     N: constexpr = LOOP.N
     GROUP: constexpr = LOOP.GROUP
     BLOCK_M: constexpr = LOOP.BLOCK_M
@@ -258,8 +259,8 @@ def _launch(
         _source(x.values, choice["BLOCK_M"], choice, tma),
         _source(weight.values, choice["BLOCK_N"], choice, tma),
         _source(weight.values, choice["MORE_N"], choice, tma) if choice["MORE_N"] else None,
-        Large(x.values.stride(0), x.scales, scale_stride(x)),
-        Large(weight.values.stride(0), weight.scales),
+        (x.values.stride(0), x.scales, scale_stride(x)),
+        (weight.values.stride(0), weight.scales),
         sums_argument(y, bias, residual),
         rows,
         LOOP=loop,

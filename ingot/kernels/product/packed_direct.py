@@ -131,7 +131,7 @@ def _step(
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_direct_kernel(
     x_rows: tensor,
-    weight: Weight,
+    weight: tensor,
     bias_ptr: tensor,
     y_ptr: tensor,
     tokens: tensor,
@@ -142,6 +142,7 @@ def packed_direct_kernel(
     several where weights have no groups and a step is one product (WIDE); words and what stands beside them
     are asked for DIRECT steps ahead, words into L2 AHEAD more; those of the first steps before the wait.
     """
+    weight = Weight(*weight)
     K: constexpr = LOOP.K
     N: constexpr = LOOP.N
     BITS: constexpr = LOOP.BITS

@@ -65,7 +65,7 @@ def takes_packed(rows: int, dtype: torch.dtype) -> bool:
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_matmul_kernel(
     x_source: tensor,
-    weight: Weight,
+    weight: tensor,
     bias_ptr: tensor,
     y_ptr: tensor,
     tokens: tensor,
@@ -76,6 +76,7 @@ def packed_matmul_kernel(
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
     those of a chunk of words, or, in 4 bits, of their lower and upper halves in turn.
     """
+    weight = Weight(*weight)
     K: constexpr = LOOP.K
     N: constexpr = LOOP.N
     BITS: constexpr = LOOP.BITS
@@ -196,7 +197,9 @@ def _launch(
     if loop.DIRECT:
         packed_direct_kernel[grid](source, *common, LOOP=loop, **options)
     else:
-        packed_matmul_kernel[grid](source, *common, x.stride(0), LOOP=loop._replace(TMA=tma), **options)
+        packed_matmul_kernel[grid](
+            source, *common, x.stride(0), LOOP=loop if tma else plan.by_pointers, **options
+        )
 
 
 def _values(x: Rows) -> torch.Tensor:
@@ -205,9 +208,12 @@ def _values(x: Rows) -> torch.Tensor:
 
 
 class PackedPlan(NamedTuple):
-    """A launch: the kernel's constants, parts of the sums, the tile TMA, Triton's options."""
+    """A launch: the kernel's constants, with a descriptor and without, parts of the sums, the tile TMA,
+    Triton's options.
+    """
 
     loop: PackedLoop
+    by_pointers: PackedLoop
     splits: int
     tma: int
     options: dict[str, Any]
@@ -222,13 +228,14 @@ def _plan(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, split:
     """
     values, given = _values(x), tuple(tiles.items()) if tiles else ()
     kind = (values.dtype, values.device, split, isinstance(x, OperandRows))
-    return _resolved(values.shape[0], WeightShape.of(weight), *kind, given)
+    shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
+    return _resolved(values.shape[0], shape, *kind, given)
 
 
 @functools.lru_cache(maxsize=4096)
 def _resolved(
     rows: int,
-    weight: WeightShape,
+    sizes: tuple[int, int, int, int],
     dtype: torch.dtype,
     device: torch.device,
     split: bool,
@@ -238,6 +245,7 @@ def _resolved(
     """With a BLOCK_K that the layout has: a chunk, in 4 bits also half of one of 256 columns, and straight
     into registers two of a weight without groups.
     """
+    weight = WeightShape(*sizes)
     choice = merge_tiles(packed_tiles(rows, weight, device, split, ordered), dict(given))
     if ordered != (choice["DIRECT"] > 0) or (ordered and weight.out_features % BLOCK_ROWS):
         raise KernelArgumentError(
@@ -263,7 +271,7 @@ def _resolved(
     options["maxnreg"] = choice["REGISTERS"] if choice["REGISTERS"] < 256 else None
     # A part without columns would be read before it is written.
     splits = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
-    return PackedPlan(loop, splits, choice["TMA"], options)
+    return PackedPlan(loop, loop._replace(TMA=False), splits, choice["TMA"], options)
 
 
 def packed_matmul_triton(

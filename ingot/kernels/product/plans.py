@@ -3,7 +3,7 @@
 Owns the way from tile choices to constants. A launch asks by rows, shape, dtype and device, and finds its
 plan in one dictionary. Knows no kernel.
 
-    plan = float_plan(("linear",), x, weight, tiles)
+    plan = float_plan(LINEAR, x, weight, tiles)
     few_linear_kernel[plan.grid](..., plan.loop, **plan.options)
 """
 
@@ -59,25 +59,32 @@ class _Op(NamedTuple):
     rotary: int = 0
 
 
+LINEAR, PARTS, GATE_UP = _Op("linear"), _Op("parts"), _Op("gate_up")
+
+
 def float_plan(
-    op: tuple[str, int, int] | tuple[str],
-    x: torch.Tensor,
-    weight: StoredWeight,
-    tiles: Mapping[str, int] | None = None,
+    op: tuple[str, int, int], x: torch.Tensor, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> Plan:
     """The plan of a product of float rows x [M, K], with ``tiles`` put over the defaults.
 
     Raises:
         KernelArgumentError: tiles that the op does not have, or that do not hold the rows.
     """
+    shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
     given = tuple(tiles.items()) if tiles else ()
-    return _float_plan(_Op(*op), x.shape[0], WeightShape.of(weight), x.element_size(), x.device, given)
+    return _float_plan(op, x.shape[0], shape, x.dtype.itemsize, x.device, given)
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _float_plan(
-    op: _Op, rows: int, shape: WeightShape, itemsize: int, device: torch.device, given: Given
+    named: tuple[str, int, int],
+    rows: int,
+    sizes: tuple[int, int, int, int],
+    itemsize: int,
+    device: torch.device,
+    given: Given,
 ) -> Plan:
+    op, shape = _Op(*named), WeightShape(*sizes)
     if op.name == "parts":
         defaults = split_tiles(rows, shape, itemsize, device)
     else:
@@ -98,7 +105,7 @@ def _float_plan(
 
 
 def int8_plan(
-    op: tuple[str, int, int] | tuple[str],
+    op: tuple[str, int, int],
     x: Int8Rows,
     weight: AnyInt8,
     tiles: Mapping[str, int] | None = None,
@@ -110,20 +117,26 @@ def int8_plan(
     columns, no shares. Else it has to be written as int8 first, which the launch waits for.
     """
     given = tuple(tiles.items()) if tiles else ()
-    shape = WeightShape(len(weight.scales), x.values.shape[1], 8, x.group)
+    shape = (len(weight.scales), x.values.shape[1], 8, x.group)
     fits, four_bits = False, 0
     if isinstance(weight, Int4Weight):
         sides, four_bits = (x.values, weight.pairs), weight.group
         fits = all(t.data_ptr() % 16 == 0 and t.stride(0) % 16 == 0 for t in sides)
     temporary = not isinstance(weight, Int4Weight) and weight.temporary
     stored = (four_bits, fits, temporary)
-    return _int8_plan(_Op(*op), x.values.shape[0], shape, x.values.device, given, stored)
+    return _int8_plan(op, x.values.shape[0], shape, x.values.device, given, stored)
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _int8_plan(
-    op: _Op, rows: int, shape: WeightShape, device: torch.device, given: Given, stored: tuple[int, bool, bool]
+    named: tuple[str, int, int],
+    rows: int,
+    sizes: tuple[int, int, int, int],
+    device: torch.device,
+    given: Given,
+    stored: tuple[int, bool, bool],
 ) -> Plan:
+    op, shape = _Op(*named), WeightShape(*sizes)
     (four_bits, fits, temporary), group, split = stored, shape.group, op.name == "parts"
     defaults = small_int8_tiles(rows, *shape[:2], device, group, split, four_bits > 0)
     choice = whole_steps(merge_tiles(defaults, dict(given)), group)

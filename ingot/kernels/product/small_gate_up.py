@@ -16,7 +16,7 @@ from ingot.kernels.activation.gated_mlp import silu_mul_reference
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, expect_range, runs_on_gpu
 from ingot.kernels.product.arguments import stored_argument
 from ingot.kernels.product.few import few_gate_up_kernel
-from ingot.kernels.product.plans import float_plan
+from ingot.kernels.product.plans import GATE_UP, float_plan
 from ingot.kernels.product.small_linear import rows_argument, small_linear_reference
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.stored_weight import AnyWeight, expect_weight, stored
@@ -31,7 +31,7 @@ def small_gate_up_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_gate_up`, unchecked."""
     weight = stored(weight)
-    plan = float_plan(("gate_up",), x, weight, tiles)
+    plan = float_plan(GATE_UP, x, weight, tiles)
     y = torch.empty((x.shape[0], weight.out_features // 2), dtype=x.dtype, device=x.device)
     if y.numel():
         few_gate_up_kernel[plan.grid](

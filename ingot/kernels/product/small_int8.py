@@ -8,34 +8,35 @@ Owns their launch. Knows no more rows than 64 (int8_linear.py chooses by them).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from ingot.kernels.product.arguments import Rows, Weight, sums_argument
+from ingot.kernels.product.arguments import sums_argument
 from ingot.kernels.product.few import few_linear_kernel
 from ingot.kernels.product.int8_checks import scale_stride
-from ingot.kernels.product.plans import Plan, int8_plan
+from ingot.kernels.product.plans import LINEAR, PARTS, Plan, int8_plan
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 
 
-def int8_rows_argument(x: Int8Rows, scaled: bool = True) -> Rows:
-    """x as kernels take it, without scales where sums stay exact."""
+def int8_rows_argument(x: Int8Rows, scaled: bool = True) -> tuple[Any, ...]:
+    """The fields of ``Rows``, without scales where sums stay exact."""
     if not scaled:
-        return Rows(x.values, x.values.stride(0), x.values.shape[0])
+        return x.values, x.values.stride(0), x.values.shape[0]
     shared = x.group and (x.scales.stride(0) == 0 or len(x.scales) == 1)
     stride = None if shared else scale_stride(x)
-    return Rows(x.values, x.values.stride(0), x.values.shape[0], x.scales, stride)
+    return x.values, x.values.stride(0), x.values.shape[0], x.scales, stride
 
 
-def int8_weight_argument(weight: AnyInt8, plan: Plan) -> Weight:
-    """The weight as the plan's loop reads it: of 4 bits, or whole, which another kernel may have to write."""
+def int8_weight_argument(weight: AnyInt8, plan: Plan) -> tuple[Any, ...]:
+    """The fields of ``Weight``: of 4 bits, or whole, which another kernel may have to write."""
     if isinstance(weight, Int4Weight) and plan.loop.KIND == "int8_fragments":
         levels = (weight.steps.stride(0), weight.zeros, weight.steps)
-        return Weight(weight.pairs, weight.pairs.stride(0), weight.scales, *levels)
+        return weight.pairs, weight.pairs.stride(0), weight.scales, *levels
     whole = whole_int8(weight)
-    return Weight(whole.values, whole.values.stride(0), whole.scales)
+    return whole.values, whole.values.stride(0), whole.scales
 
 
 def _launch(
@@ -72,7 +73,7 @@ def small_int8_linear_triton(
     shape = (x.values.shape[0], len(weight.scales))
     y = torch.empty(shape, dtype=dtype, device=x.values.device) if out is None else out
     if y.numel():
-        _launch(x, weight, bias, residual, y, int8_plan(("linear",), x, weight, tiles))
+        _launch(x, weight, bias, residual, y, int8_plan(LINEAR, x, weight, tiles))
     return y
 
 
@@ -80,7 +81,7 @@ def small_int8_parts_triton(
     x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Int8Sums | torch.Tensor:
     """Launch the kernel; arguments as in :func:`int8_linear_parts`, unchecked."""
-    plan = int8_plan(("parts",), x, weight, tiles)
+    plan = int8_plan(PARTS, x, weight, tiles)
     shape = (plan.splits, x.values.shape[0], len(weight.scales))
     dtype = torch.float32 if x.group else torch.int32
     y = torch.empty(shape, dtype=dtype, device=x.values.device)

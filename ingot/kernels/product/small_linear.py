@@ -10,25 +10,29 @@ rounded to the dtype as in rms_norm.py, the product and the sums are fp32, y is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from ingot.kernels.checks import expect, expect_float, expect_range, runs_on_gpu
 from ingot.kernels.norm.rms_norm import rms_norm_reference, rms_norm_triton
-from ingot.kernels.product.arguments import Rows, stored_argument, sums_argument
+from ingot.kernels.product.arguments import stored_argument, sums_argument
 from ingot.kernels.product.few import few_linear_kernel
-from ingot.kernels.product.plans import Plan, float_plan
+from ingot.kernels.product.plans import LINEAR, PARTS, Plan, float_plan
 from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.stored_weight import AnyWeight, StoredWeight, dequantized, expect_weight, stored
 
 
-def rows_argument(x: torch.Tensor, norm_weight: torch.Tensor | None, norm_eps: float, plan: Plan) -> Rows:
-    """x as kernels take it; where the loop applies no norm, another kernel has, before."""
+def rows_argument(
+    x: torch.Tensor, norm_weight: torch.Tensor | None, norm_eps: float, plan: Plan
+) -> tuple[Any, ...]:
+    """The fields of ``Rows``; where the loop applies no norm, another kernel has, before."""
     if plan.loop.KIND == "vectors":
-        return Rows(x, None, x.shape[0], None, None, norm_weight, None if norm_weight is None else norm_eps)
+        norm = () if norm_weight is None else (None, None, norm_weight, norm_eps)
+        return x, None, x.shape[0], *norm
     if norm_weight is not None:
         x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(plan.loop.OVERLAP, 2)})
-    return Rows(x, x.stride(0), x.shape[0])
+    return x, x.stride(0), x.shape[0]
 
 
 def small_linear_parts_triton(
@@ -36,15 +40,15 @@ def small_linear_parts_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_linear_parts`, unchecked."""
     weight = stored(weight)
-    plan = float_plan(("parts",), x, weight, tiles)
+    plan = float_plan(PARTS, x, weight, tiles)
     y = torch.empty((plan.splits, x.shape[0], weight.out_features), dtype=torch.float32, device=x.device)
     if y.numel():
-        _launch(Rows(x, x.stride(0), x.shape[0]), weight, None, None, y, plan)
+        _launch((x, x.stride(0), x.shape[0]), weight, None, None, y, plan)
     return y
 
 
 def _launch(
-    x: Rows,
+    x: tuple[Any, ...],
     weight: StoredWeight,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
@@ -74,7 +78,7 @@ def small_linear_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_linear`, unchecked."""
     weight = stored(weight)
-    plan = float_plan(("linear",), x, weight, tiles)
+    plan = float_plan(LINEAR, x, weight, tiles)
     y = torch.empty((x.shape[0], weight.out_features), dtype=x.dtype, device=x.device)
     if y.numel():
         _launch(rows_argument(x, norm_weight, norm_eps, plan), weight, bias, residual, y, plan)

@@ -27,7 +27,7 @@ from ingot.kernels.checks import (
     expect_range,
     runs_on_gpu,
 )
-from ingot.kernels.product.arguments import Heads, HeadShape, Rows, Weight, stored_argument
+from ingot.kernels.product.arguments import HeadShape, stored_argument
 from ingot.kernels.product.few import few_qkv_kernel
 from ingot.kernels.product.int8_checks import expect_product
 from ingot.kernels.product.plans import Plan, float_plan, int8_plan
@@ -60,23 +60,21 @@ class Place(NamedTuple):
 
 
 def _launch(
-    x: Rows, weight: Weight, bias: torch.Tensor | None, q: torch.Tensor, place: Place, plan: Plan
+    x: tuple[Any, ...],
+    weight: tuple[Any, ...],
+    bias: torch.Tensor | None,
+    q: torch.Tensor,
+    place: Place,
+    plan: Plan,
 ) -> None:
     table, cache, logn = place.cos_sin, place.key_cache, place.logn_length
-    table_stride = None if table is None else table.stride(0)
-    inverse_log = 1.0 / math.log(logn) if logn else None
+    strides = (None if table is None else table.stride(0), *cache.stride()[:3])
+    half = 0 if table is None else table.shape[1] // 2
     few_qkv_kernel[plan.grid](
         x,
         weight,
-        Heads._make((bias, *place[:4], q, *place[4:6], table_stride, *cache.stride()[:3], inverse_log)),
-        SHAPE=HeadShape(
-            place.num_heads,
-            place.num_kv_heads,
-            place.head_dim,
-            0 if table is None else table.shape[1] // 2,
-            cache.shape[2],
-            logn > 0,
-        ),
+        (bias, *place[:6], q, *strides, *((1.0 / math.log(logn),) if logn else ())),
+        SHAPE=HeadShape(*place[6:9], half, cache.shape[2], logn > 0),
         SHARE=plan.share,
         LOOP=plan.loop,
         **plan.options,
