@@ -2,7 +2,7 @@
 
 Owns the loop: each warp takes chunks of columns of its own and multiplies them without shared memory and
 without waiting for other warps; their sums meet at the end. The layout is stored_weight.py's, whose blocks of
-16 rows are in the order of the operand, and numbers are multiplied as fragment_values.py raises them: what
+16 rows are in the order of the operand, and values are multiplied as fragment_values.py raises them: what
 is too much is their excess times the sum of x, and that is a product with ones. Knows no epilogue. (Triton
 knows sums of tuples, no stars in them.)
 
@@ -54,7 +54,7 @@ def _columns(
 
 @triton.jit
 def _beside(loaded: tensor, BLOCKS: constexpr, WARPS: constexpr) -> tensor:
-    """Two numbers a thread, of rows 2 g and 2 g + 1, as they stand beside sums: fp32 [.., 1, 4, 1]."""
+    """Two values a thread, of rows 2 g and 2 g + 1, as they stand beside sums: fp32 [.., 1, 4, 1]."""
     beside = tl.permute(tl.reshape(loaded, (BLOCKS, WARPS, 8, 4, 2)), (1, 0, 4, 2, 3))
     return tl.reshape(beside, (WARPS, 16 * BLOCKS, 1, 4, 1)).to(tl.float32)
 
@@ -156,7 +156,7 @@ def _run_of(block: tensor, TILE: constexpr) -> tensor:
 def _beside_chunk(
     base: tensor, weight: Weight, block: tensor, chunk: tensor, end: tensor, TILE: constexpr, LOOP: constexpr
 ) -> tensor:
-    """Scales or zeros of a chunk of every warp, two rows' in one number, by groups of columns."""
+    """Scales or zeros of a chunk of every warp, two rows' in one word, by groups of columns."""
     WARPS: constexpr = LOOP.WARPS
     SEGMENTS: constexpr = LOOP.BLOCK_K // LOOP.GROUP if LOOP.GROUP < LOOP.BLOCK_K else 1
     index = tl.arange(0, 2 * WARPS * LOOP.BLOCK_N)
@@ -276,7 +276,7 @@ def fragment_tile(
                 rows = _chunk_of_rows(x, chunk, end, LOOP)
         operand = _words(words, BLOCKS, WARPS, QUARTERS)
         for segment in tl.static_range(SEGMENTS):
-            # Freed of their excess in every chunk: it is a thousand times the numbers, and all columns' of
+            # Freed of their excess in every chunk: it is a thousand times the values, and all columns' of
             # rows of one sign would leave little of a sum in fp32.
             four_sums = (nothing, nothing, none, none)
             for part in tl.static_range(EACH):

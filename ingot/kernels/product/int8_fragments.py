@@ -4,7 +4,7 @@ registers.
 Owns the loop: each warp takes chunks of columns of its own and multiplies them without
 shared memory and without waiting for other warps; their sums meet at the end. A thread loads 16 neighbouring
 bytes of a row, of the weight's pairs and of x alike: what tensor-core instructions have of that thread, but
-for the order of columns, which is the same on both sides. No number moves between threads, and, with the
+for the order of columns, which is the same on both sides. No value moves between threads, and, with the
 weight as the right operand, none between registers. Knows no choice of tiles.
 
 A weight of whole bytes read so was slower than through shared memory (docs/performance/int8.md).
@@ -56,7 +56,7 @@ def _loaded(
 @triton.jit
 def _bytes(words: tensor, ASM: constexpr) -> tensor:
     """The bytes of words [P, 4]: int8 [P, 4, 2, 2], byte, half and quarter of the words."""
-    if ASM:  # the registers as they are: four words are, byte by byte, four numbers of each of four tensors
+    if ASM:  # the registers as they are: four words are, byte by byte, four values of each of four tensors
         a, b, c, d = tl.inline_asm_elementwise(
             _BYTES, "=r,=r,=r,=r,r,r,r,r", [words], (tl.int8, tl.int8, tl.int8, tl.int8), True, 4
         )

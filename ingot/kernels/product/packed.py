@@ -1,7 +1,7 @@
 """The matrix product of a decode step with weights of 8 or 4 bits: x · Wᵀ, unpacked in registers.
 
 Owns the loop over chunks of packed columns (the layout is stored_weight.py's). A group's scale multiplies the
-sums of its columns in fp32; its zero is taken from the numbers, exactly. Knows no epilogue.
+sums of its columns in fp32; its zero is taken from the values, exactly. Knows no epilogue.
 
     acc = packed_tile(x, weight, rows, live, first, steps, LOOP)  # [BLOCK_N, BLOCK_T] fp32
 """
@@ -14,7 +14,7 @@ from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import wait_for_previous
 from ingot.kernels.product.arguments import Rows, Weight
-from ingot.kernels.weight.narrow_numbers import unpack
+from ingot.kernels.weight.narrow_values import unpack
 from ingot.kernels.weight.word_places import word_places
 
 
@@ -129,7 +129,7 @@ def packed_tile(
         z1, z2, z3 = z0, z0, z0
     for step in tl.range(0, steps):
         column = (first + step) * BLOCK_K
-        # Not a step ahead like the scales: numbers that pass through the loop would keep the words from being
+        # Not a step ahead like the scales: values that pass through the loop would keep the words from being
         # unpacked in the layout of the product, and they would go through shared memory once more.
         if ZEROS and GROUP > 0:
             z0, z1, z2, z3 = _of_parts(

@@ -6,7 +6,7 @@ memory. x has its columns in the order in which they stand there (operand_rows.p
 it. The layout is stored_weight.py's. Knows no launch: packed_matmul.py has it, and says what is computed.
 
     words = load_words(places, chunk, wanted, PART)
-    w = numbers(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
+    w = unpacked(operand_words(words, BLOCK_N, PART), zero, scale, 0, 4, tl.float16, PART, ASM)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product.arguments import Weight
 from ingot.kernels.product.fragments import halves, row_order
 from ingot.kernels.product.packed_loads import ask_words, of_groups, side_by_side, store_packed
-from ingot.kernels.weight.narrow_numbers import above, ended, scaled_beside, unpack_less
+from ingot.kernels.weight.narrow_values import above, ended, scaled_beside, unpack_less
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def pair_threads(ptr: tensor, block: tensor, LAST: constexpr, BLOCK_N: constexpr
 
 @triton.jit
 def _beside(pairs: tensor, BLOCK_N: constexpr) -> tensor:
-    """Two numbers a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 2].
+    """Two values a thread as they stand beside the operand: [BLOCK_N, 1, 1, 4, 2].
 
     Each is there for both columns of a pair, the first in a thread's registers as in the operand: otherwise
     the compiler computes by pairs of rows and takes every result apart again.
@@ -84,7 +84,7 @@ def operand_words(loaded: tensor, BLOCK_N: constexpr, PART: constexpr) -> tensor
 
 
 @triton.jit
-def numbers(
+def unpacked(
     words: tensor,
     zero: tensor,
     scale: tensor,
@@ -94,13 +94,13 @@ def numbers(
     PART: constexpr,
     ASM: constexpr,
 ) -> tensor:
-    """Number INDEX of every word less its zero, times its scale where there is one: [BLOCK_N, PART]."""
+    """Value INDEX of every word less its zero, times its scale where there is one: [BLOCK_N, PART]."""
     if ASM:
         less = (-above(INDEX, BITS, DTYPE) - zero).to(DTYPE)
         wide = unpack_less(words, tl.broadcast_to(less, words.shape), INDEX, BITS, DTYPE)
     else:
-        number = (words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)
-        wide = (number.to(tl.float32) - zero).to(DTYPE)
+        value = (words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)
+        wide = (value.to(tl.float32) - zero).to(DTYPE)
     if scale is not None:
         wide = scaled_beside(wide, tl.broadcast_to(scale, wide.shape), ASM)
     return tl.reshape(wide, (words.shape[0], PART))
@@ -206,7 +206,7 @@ def packed_direct_kernel(
                 scale = scales_beside(scales[part * GROUPS // PARTS], DTYPE, BLOCK_N)
                 if weight.zeros is not None:
                     zero = zeros_beside(zeros[part * GROUPS // PARTS], BLOCK_N)
-            w = numbers(operand, zero, scale, part, BITS, DTYPE, HELD, ASM)
+            w = unpacked(operand, zero, scale, part, BITS, DTYPE, HELD, ASM)
             if LOOP.WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:

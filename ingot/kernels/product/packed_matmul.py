@@ -2,7 +2,7 @@
 
 Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch; the
 kernel of few rows, which reads words straight into registers, is packed_direct.py's.
-Scales of groups multiply the numbers before the product, rounded once, as ``dequantized`` rounds them: y is
+Scales of groups multiply the values before the product, rounded once, as ``dequantized`` rounds them: y is
 what the matrix library makes of the widened weight, but for the order of sums. Scales of whole rows multiply
 the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.py's to say.
 
@@ -40,7 +40,7 @@ from ingot.kernels.product.packed_loads import (
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS, packed_tiles
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, WeightShape
-from ingot.kernels.weight.narrow_numbers import ended, scaled, unpack, unpack_from
+from ingot.kernels.weight.narrow_values import ended, scaled, unpack, unpack_from
 from ingot.kernels.weight.stored_weight import (
     BLOCK_ROWS,
     StoredWeight,
@@ -121,9 +121,9 @@ def packed_matmul_kernel(
         if AHEAD > 0:
             ask_words(weight, start, (step + AHEAD) // TURNS, step + AHEAD < end, PART, LOOP)
         if TURNS > 1:
-            # Bits to leave out: 0 or 8. A number that is the same for all rows would be spread over them in
+            # Bits to leave out: 0 or 8. A value that is the same for all rows would be spread over them in
             # the layout in which words are copied, and they would go through shared memory again, unpacked;
-            # what is loaded is not. No scale is no number.
+            # what is loaded is not. The scale of none is NaN.
             upper = tl.load(weight.scales + own, mask=(own >= 0) & (step % 2 == 1), other=float("nan"))
             upper = upper.to(tl.float32)
             bit = tl.where(upper == upper, 8, 0)[:, None]
@@ -321,7 +321,7 @@ def packed_matmul(
 ) -> torch.Tensor:
     """y = x W^T + bias, W of 8 or 4 bits.
 
-    Sums are fp32 and rounded once. Numbers of groups are scaled in the dtype of x, rounded once; with a scale
+    Sums are fp32 and rounded once. Values of groups are scaled in the dtype of x, rounded once; with a scale
     a row they are exact.
 
     Args:

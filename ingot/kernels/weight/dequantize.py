@@ -58,15 +58,15 @@ def dequantize_kernel(
         if GROUP > 0:
             group = tl.minimum((chunk * PARTS + part) * WIDTH // GROUP, (K - 1) // GROUP)
         scales = tl.load(scale_ptr + group * scale_stride + rows, mask=inside, other=0.0).to(tl.float32)
-        numbers = ((words >> (BITS * part)) & ((1 << BITS) - 1)).to(tl.float32)
+        values = ((words >> (BITS * part)) & ((1 << BITS) - 1)).to(tl.float32)
         if zero_ptr is not None:
             zeros = tl.load(zero_ptr + group * scale_stride + rows, mask=inside, other=0).to(tl.float32)
-            numbers -= zeros[:, None]
+            values -= zeros[:, None]
         else:
-            numbers -= ZERO
-        values = (numbers * scales[:, None]).to(out_ptr.dtype.element_ty)
+            values -= ZERO
+        wide = (values * scales[:, None]).to(out_ptr.dtype.element_ty)
         outputs = rows.to(tl.int64)[:, None] * K + columns[None, :]
-        tl.store(out_ptr + outputs, values, mask=inside[:, None] & (columns < K)[None, :])
+        tl.store(out_ptr + outputs, wide, mask=inside[:, None] & (columns < K)[None, :])
 
 
 def dequantize_triton(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""A weight of 4 bits inside numbers of 8 as a whole matrix of int8.
+"""A weight of 4 bits inside values of 8 as a whole matrix of int8.
 
 Owns the kernel that writes it for int8 products. The form and its meaning are int4_weight.py's. Knows no
 product.
 
     y = int8_linear(x8, expand_int8(weight), torch.float16)
 
-Four numbers lie in a word of 32 bits, and all arithmetic is on such words: a number times its step is at
+Four values lie in a word of 32 bits, and all arithmetic is on such words: a value times its step is at
 most 15 · 16 = 240 and stays in its byte, and the zero's share is taken off byte by byte without a carry. That
-is two operations a number, where numbers one by one take four or more.
+is two operations a value, where values one by one take four or more.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
 
 
 @triton.jit
-def stepped(numbers: tensor, steps: tensor, shifts: tensor) -> tensor:
-    """Four numbers a word times their step, less ``shifts``, byte by byte modulo 256."""
+def stepped(values: tensor, steps: tensor, shifts: tensor) -> tensor:
+    """Four values a word times their step, less ``shifts``, byte by byte modulo 256."""
     HIGH: constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
     LOW: constexpr = 0x7F7F7F7F
-    a = numbers * steps
+    a = values * steps
     # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and put
     # right after it.
     return ((a | HIGH) - (shifts & LOW)) ^ ((a ^ ~shifts) & HIGH)

@@ -1,4 +1,4 @@
-"""Numbers of 8 and of 4 bits made wide in registers, in fewer instructions than the compiler finds.
+"""Values of 8 and of 4 bits made wide in registers, in fewer instructions than the compiler finds.
 
 Owns the tricks with bit patterns: an integer placed below the point of a power of two is that power plus the
 integer, exactly, and one sum leaves the integer less its zero. Knows no product and no layout.
@@ -14,7 +14,7 @@ from triton.language import constexpr, tensor
 
 
 def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
-    """Two numbers of 4 bits, ``shift`` bits (or an operand) up in two words, plus the two in $2."""
+    """Two values of 4 bits, ``shift`` bits (or an operand) up in two words, plus the two in $2."""
     moved = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
     return tl.constexpr(
         f"{{ .reg .b32 t, one, part; mov.b32 one, 0x3F803F80; mov.b32 part, 0x2C002C00; {moved}"
@@ -23,12 +23,12 @@ def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
 
 
 def _bytes(selector: str) -> tl.constexpr:
-    """A byte of each of two words plus the two numbers in $2, in fp16."""
+    """A byte of each of two words plus the two values in $2, in fp16."""
     return tl.constexpr(f"{{ .reg .b32 t; prmt.b32 t, $1, 0x64646464, {selector}; add.f16x2 $0, t, $2; }}")
 
 
 def _brain_bytes(low: str, high: str) -> tl.constexpr:
-    """The same in bf16, by way of fp32: eight bits do not lie below the point of a bf16 number."""
+    """The same in bf16, by way of fp32: eight bits do not lie below the point of a bf16 value."""
     return tl.constexpr(
         "{ .reg .b32 p, q, n, m; .reg .f32 a, b, c, d;"
         f" prmt.b32 p, $1, 0x4B000000, {low}; prmt.b32 q, $1, 0x4B000000, {high};"
@@ -40,7 +40,7 @@ def _brain_bytes(low: str, high: str) -> tl.constexpr:
 
 
 _LOW, _HIGH, _ADD_HALF = "0x000F000F", "0x00F000F0", "add.f16x2 $0, t, $2"
-_PART_HALF = "fma.rn.f16x2 $0, t, part, $2"  # a number 4 bits up counts sixteenfold
+_PART_HALF = "fma.rn.f16x2 $0, t, part, $2"  # a value 4 bits up counts sixteenfold
 _ADD_BRAIN = "fma.rn.bf16x2 $0, t, one, $2"  # a plain sum needs sm_90
 _HALF_0, _HALF_2 = (_nibbles(shift, _LOW, "0x64006400", _ADD_HALF) for shift in (0, 8))
 _HALF_1, _HALF_3 = (_nibbles(shift, _HIGH, "0x64006400", _PART_HALF) for shift in (0, 8))
@@ -54,7 +54,7 @@ _BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441
 
 @triton.constexpr_function
 def above(index: int, bits: int, dtype: tl.dtype) -> float:
-    """The power of two that a number is placed below, as it counts once it is moved down."""
+    """The power of two that a value is placed below, as it counts once it is moved down."""
     if dtype == tl.float16:
         return 64.0 if bits == 4 and index % 2 == 1 else 1024.0
     return 0.0 if bits == 8 else 128.0
@@ -62,7 +62,7 @@ def above(index: int, bits: int, dtype: tl.dtype) -> float:
 
 @triton.jit
 def unpack_less(words: tensor, less: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr) -> tensor:
-    """Number INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
+    """Value INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
     if tl.float16 == DTYPE:
         if BITS == 8:
             byte: constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
@@ -87,10 +87,10 @@ def unpack_less(words: tensor, less: tensor, INDEX: constexpr, BITS: constexpr, 
 def unpack(
     words: tensor, zero: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr
 ) -> tensor:
-    """Number INDEX of every 16-bit word [N, W], less the zeros [N] uint8: exact in DTYPE."""
+    """Value INDEX of every 16-bit word [N, W], less the zeros [N] uint8: exact in DTYPE."""
     if not ASM or tl.float32 == DTYPE:
-        number = (words >> (BITS * INDEX)) & ((1 << BITS) - 1)
-        wide = (number.to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
+        value = (words >> (BITS * INDEX)) & ((1 << BITS) - 1)
+        wide = (value.to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
     else:
         less = (-above(INDEX, BITS, DTYPE) - zero.to(tl.float32)).to(DTYPE)
         wide = unpack_less(words, tl.broadcast_to(less[:, None], words.shape), INDEX, BITS, DTYPE)
@@ -105,7 +105,7 @@ _SCALED_BRAIN = tl.constexpr(  # a plain product needs sm_90
 
 @triton.jit
 def scaled_beside(wide: tensor, beside: tensor, ASM: constexpr) -> tensor:
-    """Numbers in fp16 or bf16 times scales of the same shape, rounded once."""
+    """Values in fp16 or bf16 times scales of the same shape, rounded once."""
     if ASM:
         asm: constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
         y = tl.inline_asm_elementwise(asm, "=r,r,r", [wide, beside], wide.dtype, is_pure=True, pack=2)
@@ -116,7 +116,7 @@ def scaled_beside(wide: tensor, beside: tensor, ASM: constexpr) -> tensor:
 
 @triton.jit
 def scaled(wide: tensor, scale: tensor, ASM: constexpr) -> tensor:
-    """Numbers [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
+    """Values [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
     return scaled_beside(wide, tl.broadcast_to(scale[:, None], wide.shape), ASM)
 
 
@@ -124,8 +124,8 @@ def scaled(wide: tensor, scale: tensor, ASM: constexpr) -> tensor:
 def unpack_from(
     words: tensor, bit: tensor, zero: tensor, INDEX: constexpr, DTYPE: constexpr, ASM: constexpr
 ) -> tensor:
-    """As ``unpack``, of 4 bits: number INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
-    # The move stands in the bit operation of each number: one that two of them shared would be made in the
+    """As ``unpack``, of 4 bits: value INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
+    # The move stands in the bit operation of each value: one that two of them shared would be made in the
     # layout in which the words are copied, and they would go through shared memory again.
     if not ASM:
         wide = unpack(words >> bit.to(tl.int16), zero, INDEX, 4, DTYPE, False)
