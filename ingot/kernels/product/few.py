@@ -20,7 +20,7 @@ from ingot.kernels.product.fragments import fragment_tile, row_order
 from ingot.kernels.product.int8_fragments import int8_fragment_tile
 from ingot.kernels.product.matrix import matrix_tile
 from ingot.kernels.product.packed import packed_tile
-from ingot.kernels.product.vectors import vector_gate_up, vector_heads, vector_sums
+from ingot.kernels.product.vectors import gate_up_rows, vector_gate_up, vector_heads, vector_sums
 
 
 @triton.jit
@@ -112,9 +112,8 @@ def few_gate_up_kernel(
         PAIRS: constexpr = LOOP.BLOCK_N // 2
         tile = tl.program_id(0)
         start = tile * SHARE
-        lane = tl.arange(0, LOOP.BLOCK_N) % PAIRS
-        rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, LOOP.BLOCK_N) // PAIRS) * INNER
-        live = None if SHARE == PAIRS else lane < SHARE
+        rows = gate_up_rows(start, INNER, LOOP.BLOCK_N)
+        live = None if SHARE == PAIRS else tl.arange(0, LOOP.BLOCK_N) % PAIRS < SHARE
         acc = _sums(x, weight, rows, live, start, tile * (PAIRS // 16), 0, LOOP.STEPS, PAIRS, INNER,
                     2 * INNER, LOOP)  # fmt: skip
         _start_late(LOOP)

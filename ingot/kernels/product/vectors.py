@@ -14,7 +14,7 @@ from triton.language import constexpr, tensor
 
 from ingot.kernels.overlap import start_next, wait_for_previous
 from ingot.kernels.product.arguments import Heads, Rows, Sums, Weight
-from ingot.kernels.product.epilogues import cache_places, split_pairs, turns
+from ingot.kernels.product.epilogues import cache_places, split_pairs, store_activated, turns
 
 
 @triton.jit
@@ -147,11 +147,11 @@ def vector_sums(x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexp
 
 
 @triton.jit
-def _gate_up_rows(tile: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
-    """The gate rows of a tile's outputs, then their up rows; the last again where there are no more."""
+def gate_up_rows(start: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
+    """Gate rows of the outputs from ``start`` on, then their up rows; the last again where there are no more."""
     PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
-    return tl.minimum(tile * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
+    return tl.minimum(start + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
 
 
 @triton.jit
@@ -160,20 +160,16 @@ def vector_gate_up(x: Rows, weight: Weight, y_ptr: tensor, INNER: constexpr, LOO
     BLOCK_N: constexpr = LOOP.BLOCK_N
     PAIRS: constexpr = BLOCK_N // 2
     TILES: constexpr = (INNER + PAIRS - 1) // PAIRS
-    dtype: constexpr = y_ptr.dtype.element_ty
-    token = tl.arange(0, 1)
     first, programs = tl.program_id(0), tl.num_programs(0)
-    w, row, rstd = _prepared(x, weight, _gate_up_rows(first, INNER, BLOCK_N), LOOP)
+    w, row, rstd = _prepared(x, weight, gate_up_rows(first * PAIRS, INNER, BLOCK_N), LOOP)
     for tile in tl.range(first, TILES, programs, num_stages=1):
-        rows, next_rows = _gate_up_rows(tile, INNER, BLOCK_N), _gate_up_rows(tile + programs, INNER, BLOCK_N)
+        rows = gate_up_rows(tile * PAIRS, INNER, BLOCK_N)
+        next_rows = gate_up_rows((tile + programs) * PAIRS, INNER, BLOCK_N)
         has_next = tile + programs < TILES
         _start_next(tile + programs >= TILES, LOOP)
         acc, w = _product(w, row, rstd, x, weight, rows, next_rows, has_next, LOOP)
-        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
-        activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
         outputs = tile * PAIRS + tl.arange(0, PAIRS)
-        inside = (outputs < INNER)[:, None] & (token < x.tokens)[None, :]
-        tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
+        store_activated(acc, outputs, INNER, y_ptr, x.tokens, INNER, PAIRS, 1)
 
 
 @triton.jit
