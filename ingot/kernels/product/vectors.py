@@ -148,7 +148,7 @@ def vector_sums(x: Rows, weight: Weight, out: Sums, N: constexpr, LOOP: constexp
 
 @triton.jit
 def gate_up_rows(start: tensor, INNER: constexpr, BLOCK_N: constexpr) -> tensor:
-    """Gate rows of the outputs from ``start`` on, then their up rows; the last again where there are no more."""
+    """Gate rows of outputs from ``start`` on, then their up rows; the last again where there are no more."""
     PAIRS: constexpr = BLOCK_N // 2
     lane = tl.arange(0, BLOCK_N)
     return tl.minimum(start + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
