@@ -105,10 +105,7 @@ def _float_plan(
 
 
 def int8_plan(
-    op: tuple[str, int, int],
-    x: Int8Rows,
-    weight: AnyInt8,
-    tiles: Mapping[str, int] | None = None,
+    op: tuple[str, int, int], x: Int8Rows, weight: AnyInt8, tiles: Mapping[str, int] | None = None
 ) -> Plan:
     """The plan of a product of rows in 8 bits; arguments are as of :func:`float_plan`.
 
