@@ -16,9 +16,8 @@ from ingot.kernels.cache.rope_kv_write import QkvParts
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv
 from ingot.kernels.product.small_linear import small_linear, small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.product.small_qkv import small_int8_qkv, small_qkv
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
