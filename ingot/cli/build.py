@@ -18,6 +18,7 @@ from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown, parts_shown
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
 from ingot.config.quant_file import read_quant
+from ingot.config.schemes import HEADS, NARROW, SCHEMES, choosing, listed, of_method
 
 if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 QUANT_PANEL = "Quantization"
 RARE_QUANT = "Quantization, rarely needed"
 Finish = Callable[[Path], None]
+_BY_ROW = listed(name for name in choosing("group") if 0 in SCHEMES[name].group)
+_COARSE = listed(name for name in choosing("group") if 32 not in SCHEMES[name].group)
+_SCALED = listed(choosing("activations"))
+_ROTATING = listed(choosing("rotation"))
 
 
 @field_flags("proving")
@@ -69,7 +74,7 @@ def build(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="Quantize: w8a16, w4a16, w8a8, w4a8, rptq-w8a8, -w4a8, -w4a4, or FILE.yaml.",
+            help=f"Quantize: {', '.join(NARROW)}, or FILE.yaml.",
             show_default="none",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -77,8 +82,8 @@ def build(
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns per scale in w4a16 (0: one scale per row) and w4a8, or per block in "
-            "RPTQ: 32 (not w4a8), 64, 128.",
+            help=f"Columns per scale in {_BY_ROW} (0: one scale per row) and {_COARSE}, or per "
+            f"block in RPTQ: 32 (not {_COARSE}), 64, 128.",
             show_default="128",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -87,7 +92,7 @@ def build(
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether w4a16 goes without zero points.",
+            help=f"Whether {listed(choosing('symmetric'))} goes without zero points.",
             show_default="asymmetric",
             rich_help_panel=RARE_QUANT,
         ),
@@ -99,7 +104,8 @@ def build(
     method: Annotated[
         str | None,
         typer.Option(
-            help="How quantized values are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant.",
+            help="How quantized values are chosen: round, or with --calib gptq, awq or "
+            f"({listed(of_method('smoothquant'))}) smoothquant.",
             show_default="round; gptq for RPTQ",
             rich_help_panel=QUANT_PANEL,
         ),
@@ -107,7 +113,7 @@ def build(
     activations: Annotated[
         str | None,
         typer.Option(
-            help="Activation scales in w8a8: dynamic, one per token, or static, from --calib.",
+            help=f"Activation scales in {_SCALED}: dynamic, one per token, or static, from --calib.",
             show_default="dynamic",
             rich_help_panel=RARE_QUANT,
         ),
@@ -124,7 +130,7 @@ def build(
     weight_scales: Annotated[
         str | None,
         typer.Option(
-            help="Weight scales in w8a8: one per channel, or one per tensor.",
+            help=f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor.",
             show_default="channel",
             rich_help_panel=RARE_QUANT,
         ),
@@ -133,8 +139,8 @@ def build(
         bool | None,
         typer.Option(
             "--rotate/--no-rotate",
-            help="Whether w4a8 rotates the hidden states to spread outliers over channels.",
-            show_default="rotate for w4a8",
+            help=f"Whether {_ROTATING} rotates the hidden states to spread outliers over channels.",
+            show_default=f"rotate for {_ROTATING}",
             rich_help_panel=RARE_QUANT,
         ),
     ] = None,
@@ -181,7 +187,7 @@ def build(
     """Build an engine folder from a checkpoint. An interrupted build leaves nothing behind."""
     start = time.perf_counter()
     proving.check(proof=proof)
-    head = "w8a16" if quant_head else None
+    head = HEADS[-1] if quant_head else None
     chosen = read_quant(
         quant,
         group=group_size,

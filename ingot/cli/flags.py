@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.config.schemes import WITHOUT_SAMPLES
+
 RARELY = "Rarely needed"
 
 EnginePath = Annotated[
@@ -27,7 +29,7 @@ Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", s
 Quant = Annotated[
     str | None,
     typer.Option(
-        help="Quantize a checkpoint on load: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine keeps "
+        help=f"Quantize a checkpoint on load: {', '.join(WITHOUT_SAMPLES)}, FILE.yaml; an engine keeps "
         "its own scheme.",
         show_default="none",
     ),

@@ -11,6 +11,7 @@ import typer
 from ingot.cli.console import print_json, size_text, stdout
 from ingot.cli.flags import RARELY, AsJson, given
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.schemes import NARROW
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
@@ -49,7 +50,7 @@ def plan(
     quant: Annotated[
         str | None,
         typer.Option(
-            help="none, w8a16, w4a16, w8a8, w4a8, rptq-w8a8, … or FILE.yaml.",
+            help=f"none, {', '.join(NARROW)} or FILE.yaml.",
             show_default="the engine's, or none",
         ),
     ] = None,

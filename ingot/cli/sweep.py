@@ -19,6 +19,7 @@ from ingot.cli.console import command_line, print_json, print_table, stderr, std
 from ingot.cli.flags import AsJson, Device, Threads, given
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import status_shown
+from ingot.config.schemes import WITHOUT_SAMPLES
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def sweep(
         typer.Option(help="Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", show_default=False),
     ] = None,
     quant: Annotated[
-        str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, separated by commas.")
+        str, typer.Option(help=f"none, {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas.")
     ] = "none",
     kv_dtype: Annotated[
         str, typer.Option(help="Dtypes of the KV cache: model, int8, fp8, separated by commas.")

@@ -100,8 +100,8 @@ def build(
         layers: ``"0:1"`` keeps only these decoder layers.
         kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (numbers of the engine's
             dtype) or ``int8``.
-        quant: ``none``, ``w8a16``, ``w4a16``, ``w8a8``, ``w4a8``, ``rptq-w8a8``, ``rptq-w4a8``,
-            ``rptq-w4a4``, a YAML file of ``QuantConfig``'s fields, or a config.
+        quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
+            config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.

@@ -3,7 +3,7 @@
 Owns the bundle of choices that come from the engine and not from the model: linear schemes, kernel plan,
 dtype; and the name of the module that is built, by which its scheme is chosen. Knows no layer.
 
-    ctx = BuildContext(QuantConfig("w8a16"), KernelPlan(), torch.float16)
+    ctx = BuildContext(QuantConfig(scheme), KernelPlan(), torch.float16)
     ctx.at("layers.0").at("mlp").at("down_proj").scheme()
 """
 

@@ -60,7 +60,7 @@ class Linear(nn.Module):
         return self.scheme.stored(self._parameters, self.in_features)
 
     def int8_weight(self, rows: int) -> AnyInt8:
-        """The weight as int8 products of so many rows read it, of a layer that ``is_int8``; of w4a8 a
+        """The weight as int8 products of so many rows read it, of a layer that ``is_int8``; of 4 bits a
         temporary, but for few.
         """
         assert isinstance(self.scheme, Int8Products), self.scheme.name

@@ -16,7 +16,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from ingot.config.quant import RPTQ, QuantConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.schemes import SCHEMES
 from ingot.kernels.invariant_linear import invariant_linear
 from ingot.kernels.stored_weight import StoredWeight
 from ingot.quant.activations import KeptActivations
@@ -204,14 +205,15 @@ def make_scheme(config: QuantConfig, input_group: int = 0, *, free_order: bool =
     if config.scheme == "w4a8":
         assert config.group is not None
         return Int4InInt8(config.group, input_group)
-    if config.scheme in RPTQ:
+    info = SCHEMES[config.scheme]
+    if info.in_blocks:
         assert config.group
-        weight_bits, input_bits = int(config.scheme[6]), int(config.scheme[8])  # rptq-w4a8
-        return Int8Blocks(weight_bits, input_bits, config.group, ordered=not free_order)
-    if config.scheme in ("w8a16", "w4a16"):
+        return Int8Blocks(info.weight_bits, info.input_bits, config.group, ordered=not free_order)
+    if info.weight_only:
         assert config.group is not None
-        bits = 8 if config.scheme == "w8a16" else 4
-        return WeightOnly(config.scheme, bits, config.group, bool(config.symmetric), config.act_order)
+        return WeightOnly(
+            config.scheme, info.weight_bits, config.group, bool(config.symmetric), config.act_order
+        )
     return Dense()
 
 
