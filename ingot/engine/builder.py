@@ -25,7 +25,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, Chosen
+from ingot.engine.assemble import Assembly
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.golden import make_proof
 from ingot.engine.host_room import dense_bytes, expect_room
@@ -42,8 +42,7 @@ from ingot.engine.manifest import (
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import write_when
-from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
-from ingot.engine.smoothed import LayerOnce, SmoothedWeights, seen_inputs
+from ingot.engine.quantize import calibration_entry, inputs_of, method_of, read_samples, write_calibrated
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -241,22 +240,23 @@ def _write_weights(
         if progress is not None:
             progress(what, done, total)
 
-    chosen: Chosen | None = None
-    seen = None
-    if data is not None:
-        load = partial(assembly.load, checkpoint=source, device=device)
-        if assembly.quant.method in ("gptq", "awq") or assembly.quant.in_clusters:
-            chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
-        else:
-            once = LayerOnce(load, device)
-            seen = seen_inputs(assembly, once, data, source, device, ranges, tell)
-            chosen = SmoothedWeights(assembly, once, seen.layers(), device, tell)
     with WeightsWriter(path, layout) as writer:
-        for name, tensor in assembly.tensors(source, device, chosen):
+
+        def write(name: str, tensor: torch.Tensor) -> None:
+            nonlocal done
             writer.add(name, tensor)
             done += tensor.numel() * tensor.element_size()
             tell(name)
-    return writer.entries, seen
+
+        if data is None:
+            for name, tensor in assembly.tensors(source, device):
+                write(name, tensor)
+            return writer.entries, None
+        load = partial(assembly.load, checkpoint=source, device=device)
+        method = method_of(assembly, device, tell)
+        inputs = inputs_of(method, assembly, load, data, source, ranges, tell)
+        write_calibrated(assembly, load, method, inputs, write)
+    return writer.entries, inputs if isinstance(inputs, SeenInputs) else None
 
 
 def _calibration(

@@ -25,7 +25,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.quant.schemes import LinearScheme
+from ingot.quant.linear_scheme import LinearScheme
 
 _RULE = ("input_scale", "steps", "zeros", "order")
 

@@ -21,7 +21,6 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.layers.linear import Linear, linears
 from ingot.models.registry import architecture_named
-from ingot.quant.schemes import is_dense
 
 _FOLDED = ("awq", "smoothquant")
 
@@ -40,9 +39,7 @@ class EngineWeights:
     @property
     def quantized(self) -> dict[str, str]:
         """Linear layers in fewer bits, by name, and their scheme."""
-        return {
-            name: linear.scheme.name for name, linear in self._linears.items() if not is_dense(linear.scheme)
-        }
+        return {name: linear.scheme.name for name, linear in self._linears.items() if not linear.scheme.dense}
 
     def names(self) -> Iterator[str]:
         """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
@@ -59,7 +56,7 @@ class EngineWeights:
         """One tensor on the CPU; a weight in fewer bits in fp32."""
         layer, _, leaf = name.rpartition(".")
         linear = self._linears.get(layer)
-        if leaf != "weight" or linear is None or is_dense(linear.scheme):
+        if leaf != "weight" or linear is None or linear.scheme.dense:
             return self._reader.read(name)
         return self._dequantized(layer, linear)
 

@@ -18,7 +18,7 @@ from ingot.config.schemes import LADDERED, SCHEMES, choosing, ladder
 from ingot.engine.assemble import Assembly, empty_model
 from ingot.errors import ConfigError
 from ingot.layers.linear import Linear, linears
-from ingot.quant.schemes import LinearScheme
+from ingot.quant.linear_scheme import LinearScheme
 
 DENSE = "none"
 
