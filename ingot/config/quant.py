@@ -90,11 +90,11 @@ class QuantConfig(JsonConfig):
         for pattern, scheme in self.layers.items():
             _expect_one("layers", f"unknown quantization scheme for {pattern!r}", scheme, SCHEMES)
         if self.method is None:
-            self._set("method", "gptq" if self.in_clusters else "round")
+            self._set("method", "gptq" if self.in_blocks else "round")
         _expect_one("method", "unknown quantization method", self.method, METHODS)
         _expect_one("source", "unknown source of quantized weights", self.source, ("", *SOURCES))
         rotating = [scheme for scheme in choosing("rotation") if scheme in self.schemes]
-        if rotating and self.in_clusters:
+        if rotating and self.in_blocks:
             raise QuantFieldError(
                 "layers",
                 f"{', '.join(rotating)} and RPTQ cannot be combined in one model",
@@ -241,18 +241,18 @@ class QuantConfig(JsonConfig):
         if self.calibrated:
             by_method = self.method != "round"
             flags = f"--quant {'FILE.yaml' if self.layers else self.scheme}"
-            if not self.in_clusters:
+            if not self.in_blocks:
                 flags += f" --method {self.method}" if by_method else " --activations static"
             what = self.method_word if by_method else "a static scale"
             raise ConfigError(
-                f"{'RPTQ' if self.in_clusters else what} needs calibration, which only a build does",
+                f"{'RPTQ' if self.in_blocks else what} needs calibration, which only a build does",
                 seen=self.needs_samples,
                 allowed="a scheme other than RPTQ, method round, activations dynamic",
                 fix=f"`ingot build CHECKPOINT -o ENGINE {flags} --calib FILE`, then load that engine",
             )
 
     @property
-    def in_clusters(self) -> bool:
+    def in_blocks(self) -> bool:
         """Whether some layer is of RPTQ."""
         return any(scheme in IN_BLOCKS for scheme in self.schemes)
 
@@ -300,7 +300,7 @@ class QuantConfig(JsonConfig):
         if self.source or any(len(info.symmetric) > 1 for info in infos):
             parts.append(f"one scale per {self.group} columns" if self.group else "one scale per row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
-        if self.in_clusters:
+        if self.in_blocks:
             parts.append(f"activations in blocks of {self.group} reordered columns")
         parts += ["columns grouped by act-order"] if self.act_order else []
         if any(len(info.rotation) > 1 for info in infos):

@@ -160,10 +160,10 @@ class Walk(Generic[S]):
         Raises:
             BuildError: the layer's output is not finite.
         """
-        self._held.clear()
         if self._states is None:
             run = ReferenceRun(self._model, self._held, EXACT, single=True, feed=self._feed)
             self._states = _States(run, self._batches, self._device)
+        self._held.clear()
         layer = CalibratedLayer(index, _gather(self._model, index, self._statistic), self._held)
         self._before = _recording(layer)
         self._states.through(index, self._told, keep=not self._propagate)

@@ -1,6 +1,6 @@
 """What the ways of calibrating share: which layers they choose for, and what they are asked.
 
-Owns the base of gptq_layers.py, awq_layers.py, rptq_layers.py and smooth_layers.py. Knows no walk.
+Owns the base of the methods, each of which is a file ``…_layers.py``. Knows no walk.
 
     layer = walk.observe(index)
     chosen = dict(method.choose(layer))

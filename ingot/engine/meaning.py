@@ -79,6 +79,6 @@ def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
     for quant in (one, other):
         if quant.method in _FOLDED:
             return f"{quant.method} rescales channels"
-        if quant.in_clusters:
+        if quant.in_blocks:
             return "RPTQ reorders channels"
     return "a rotation changes all weights" if one.rotation != other.rotation else None

@@ -70,7 +70,7 @@ def method_of(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMeth
     """The way in which a build that calibrates chooses."""
     kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
     quant = assembly.quant
-    kind = RptqLayers if quant.in_clusters else kinds.get(quant.method, SmoothLayers)
+    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
     return kind(assembly, device, tell)
 
 

@@ -64,7 +64,7 @@ def engine_from_config(
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = config_manifest(config, dtype, max_batch_size, max_seq_len, quant)
-    if not manifest.quant.in_clusters:  # whose values are drawn, as the weights are
+    if not manifest.quant.in_blocks:  # whose values are drawn, as the weights are
         manifest.quant.check_in_memory()
     arithmetic = compute_dtype(manifest, device, dtype)
     plan = plan or KernelPlan()

@@ -12,12 +12,12 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.quant import QuantConfig
-from ingot.engine import gptq_layers
 from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import CalibrationEntry, Manifest
 from ingot.errors import BuildError, ConfigError, OutOfMemoryError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
+from ingot.quant import weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.models import divergence
 from tests.tiny_models import make_model, random_ids, save_model, tiny_config
@@ -193,7 +193,7 @@ class TestRefusals:
         def too_large(*args: object, **options: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(gptq_layers, "gptq", too_large)
+        monkeypatch.setattr(weight_only, "gptq", too_large)
         with pytest.raises(OutOfMemoryError, match=r"calibration does not fit.*layers\.0.*--device cpu"):
             build(checkpoints["llama"], tmp_path / "engine", quant=NARROW, calib=samples, device="cpu")
         assert not (tmp_path / "engine").exists()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ingot.checkpoint.reader import open_checkpoint
-from ingot.engine.calibrate import CalibratedLayer, Load, calibrate
+from ingot.engine.calibrate import CalibratedLayer, Load, Walk
 from ingot.engine.text import read_text_parts
 from ingot.layers.decoder import Decoder
 from ingot.processors.calibration_data import read_calibration_data
@@ -20,7 +20,7 @@ from ingot.quant.folding import fold_into_columns, fold_into_norm
 from ingot.quant.gptq import gptq
 from ingot.quant.rounding import dequantize, quantize
 from ingot.quant.smoothquant import fake_per_channel, fake_per_token, search_smoothing
-from tests.quant.models import CPU, divergence, log_probs, opened
+from tests.quant.models import CPU, divergence, layers_of, log_probs, opened
 
 ROOT = Path(__file__).parents[2]
 POCKET = ROOT / "models" / "pocket-chat"
@@ -47,7 +47,9 @@ class Pocket:
         def statistic(name: str, size: int) -> InputStatistics:
             return InputStatistics.of(size, hessian=True, sample=256)
 
-        for layer in calibrate(self.decoder, self.load, self.seen, CPU, statistic):
+        for layer in layers_of(
+            Walk(self.decoder, self.load, self.seen, CPU, statistic), len(self.decoder.layers)
+        ):
             for name in layer.inputs:
                 changes |= choose(layer, name)
         exact = log_probs(self.decoder, self.load, self.unseen)

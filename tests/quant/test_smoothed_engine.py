@@ -16,10 +16,10 @@ from ingot.align.session import align
 from ingot.config.quant import QuantConfig
 from ingot.engine import input_statistics
 from ingot.engine.assemble import Assembly
-from ingot.engine.calibrate import Load
+from ingot.engine.calibrate import CalibratedLayer, Held, Load
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.manifest import CalibrationEntry, Manifest
-from ingot.engine.smoothed import SmoothedWeights
+from ingot.engine.smooth_layers import SmoothLayers
 from ingot.errors import BuildError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
@@ -139,9 +139,12 @@ def test_a_layer_s_weights_are_read_once(
 def test_folding_alone_changes_nothing(checkpoints: dict[str, Path], samples: Path, kind: str) -> None:
     """The smoothed weights, before any is rounded, compute what the checkpoint does."""
     decoder, load = opened(checkpoints[kind], 128)
-    chosen = smoothed(checkpoints[kind], SMOOTH.replace(alpha=0.8), load, seen_of(decoder, load))
-    names = [n for n, _ in decoder.named_parameters() if n.startswith("layers.")]
-    changes = {name: chosen.load(name).float() for name in names}
+    assembly = planned(checkpoints[kind], SMOOTH.replace(alpha=0.8))
+    changes: dict[str, torch.Tensor] = {}
+    for index, seen in enumerate(seen_of(decoder, load)):
+        layer = smoothed(assembly, load, index, seen)
+        names = [n for n, _ in decoder.named_parameters() if n.startswith(f"layers.{index}.")]
+        changes |= {name: layer.weight(name).float() for name in names}
     moved = {n.rpartition(".")[0] for n, t in changes.items() if not torch.equal(t, load(n).float())}
     ids = [random_ids(40, seed=7)]
     torch.testing.assert_close(
@@ -153,9 +156,12 @@ def test_folding_alone_changes_nothing(checkpoints: dict[str, Path], samples: Pa
 
 
 def smoothed(
-    folder: Path, quant: QuantConfig, load: Load, layers: Iterator[dict[str, InputStatistics]]
-) -> SmoothedWeights:
-    return SmoothedWeights(planned(folder, quant), load, layers, CPU)
+    assembly: Assembly, load: Load, index: int, seen: dict[str, InputStatistics]
+) -> CalibratedLayer[InputStatistics]:
+    """A layer as the class that builds use leaves it."""
+    layer = CalibratedLayer(index, seen, Held(load, CPU))
+    assert not list(SmoothLayers(assembly, CPU).choose(layer)), "no input is static"
+    return layer
 
 
 def seen_of(decoder: torch.nn.Module, load: Load) -> Iterator[dict[str, InputStatistics]]:
@@ -186,9 +192,10 @@ def test_norm_and_columns_are_the_paper_s(golden: Path, alpha: float, tmp_path: 
     seen = next(seen_of(decoder, load))
     loud = InputStatistics.of(96)
     loud.add(given["act_max"][None])
-    layers = iter([seen | {"layers.0.self_attn.qkv_proj": loud}])
-    chosen = smoothed(tmp_path / "c", SMOOTH.replace(alpha=alpha), lambda n: own.get(n, load(n)), layers)
-    norm, columns = (chosen.load(name) for name in own)
+    assembly = planned(tmp_path / "c", SMOOTH.replace(alpha=alpha))
+    seen |= {"layers.0.self_attn.qkv_proj": loud}
+    layer = smoothed(assembly, lambda n: own.get(n, load(n)), 0, seen)
+    norm, columns = (layer.weight(name) for name in own)
     alive = given["act_max"] > 1e-5
     told = f"rms_a{alpha}_"
     torch.testing.assert_close(norm[alive], given[told + "norm_weight_after"][alive], rtol=1e-6, atol=1e-7)
@@ -221,10 +228,12 @@ def test_a_norm_s_rounding_costs_nothing(checkpoints: dict[str, Path]) -> None:
     """In bf16 a norm's weight is off by up to 0.4 %: the columns take that up."""
     decoder, load = opened(checkpoints["llama"], 128)
     folder = checkpoints["llama"]
-    narrow = SmoothedWeights(planned(folder, SMOOTH, "bf16"), load, seen_of(decoder, load), CPU)
-    norm = narrow.load("layers.0.input_layernorm.weight")
+    assembly = planned(folder, SMOOTH, "bf16")
+    layer = smoothed(assembly, load, 0, next(seen_of(decoder, load)))
+    name = "layers.0.input_layernorm.weight"
+    norm = assembly.cast(name, layer.weight(name))
     assert norm.dtype == torch.bfloat16
-    columns = narrow.load("layers.0.self_attn.qkv_proj.weight")
+    columns = layer.weight("layers.0.self_attn.qkv_proj.weight")
     exact = load("layers.0.self_attn.qkv_proj.weight") * load("layers.0.input_layernorm.weight")
     rows = slice(0, 48)  # queries and keys; values are divided by the output's scales
     torch.testing.assert_close((columns * norm.float())[rows], exact[rows], rtol=1e-5, atol=1e-6)
@@ -246,12 +255,12 @@ class TestRangesBesideTheEngine:
         first = made(STATIC)
         assert "calibration 100 %" in told
         assert cache_path(tmp_path / "e").is_file()
-        walked = input_statistics.calibrate
-        monkeypatch.setattr(input_statistics, "calibrate", None)
+        walked = input_statistics.Walk
+        monkeypatch.setattr(input_statistics, "Walk", None)
         assert made(STATIC) == first
         assert "ranges of e.calibration.safetensors" in told
         made(SMOOTH.replace(alpha=0.7))
-        monkeypatch.setattr(input_statistics, "calibrate", walked)
+        monkeypatch.setattr(input_statistics, "Walk", walked)
         for quant, changes in ((BOTH, {}), (STATIC, {"calib_samples": 5}), (STATIC, {"dtype": "bf16"})):
             made(quant, **changes)
             assert "calibration 100 %" in told, quant
