@@ -41,28 +41,27 @@ _DEFAULT_GROUP = 128
 class QuantConfig(JsonConfig):
     """The scheme of every linear layer; the embedding stays in the engine's dtype.
 
+    Which schemes take a field, and with which values, is in ``SCHEMES``. None is their default.
+
     Attributes:
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
-        group: neighbouring columns that share a scale in w4a16, 0: one scale per row, or a step in w4a8, 64
-            or 128; in RPTQ's schemes the columns of a block. None: 128 for these, else 0.
-        symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16 and w4a8, else True.
-        method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
-            take samples to calibrate with (w4a8 has no ``awq``). None: ``gptq`` where a layer is of RPTQ,
-            else ``round``. ``smoothquant``, of w8a8, makes loud channels of activations quieter and the
-            weights that read them louder, by samples. The head's are rounded.
+        group: neighbouring columns that share a scale, 0: a row has one; in RPTQ's schemes those of a block.
+        symmetric: quantized values stand around 0, and there are no zeros.
+        method: how the values of the decoder's layers are chosen: ``round``, or from samples ``gptq``,
+            ``awq`` or ``smoothquant``, which moves outliers of activations into the weights. The head's are
+            rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
-        activations: of w8a8: ``dynamic``, scales that each token comes with, or ``static``, one scale a
-            layer from samples; of w4a8 dynamic; None: dynamic. ``none`` without them: they stay in the
-            engine's dtype, or, in RPTQ's schemes, have scales for blocks of columns, from samples.
+        activations: ``dynamic``: each token has its scales; ``static``: one scale per layer, from samples;
+            ``none``: activations keep the engine's dtype, or have RPTQ's scales per block.
         alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
-            loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
-        weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
-        rotation: with w4a8: the stream and the values of heads are turned by an orthogonal matrix, which
-            changes no output and makes no channel loud; not of models with LayerNorm. None: True for w4a8.
-        source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose numbers are kept;
-            empty: the build chooses them. w8a16 may then have groups and zeros too.
+            large; ``search``: the best of each input by its samples. None: 0.5.
+        weight_scales: ``channel``, one per row, or ``tensor``, one per layer.
+        rotation: an orthogonal matrix rotates the hidden states and the values of heads, which changes no
+            output and spreads outliers over channels; not of models with LayerNorm.
+        source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose values are kept;
+            empty: the build chooses them. Weights alone in 8 bits may then have groups and zeros, too.
         act_order: of ``source``: groups are of columns that are not neighbours; layers keep their order.
 
     Raises:
@@ -107,8 +106,9 @@ class QuantConfig(JsonConfig):
         self._check_method()
         self._check_activations()
         self._check_alpha()
-        rotations = (True, False) if rotating else (False,)
-        self._take("rotation", "unsupported rotation", rotations, default=bool(rotating))
+        self._take(
+            "rotation", "unsupported rotation", (True, False) if rotating else (False,), bool(rotating)
+        )
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -132,8 +132,12 @@ class QuantConfig(JsonConfig):
         """Check a field, after None became the default; where no layer has it, tell which schemes do."""
         if getattr(self, name) is None:
             self._set(name, default)
-        has = any(len(getattr(info, name)) > 1 for info in self._infos())
-        _expect_one(name, what, getattr(self, name), allowed, "" if has else self._of_others(name))
+        fix = "" if self._chooses(name) else self._of_others(name)
+        _expect_one(name, what, getattr(self, name), allowed, fix)
+
+    def _chooses(self, name: str) -> bool:
+        """Whether a layer's scheme leaves a choice of a field."""
+        return any(len(getattr(info, name)) > 1 for info in self._infos())
 
     def _of_others(self, name: str) -> str:
         """How to mend a field that none of the config's schemes has."""
@@ -166,20 +170,18 @@ class QuantConfig(JsonConfig):
         self._take("group", "unsupported group size", sizes, _DEFAULT_GROUP if own else 0)
 
     def _check_symmetric(self) -> None:
-        infos = self._infos()
-        default = all(info.symmetric[0] for info in infos)
-        free = any(len(info.symmetric) > 1 for info in infos)
-        self._take("symmetric", "unsupported symmetry", (True, False) if free else (default,), default)
+        default = all(info.symmetric[0] for info in self._infos())
+        allowed = (True, False) if self._chooses("symmetric") else (default,)
+        self._take("symmetric", "unsupported symmetry", allowed, default)
 
     def _check_activations(self) -> None:
-        infos = self._infos()
-        own = [info.activations for info in infos if info.activations != ("none",)]
+        own = [info.activations for info in self._infos() if info.activations != ("none",)]
         allowed = [kind for kind in ACTIVATIONS if all(kind in one for one in own)] if own else ["none"]
         if self.method not in ("round", "smoothquant"):
             allowed = allowed[:1]  # nothing else than these two finds a scale
         self._take("activations", "unsupported activations", allowed, allowed[0])
-        free = any(len(info.weight_scales) > 1 for info in infos)
-        self._take("weight_scales", "unsupported weight scales", WEIGHT_SCALES if free else WEIGHT_SCALES[:1])
+        scales = WEIGHT_SCALES if self._chooses("weight_scales") else WEIGHT_SCALES[:1]
+        self._take("weight_scales", "unsupported weight scales", scales)
 
     def _check_alpha(self) -> None:
         smooth = self.method == "smoothquant"
@@ -258,7 +260,7 @@ class QuantConfig(JsonConfig):
 
     @property
     def calibrated(self) -> bool:
-        """Whether numbers or scales are chosen by what layers see."""
+        """Whether values or scales are chosen by what layers see."""
         return bool(self.needs_samples)
 
     @property
@@ -296,14 +298,13 @@ class QuantConfig(JsonConfig):
     def summary(self) -> str:
         """What is stored, for people."""
         parts = [self.label]
-        infos = [SCHEMES[scheme] for scheme in self.schemes]
-        if self.source or any(len(info.symmetric) > 1 for info in infos):
+        if self.source or self._chooses("symmetric"):
             parts.append(f"one scale per {self.group} columns" if self.group else "one scale per row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
         if self.in_blocks:
             parts.append(f"activations in blocks of {self.group} reordered columns")
         parts += ["columns grouped by act-order"] if self.act_order else []
-        if any(len(info.rotation) > 1 for info in infos):
+        if self._chooses("rotation"):
             parts += [
                 f"one inner scale per {self.group} columns",
                 "rotated" if self.rotation else "not rotated",

@@ -13,7 +13,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,7 +41,7 @@ from ingot.engine.manifest import (
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import write_when
-from ingot.engine.quantize import calibration_entry, inputs_of, method_of, read_samples, write_calibrated
+from ingot.engine.quantize import calibration_entry, read_samples, write_calibrated
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -231,7 +230,7 @@ def _write_weights(
     progress: Progress | None,
     ranges: Path,
 ) -> tuple[dict[str, TensorEntry], SeenInputs | None]:
-    """All stored tensors in order, those of calibrated layers as the walk over the samples comes to them."""
+    """All stored tensors in order; also what calibration saw of activations, where that can be kept."""
     layout = assembly.layout()
     total = sum(t.numel() * t.element_size() for t in layout.values())
     done = 0
@@ -248,15 +247,13 @@ def _write_weights(
             done += tensor.numel() * tensor.element_size()
             tell(name)
 
-        if data is None:
+        seen = None
+        if data is not None:
+            seen = write_calibrated(assembly, source, data, device, write, ranges, tell)
+        else:
             for name, tensor in assembly.tensors(source, device):
                 write(name, tensor)
-            return writer.entries, None
-        load = partial(assembly.load, checkpoint=source, device=device)
-        method = method_of(assembly, device, tell)
-        inputs = inputs_of(method, assembly, load, data, source, ranges, tell)
-        write_calibrated(assembly, load, method, inputs, write)
-    return writer.entries, inputs if isinstance(inputs, SeenInputs) else None
+    return writer.entries, seen
 
 
 def _calibration(

@@ -33,12 +33,10 @@ class LayerMethod(ABC):
 
     Attributes:
         name: as in ``QuantConfig``.
-        propagates: whether layers see what the layers before them became; else what the checkpoint gives.
         schemes: of the linear layers that it chooses for, by name; the head is not among them.
     """
 
     name: ClassVar[str]
-    propagates: ClassVar[bool] = True
 
     def __init__(self, assembly: Assembly, device: torch.device, tell: Tell = silent) -> None:
         self.config = assembly.model_config

@@ -4,17 +4,17 @@ Owns the loop of calibration: observe a layer's inputs, choose what it stores (g
 rptq_layers.py, smooth_layers.py), write it, go on. Holds one decoder layer at a time.
 
     data = read_samples(calib, text, count, build)
-    method = method_of(assembly, device, tell)
-    inputs = inputs_of(method, assembly, load, data, source, cache_path(engine), tell)
-    write_calibrated(assembly, load, method, inputs, writer.add)
+    write_calibrated(assembly, source, data, device, writer.add, cache_path(engine))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -27,7 +27,7 @@ from ingot.engine.golden import steady_threads
 from ingot.engine.gptq_layers import GptqLayers
 from ingot.engine.host_room import dense_bytes
 from ingot.engine.input_statistics import SeenInputs
-from ingot.engine.layer_method import LayerMethod, Tell
+from ingot.engine.layer_method import LayerMethod, Tell, silent
 from ingot.engine.manifest import CalibrationEntry
 from ingot.engine.rptq_layers import RptqLayers
 from ingot.engine.smooth_layers import SmoothLayers
@@ -54,95 +54,93 @@ def calibration_entry(data: CalibrationData, build: BuildConfig) -> CalibrationE
     return CalibrationEntry(data.sha256, len(data.samples), data.num_tokens, length)
 
 
-class Inputs(Protocol):
-    """What decoder layers read: a walk over samples, or what an earlier one kept."""
-
-    def observe(self, index: int) -> CalibratedLayer[Any]:
-        """The next layer."""
-        ...
-
-    def advance(self, layer: CalibratedLayer[Any]) -> None:
-        """Go on with what the layer has become."""
-        ...
-
-
-def method_of(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMethod:
-    """The way in which a build that calibrates chooses."""
-    kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
-    quant = assembly.quant
-    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
-    return kind(assembly, device, tell)
-
-
-def inputs_of(
-    method: LayerMethod,
-    assembly: Assembly,
-    load: Load,
-    data: CalibrationData,
-    source: Checkpoint,
-    cache: Path,
-    tell: Tell,
-) -> Walk[Any] | SeenInputs:
-    """Where a method sees the inputs of a decoder; ``cache``: where ranges are kept that stay the same."""
-    if isinstance(method, SmoothLayers):
-        return SeenInputs(assembly, load, data, source, method, cache, tell)
-
-    def told(what: str, done: int, total: int) -> None:
-        tell(f"{what} {100 * done // total} %")
-
-    model = dense_model(assembly)
-    return Walk(model, load, data.samples, method.device, method.statistic, propagate=True, progress=told)
-
-
 def write_calibrated(
-    assembly: Assembly, load: Load, method: LayerMethod, inputs: Inputs, write: Write
-) -> None:
+    assembly: Assembly,
+    source: Checkpoint,
+    data: CalibrationData,
+    device: torch.device,
+    write: Write,
+    cache: Path,
+    tell: Tell = silent,
+) -> SeenInputs | None:
     """Every stored tensor of a decoder, in order; a machine gives the same for the same samples and threads.
 
     Args:
-        load: gives dense tensors by name.
         write: takes a stored tensor and its name.
+        cache: where ranges of inputs were kept, and may be.
+        tell: called with what is under way.
+
+    Returns:
+        What can be kept in ``cache`` once the engine is whole.
 
     Raises:
         BuildError: what a layer sees is not finite, its values cannot be chosen, or a factor that was folded
             into a tensor does not leave it within the dtype.
         OutOfMemoryError: the GPU cannot hold a layer, what is gathered of it and a batch of samples.
     """
+    load = partial(assembly.load, checkpoint=source, device=device)
+    method = _method(assembly, device, tell)
+    inputs: Walk[Any] | SeenInputs
+    if isinstance(method, SmoothLayers):
+        inputs = SeenInputs(assembly, load, data, source, method, cache, tell)
+    else:
+        inputs = Walk(
+            dense_model(assembly),
+            load,
+            data.samples,
+            device,
+            method.statistic,
+            propagate=True,
+            progress=lambda what, done, total: tell(f"{what} {100 * done // total} %"),
+        )
     num_bytes = dense_bytes(assembly.model_config, method.dtype)
     for index, modules in groupby(storing_modules(assembly.model), key=lambda one: one.layer):
         if index is None:  # embeddings, the last norm, the head
-            for module in modules:
-                for name, tensor in module.packed(load, method.device):
-                    write(name, tensor)
+            _write(modules, load, device, write)
             continue
-        try:
-            with steady_threads(num_bytes, method.device):
-                layer = inputs.observe(index)
-                chosen = dict(method.choose(layer))
-                layer.inputs.clear()
-                _write_layer(layer, chosen, modules, assembly, method.device, write)
-                inputs.advance(layer)
-        except torch.OutOfMemoryError:
-            raise OutOfMemoryError(
-                "calibration does not fit in the device's memory",
-                seen=f"layers.{index} on {method.device}",
-                fix="--device cpu",
-            ) from None
+        with steady_threads(num_bytes, device), _fitting(index, device):
+            layer = inputs.observe(index)
+            chosen = dict(method.choose(layer))
+            layer.inputs.clear()
+            _write(modules, partial(_changed, assembly, layer), device, write, chosen)
+            inputs.advance(layer)
+    return inputs if isinstance(inputs, SeenInputs) else None
 
 
-def _write_layer(
-    layer: CalibratedLayer[Any],
-    chosen: dict[str, Choice],
+def _method(assembly: Assembly, device: torch.device, tell: Tell) -> LayerMethod:
+    kinds: dict[str | None, type[LayerMethod]] = {"gptq": GptqLayers, "awq": AwqLayers}
+    quant = assembly.quant
+    kind = RptqLayers if quant.in_blocks else kinds.get(quant.method, SmoothLayers)
+    return kind(assembly, device, tell)
+
+
+def _changed(assembly: Assembly, layer: CalibratedLayer[Any], name: str) -> torch.Tensor:
+    """A tensor of a layer as it has become, before packing."""
+    return assembly.cast(name, layer.weight(name))
+
+
+def _write(
     modules: Iterable[StoringModule],
-    assembly: Assembly,
+    load: Load,
     device: torch.device,
     write: Write,
+    chosen: dict[str, Choice] | None = None,
 ) -> None:
-    """A layer's stored tensors; what was chosen is let go of as it is packed."""
-
-    def load(name: str) -> torch.Tensor:
-        return assembly.cast(name, layer.weight(name))
-
-    for one in modules:
-        for name, tensor in one.packed(load, device, lambda name: chosen.pop(name, ROUNDED)):
+    """The stored tensors of modules; what was chosen is let go of as it is packed."""
+    own = {} if chosen is None else chosen
+    for module in modules:
+        for name, tensor in module.packed(load, device, lambda path: own.pop(path, ROUNDED)):
             write(name, tensor)
+
+
+@contextmanager
+def _fitting(index: int, device: torch.device) -> Iterator[None]:
+    """A GPU's lack of memory, told with the layer."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise OutOfMemoryError(
+            "calibration does not fit in the device's memory",
+            seen=f"layers.{index} on {device}",
+            fix="--device cpu",
+        ) from None

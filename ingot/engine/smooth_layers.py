@@ -30,7 +30,6 @@ class SmoothLayers(LayerMethod):
     """Quieter activations and the static scales of inputs; weights are rounded by their schemes."""
 
     name = "smoothquant"
-    propagates = False
 
     def takes(self, name: str, scheme: LinearScheme) -> bool:
         """Also layers whose inputs have static scales."""
