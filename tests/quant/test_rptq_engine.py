@@ -98,3 +98,14 @@ def test_it_is_aligned_with_what_its_numbers_mean(
     for original in ("hf", "ingot"):
         report = align(folder, checkpoints[kind], [random_ids(19)], steps=2, device="cpu", original=original)
         assert report.aligned, (original, report.first_stage)
+
+
+def test_rounded_layers_beside_rounded_weights_of_4_bits(
+    checkpoints: dict[str, Path], samples: Path, tmp_path: Path
+) -> None:
+    """With the method ``round`` a build needs samples for RPTQ's layers alone; others are packed."""
+    quant = QuantConfig("rptq-w8a8", 32, method="round", layers={"*.gate_up_proj": "w4a16"})
+    folder = build(checkpoints["llama"], tmp_path / "e", quant=quant, calib=samples, device="cpu")
+    assert "layers.1.mlp.gate_up_proj.words" in Manifest.read(folder).tensors
+    found = verify(folder, "cpu", note=False)
+    assert found.verdict == "proven", found.failures
