@@ -70,7 +70,7 @@ class StoredWeights:
         self._dtype = dtype
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], one step of the input of a layer; None: its activations have no static scale.
+        """fp32 [1], the scale of a layer's input; None: its activations have no static scale.
 
         Raises:
             CheckpointError: the parts of a layer have scales that differ.

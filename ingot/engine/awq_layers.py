@@ -21,7 +21,7 @@ from ingot.quant.values import Quantized
 
 
 class AwqLayers(LayerMethod):
-    """Values by rounding, of weights whose loud inputs were scaled up and whose ranges were cut.
+    """Values by rounding, of weights whose large inputs were scaled up and whose ranges were cut.
 
     The scales of an input are folded into what makes it (rescaling.py); one without a site keeps its own.
     4-bit ranges are cut where a sample of the inputs says so, but for queries and keys.

@@ -96,7 +96,7 @@ def build(
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
-        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (numbers of the engine's
+        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (values of the engine's
             dtype) or ``int8``.
         quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
             config.

@@ -1,7 +1,7 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
 Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
-numbers mean, in fp32; other tensors of a layer are the engine's where the build changed them
+quantized values mean, in fp32; other tensors of a layer are the engine's where the build changed them
 (rescaling.py), and all else stays the original's. So whatever reads the original can compute with the
 engine's weights. Knows no reader.
 

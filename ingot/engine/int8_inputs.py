@@ -51,7 +51,7 @@ class Int8Input:
         return self.scheme.by_place
 
     def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
-        """What an input [..., K], fp32 or fp64, means as numbers; ``flips`` as in ``rounded_rows``."""
+        """What an input [..., K], fp32 or fp64, means once quantized; ``flips`` as in ``rounded_rows``."""
         return self.scheme.rounded(x, self.tensors, flips=flips)
 
 

@@ -1,7 +1,7 @@
 """Linear layers over a scheme.
 
-Owns the module that holds one linear layer's stored tensors. Knows no number format (``quant/schemes.py``
-does) and no model.
+Owns the module that holds one linear layer's stored tensors. Knows no number format
+(``quant/linear_scheme.py`` does) and no model.
 
     Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
 """

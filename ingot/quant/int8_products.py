@@ -12,7 +12,6 @@ and in any company: such a scheme is its own batch-invariant form.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import ClassVar, Self
 
 import torch
@@ -36,10 +35,6 @@ class Int8Products(LinearScheme):
 
     form: ClassVar[InputForm] = "int8"
     packs_fp32: ClassVar[bool] = True
-
-    @abstractmethod
-    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """``int8_weight`` without a kernel."""
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         """W [N, K] by plain PyTorch."""
