@@ -26,7 +26,7 @@ from ingot.config.model import DecoderConfig, RopeConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.kernels.invariant_linear import invariant_linear
+from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.runtime.executor import Executor

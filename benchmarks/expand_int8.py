@@ -20,10 +20,10 @@ import torch
 import triton
 from int8_products import COPIES_BYTES, SHAPES, microseconds, numbers
 
-from ingot.kernels.expand_int8 import TILES, expand_int8
-from ingot.kernels.int4_weight import GROUPS, Int4Weight, num_groups
-from ingot.kernels.int8_linear import int8_linear
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.weight.expand_int8 import TILES, expand_int8
+from ingot.kernels.weight.int4_weight import GROUPS, Int4Weight, num_groups
 
 ROWS = (1, 8, 64, 2048)
 TRIED = (TILES, *({**TILES, "BLOCK_N": n, "TOGETHER": t} for n, t in ((16, 4), (16, 8), (64, 2), (8, 16))))

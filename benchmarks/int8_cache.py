@@ -24,9 +24,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from timing import READ_GB_S, compact, graph_us
 
-from ingot.kernels.paged_attention import candidate_tiles, paged_attention
-from ingot.kernels.prefill_attention import prefill_attention
-from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
+from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.batch import LayerCache
 
 BLOCK, LONGEST, BUDGET, HEAD_DIM = 64, 4096, 2.2e9, 128

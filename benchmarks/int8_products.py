@@ -1,9 +1,9 @@
 """Products of numbers of 8 bits, ours by tiles and the matrix library's, at the shapes of a 7B model.
 
-Every candidate of ``kernels/int8_tiles.py`` at every shape: microseconds (median of CUDA graph replays), TOPS
-and % of the GPU's dense int8 ceiling. Beside it ``torch._int_mm`` alone and with the epilogue that our
-kernels have inside (scales, to 16 bits), compiled by PyTorch, and the fp16 product. Data are random: zeros
-draw less power and run faster. One JSON list on the last line.
+Every candidate of ``kernels/tiles/int8_tiles.py`` at every shape: microseconds (median of CUDA graph
+replays), TOPS and % of the GPU's dense int8 ceiling. Beside it ``torch._int_mm`` alone and with the epilogue
+that our kernels have inside (scales, to 16 bits), compiled by PyTorch, and the fp16 product. Data are random:
+zeros draw less power and run faster. One JSON list on the last line.
 
     python benchmarks/int8_products.py                        # all; some minutes
     python benchmarks/int8_products.py --rows 2048 4096 --shapes qkv gate_up
@@ -28,9 +28,13 @@ from typing import Any
 import torch
 import triton
 
-from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.int8_tiles import (
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
+from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.rows.endings import InInt8
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
     busiest_bytes,
     large_int8_candidates,
@@ -39,9 +43,6 @@ from ingot.kernels.int8_tiles import (
     small_int8_candidates,
     small_int8_tiles,
 )
-from ingot.kernels.norm_int8 import rms_norm_int8
-from ingot.kernels.small_product import MAX_ROWS
-from ingot.kernels.sum_norm import sum_norm_int8
 
 ROWS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 SHAPES = {"qkv": (12288, 4096), "o": (4096, 4096), "gate_up": (22016, 4096), "down": (4096, 11008)}
@@ -171,10 +172,10 @@ def quick(shape: str, rows: int, end: float) -> list[dict[str, Any]]:
     count, notes = 2 * rows * outputs * width, {"shape": shape, "rows": rows}
 
     def whole(w: Int8Weight) -> Any:
-        return rms_norm_int8(int8_linear(x, w, torch.float16, None, stream), norm, 1e-6)
+        return rms_norm(int8_linear(x, w, torch.float16, None, stream), norm, 1e-6, ending=InInt8())
 
     def parts(w: Int8Weight, tiles: dict[str, int]) -> Any:
-        return sum_norm_int8(int8_linear_parts(x, w, tiles), stream, norm, 1e-6)
+        return sum_norm(int8_linear_parts(x, w, tiles), stream, norm, 1e-6, ending=InInt8())
 
     tried = [
         (tiles, busiest_bytes(tiles, rows, outputs, width, x.group, machine))

@@ -5,7 +5,7 @@ as layers/forward.py goes.
 First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Those of
 4 bits, which have products up to 16 rows, load straight into registers; of 8 bits the parts of the products
 of many rows are among them from 17 rows on. A case's kernels are compiled by all cores before it is timed,
-and its figures written when it ends. A line a case says what to enter in ``kernels/int8_tiles.py``.
+and its figures written when it ends. A line a case says what to enter in ``kernels/tiles/int8_tiles.py``.
 
     python benchmarks/int8_variants.py --json docs/results/int8_variants.json
     python benchmarks/int8_variants.py --cases 8x8,4x1 --limit-s 60  # bits x rows
@@ -32,17 +32,18 @@ from decode_candidates import Tiles
 from decode_stack import EPS, LONGEST, Shape, Stack
 from tile_sweep import arguments, run_cases, runs
 
-from ingot.kernels.int4_weight import AnyInt8, Int4Weight
-from ingot.kernels.int8_heads import int8_heads
-from ingot.kernels.int8_linear import int8_linear_parts_triton, int8_linear_triton
-from ingot.kernels.int8_matmul import int8_matmul_parts_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, quantize_rows
-from ingot.kernels.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
-from ingot.kernels.norm_int8 import rms_norm_int8
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.silu_mul_int8 import silu_mul_int8
-from ingot.kernels.small_int8_qkv import small_int8_qkv_triton
-from ingot.kernels.sum_norm import sum_norm_int8
+from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
+from ingot.kernels.attention.int8_heads import int8_heads
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
+from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.rows.endings import InInt8
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
+from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
 
 CASES = "8x8,8x1,4x8,4x1,8x16,4x16,8x64,8x32"
 OPS = ("gate_up", "qkv", "down", "o")
@@ -87,7 +88,7 @@ class Int8Stack(Stack):
     def step(self, plan: dict[str, Choice]) -> torch.Tensor:
         """All layers."""
         stream, shape, norm = self.x, self.shape, self.norm
-        x, _ = rms_norm_int8(stream, norm, EPS)
+        x, _ = rms_norm(stream, norm, EPS, ending=InInt8())
         for layer in range(self.layers):
             q = self.op("qkv", x, layer, plan)
             out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
@@ -95,9 +96,10 @@ class Int8Stack(Stack):
             arguments = (q, *self.caches[layer], self.tables, self.lengths, shape.head_dim**-0.5, LONGEST)
             paged_attention(*arguments, arrivals=self.arrivals, out=out, out_scales=scales)
             parts = self.op("o", int8_heads(out, scales), layer, plan)
-            x, stream = sum_norm_int8(parts, stream, norm, EPS)
+            x, stream = sum_norm(parts, stream, norm, EPS, ending=InInt8())
             inner = silu_mul_int8(self.op("gate_up", x, layer, plan))
-            x, stream = sum_norm_int8(self.op("down", inner, layer, plan), stream, norm, EPS)
+            parts = self.op("down", inner, layer, plan)
+            x, stream = sum_norm(parts, stream, norm, EPS, ending=InInt8())
         return stream
 
     def op(self, op: str, x: Int8Rows, layer: int, plan: dict[str, Choice]) -> Any:

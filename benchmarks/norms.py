@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ingot.kernels.layer_norm import layer_norm
-from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
 
 HIDDEN, GBPS = 4096, 4258.0
 ROWS = (1, 8, 1024, 2048, 16384)

@@ -1,10 +1,11 @@
 """Products of 9 to 512 rows with weights of 8 and of 4 bits: tiles of the kernel that unpacks them in
 registers, and the matrix library.
 
-Every candidate of ``kernels/packed_tiles.py`` at every shape of a 7B model, in microseconds (median of CUDA
-graph replays over more weights than L2 holds). Beside it what it replaces, the widened weight and the matrix
-library's product, and the library's product of an fp16 weight. Output and down products leave parts of their
-sums; the library's ends whole. Kernels are compiled by all cores first. A line a case says what is best.
+Every candidate of ``kernels/tiles/packed_tiles.py`` at every shape of a 7B model, in microseconds (median of
+CUDA graph replays over more weights than L2 holds). Beside it what it replaces, the widened weight and the
+matrix library's product, and the library's product of an fp16 weight. Output and down products leave parts of
+their sums; the library's ends whole. Kernels are compiled by all cores first. A line a case says what is
+best.
 
     python benchmarks/packed_matmul.py --json docs/results/packed_matmul.json
     python benchmarks/packed_matmul.py --rows 128 256 --bits 4 --shapes gate_up
@@ -35,11 +36,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from narrow_variants import narrow_weight
 from timing import compact, graph_us
 
-from ingot.kernels.dequantize import dequantize
-from ingot.kernels.operand_rows import operand_rows
-from ingot.kernels.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
-from ingot.kernels.packed_tiles import packed_candidates
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.product.packed_matmul import packed_matmul_parts_triton, packed_matmul_triton
+from ingot.kernels.rows.operand_rows import operand_rows
+from ingot.kernels.tiles.packed_tiles import packed_candidates
+from ingot.kernels.weight.dequantize import dequantize
+from ingot.kernels.weight.stored_weight import StoredWeight
 
 ROWS = (96, 128, 192, 256, 384, 512)
 SHAPES = {"qkv": (12288, 4096), "o": (4096, 4096), "gate_up": (22016, 4096), "down": (4096, 11008)}

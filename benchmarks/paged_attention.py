@@ -24,7 +24,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 from timing import READ_GB_S, compact, graph_us
 
-from ingot.kernels.paged_attention import candidate_tiles, paged_attention
+from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention
 
 BLOCK, LONGEST, BUDGET = 64, 4096, 2.2e9
 

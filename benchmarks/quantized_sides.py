@@ -15,17 +15,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
-from ingot.kernels.int8_tiles import DECODE_ROWS
-from ingot.kernels.operand_rows import operand_rows
-from ingot.kernels.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
-from ingot.kernels.packed_tiles import PACKED_ROWS, packed_splits
-from ingot.kernels.product_tiles import FRAGMENT_ROWS
-from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_linear import small_linear, small_linear_parts
-from ingot.kernels.stored_weight import StoredWeight, dequantized
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
+from ingot.kernels.product.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
+from ingot.kernels.product.small_gate_up import small_gate_up
+from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.rows.int8_rows import Int8Sums, Int8Weight, int8_product, quantize_rows
+from ingot.kernels.rows.operand_rows import operand_rows
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, packed_splits
+from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
 from ingot.quant.values import Quantized
 from ingot.quant.weight_only import WeightOnly
 

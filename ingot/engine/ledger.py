@@ -277,7 +277,6 @@ def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
 
 
 def _stored_as(setting: Setting, kind: str) -> str:
-    """What a kind of weights is stored in."""
     quant = setting.quant
     if kind == "head" and setting.model.tie_word_embeddings and quant.head == "none":
         return "tied: the embedding's"

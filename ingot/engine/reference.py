@@ -25,8 +25,8 @@ from typing import Protocol
 import torch
 
 from ingot.engine.weights_file import WeightsReader
-from ingot.kernels.int8_rows import Int8Weight
-from ingot.kernels.stored_weight import StoredWeight, dequantized, row_pieces
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized, row_pieces
 from ingot.layers.checking import Hooks, PlainAttention, Turns, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear

@@ -18,7 +18,7 @@ from ingot.engine.assemble import Choice
 from ingot.engine.calibrate import CalibratedLayer, naming
 from ingot.engine.layer_method import LayerMethod
 from ingot.engine.rescaling import RescalingSite, fold, rescaling_sites
-from ingot.kernels.int8_rows import MOST
+from ingot.kernels.rows.int8_rows import MOST
 from ingot.quant.calibration import InputStatistics
 from ingot.quant.linear_scheme import LinearScheme
 from ingot.quant.smoothquant import search_smoothing, smoothing_scales

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import torch
 
 from ingot.errors import DeviceError, IngotError
-from ingot.kernels.cache_scales import NARROW_CACHES, CacheScales
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -52,7 +51,7 @@ def expect(
     if tensor.device != like.device:
         raise KernelArgumentError(f"{name} is on another device", seen=tensor.device, allowed=like.device)
     sizes = tensor.shape
-    if not _fits(sizes, shape):
+    if sizes != shape and not _fits(sizes, shape):
         allowed = tuple("any" if size is None else size for size in shape)
         raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(sizes), allowed=allowed)
     if sizes and tensor.stride(-1) != 1 and tensor.numel() > 1 and sizes[-1] > 1:
@@ -74,10 +73,13 @@ def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
 
 
 def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
-    """Whether sizes are those asked for; it runs some ten times a launch, so a list and no generator."""
-    return len(sizes) == len(shape) and not [
-        size for size, want in zip(sizes, shape, strict=True) if want is not None and size != want
-    ]
+    """Whether sizes are those asked for; it runs several times a launch, so a loop and no generator."""
+    if len(sizes) != len(shape):
+        return False
+    for size, want in zip(sizes, shape, strict=True):  # noqa: SIM110
+        if want is not None and size != want:
+            return False
+    return True
 
 
 def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
@@ -87,39 +89,6 @@ def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
     expect(name, tensor, tuple(like.shape), like=like)
     if not tensor.is_contiguous():
         raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
-
-
-def expect_cache(
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    num_kv_heads: int | None,
-    head_dim: int,
-    like: torch.Tensor,
-    scales: CacheScales | None = None,
-) -> None:
-    """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout: in
-    the dtype of ``like``, or contiguous and in 8 bits with scales.
-    """
-    dtype = like.dtype if scales is None else key_cache.dtype
-    if scales is not None and dtype not in NARROW_CACHES.values():
-        allowed = ", ".join(map(str, NARROW_CACHES.values()))
-        raise KernelArgumentError("key_cache has the wrong dtype", seen=dtype, allowed=allowed)
-    expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like, dtype=dtype)
-    expect("value_cache", value_cache, tuple(key_cache.shape), like=like, dtype=dtype)
-    if scales is not None:
-        whole = {"key_cache": key_cache, "key scales": scales.keys, "value scales": scales.values}
-        for name in ("key scales", "value scales"):
-            shape = tuple(key_cache.shape[:3])
-            expect(name, whole[name], shape, like=like, dtype=torch.float32)
-        for name, tensor in whole.items():
-            if not tensor.is_contiguous():
-                raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
-    if key_cache.stride() != value_cache.stride():
-        raise KernelArgumentError(
-            "key_cache and value_cache differ in layout",
-            seen=value_cache.stride(),
-            allowed=key_cache.stride(),
-        )
 
 
 def expect_range(name: str, value: int, low: int, high: int | None = None) -> None:
@@ -135,6 +104,19 @@ def expect_group(num_heads: int, num_kv_heads: int) -> None:
         raise KernelArgumentError(
             "query heads must be a multiple of key-value heads", seen=f"{num_heads} and {num_kv_heads}"
         )
+
+
+def expect_static(static: torch.Tensor | None, like: torch.Tensor) -> None:
+    """Raise unless a static scale is one number on the device of ``like``."""
+    if static is not None:
+        expect("static", static, (1,), like=like, dtype=torch.float32)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 2 under the interpreter."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def runs_on_gpu(x: torch.Tensor) -> bool:

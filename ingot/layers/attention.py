@@ -16,11 +16,11 @@ from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import TileTable
-from ingot.kernels.int8_heads import OutScales, scales_at
-from ingot.kernels.invariant_attention import invariant_attention
-from ingot.kernels.paged_attention import paged_attention
-from ingot.kernels.prefill_attention import prefill_attention
-from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write
+from ingot.kernels.attention.int8_heads import OutScales, scales_at
+from ingot.kernels.attention.invariant_attention import invariant_attention
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.kernels.attention.prefill_attention import prefill_attention
+from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.linear import Linear
@@ -108,7 +108,8 @@ class Attention(nn.Module):
         """Queries [T, num_heads, head_dim] → the same shape, ``out`` where it is given.
 
         Leading requests of one token go to the decode kernel, the others to the prefill kernel. With
-        ``out_scales``, as in ``kernels/int8_heads.py``, ``out`` is int8; never with ``batch_invariant``.
+        ``out_scales``, as in ``kernels/attention/int8_heads.py``, ``out`` is int8; never with
+        ``batch_invariant``.
         """
         if self.batch_invariant:
             assert out is None

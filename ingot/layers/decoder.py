@@ -15,7 +15,7 @@ from torch import nn
 
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
-from ingot.kernels.operand_rows import OperandRows
+from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext

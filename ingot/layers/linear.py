@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.kernels.int4_weight import AnyInt8
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.weight.int4_weight import AnyInt8
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
 from ingot.quant.linear_scheme import BlockProduct, LinearScheme
 from ingot.quant.schemes import Dense

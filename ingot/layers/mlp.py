@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ingot.config.model import DecoderConfig
-from ingot.kernels.gated_mlp import silu_mul
+from ingot.kernels.activation.gated_mlp import silu_mul
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ingot.config.model import DecoderConfig
-from ingot.kernels.layer_norm import layer_norm
-from ingot.kernels.rms_norm import rms_norm
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.layers.context import BuildContext, empty_weight
 
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.kernels.int4_weight import AnyInt8
-from ingot.kernels.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.int8_rows import Int8Rows
-from ingot.kernels.operand_rows import OperandRows
-from ingot.kernels.packed_matmul import packed_matmul, packed_matmul_parts
-from ingot.kernels.packed_tiles import packed_splits
-from ingot.kernels.rope_kv_write import QkvParts
-from ingot.kernels.small_gate_up import small_gate_up
-from ingot.kernels.small_int8_qkv import small_int8_qkv
-from ingot.kernels.small_linear import small_linear, small_linear_parts
-from ingot.kernels.small_qkv import small_qkv
+from ingot.kernels.cache.rope_kv_write import QkvParts
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
+from ingot.kernels.product.packed_matmul import packed_matmul, packed_matmul_parts
+from ingot.kernels.product.small_gate_up import small_gate_up
+from ingot.kernels.product.small_int8_qkv import small_int8_qkv
+from ingot.kernels.product.small_linear import small_linear, small_linear_parts
+from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.rows.int8_rows import Int8Rows
+from ingot.kernels.rows.operand_rows import OperandRows
+from ingot.kernels.tiles.packed_tiles import packed_splits
+from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.forms import (

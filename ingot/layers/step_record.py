@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import Int8Rows
 
 Recorded = torch.Tensor | Int8Rows
 

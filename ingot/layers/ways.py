@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.config.model import DecoderConfig
-from ingot.kernels.int8_tiles import DECODE_ROWS
-from ingot.kernels.operand_rows import OPERAND_SPAN
-from ingot.kernels.packed_matmul import DTYPES as PACKED_DTYPES
-from ingot.kernels.packed_matmul import takes_operand
-from ingot.kernels.packed_tiles import PACKED_ROWS
-from ingot.kernels.product_tiles import FRAGMENT_ROWS
-from ingot.kernels.small_product import MAX_ROWS
+from ingot.kernels.product.packed_matmul import DTYPES as PACKED_DTYPES
+from ingot.kernels.product.packed_matmul import takes_operand
+from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.rows.operand_rows import OPERAND_SPAN
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
+from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forms import Norm

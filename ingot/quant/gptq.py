@@ -22,7 +22,7 @@ import torch
 
 from ingot.device import on_device
 from ingot.errors import BuildError, ConfigError
-from ingot.kernels.gptq_block import gptq_block
+from ingot.kernels.weight.gptq_block import gptq_block
 from ingot.quant.rounding import (
     CLIP_RATIOS,
     Grid,

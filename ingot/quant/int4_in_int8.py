@@ -1,7 +1,7 @@
 """Weights in 4 bits inside values of 8, activations in 8 bits: w4a8.
 
-Owns what the scheme stores. The form is kernels/int4_weight.py's, the choice of values two_level.py's, the
-product int8_products.py's. Knows no model.
+Owns what the scheme stores. The form is kernels/weight/int4_weight.py's, the choice of values two_level.py's,
+the product int8_products.py's. Knows no model.
 
     scheme = Int4InInt8(group=128)
     y = scheme.apply(x, scheme.pack(weight, bias))
@@ -18,11 +18,11 @@ from typing import ClassVar
 
 import torch
 
-from ingot.kernels.expand_int8 import expand_int8
-from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
-from ingot.kernels.int8_rows import Int8Weight
-from ingot.kernels.int8_tiles import INT8_FRAGMENT_ROWS
-from ingot.kernels.stored_weight import PIECE
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.tiles.int8_tiles import INT8_FRAGMENT_ROWS
+from ingot.kernels.weight.expand_int8 import expand_int8
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, fits_int8, num_groups, pack_pairs
+from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.gptq import gptq
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.linear_scheme import PIECE_BYTES, Tensors

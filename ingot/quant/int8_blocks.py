@@ -1,8 +1,8 @@
 """RPTQ's linear layers: weights in 8 or 4 bits, activations in 8 or 4 bits with a scale for each block.
 
 Owns what the schemes store, how they multiply, and the values of a layer whose order is known. The rule that
-rounds activations is kernels/block_rows.py, the mathematics quant/rptq.py; the engine chooses orders. Knows
-no model.
+rounds activations is kernels/rows/block_rows.py, the mathematics quant/rptq.py; the engine chooses orders.
+Knows no model.
 
     scheme = Int8Blocks(weight_bits=4, input_bits=8, block=128, ordered=True)
     y = scheme.apply(x, scheme.accept(scheme.chosen(weight, seen, order), bias))
@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 
 from ingot.errors import BuildError
-from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.silu_mul_blocks import in_blocks
+from ingot.kernels.activation.silu_mul_blocks import in_blocks
+from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.quant.calibration import InputStatistics
 from ingot.quant.gptq import gptq
 from ingot.quant.int8_products import Int8Products

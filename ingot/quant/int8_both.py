@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from ingot.errors import BuildError
-from ingot.kernels.int8_rows import Int8Weight
-from ingot.kernels.product_tiles import DESCRIPTOR_ALIGNMENT
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.linear_scheme import Tensors
 from ingot.quant.rounding import quantize

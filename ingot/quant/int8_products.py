@@ -1,8 +1,8 @@
 """Linear layers whose products are of 8 bits on both sides, however the weight is stored.
 
 Owns the product of rounded activations and an int8 weight. What is stored is a scheme's own: int8_both.py,
-int4_in_int8.py. The rule that rounds activations and the exact product are kernels/int8_rows.py's. Knows no
-model.
+int4_in_int8.py. The rule that rounds activations and the exact product are kernels/rows/int8_rows.py's. Knows
+no model.
 
     y = scheme.apply(x, tensors)
 
@@ -16,12 +16,12 @@ from typing import ClassVar, Self
 
 import torch
 
+from ingot.kernels.activation.silu_mul_int8 import quantized
 from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.int4_weight import AnyInt8, as_int8
-from ingot.kernels.int8_linear import int8_linear
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
-from ingot.kernels.silu_mul_int8 import quantized
-from ingot.kernels.stored_weight import PIECE
+from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
+from ingot.kernels.weight.stored_weight import PIECE
 from ingot.quant.linear_scheme import InputForm, LinearScheme, Tensors
 from ingot.quant.plain_rows import rounded_rows
 

@@ -16,10 +16,10 @@ from typing import ClassVar, Literal, NoReturn
 
 import torch
 
-from ingot.kernels.block_rows import BlockSteps
-from ingot.kernels.int4_weight import AnyInt8
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight
-from ingot.kernels.stored_weight import PIECE, StoredWeight
+from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.weight.int4_weight import AnyInt8
+from ingot.kernels.weight.stored_weight import PIECE, StoredWeight
 from ingot.quant.values import InBlocks, Quantized, Values
 
 Tensors = Mapping[str, torch.Tensor | None]

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from ingot.config.quant import QuantConfig
 from ingot.config.schemes import SCHEMES
-from ingot.kernels.invariant_linear import invariant_linear
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.product.invariant_linear import invariant_linear
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.int8_blocks import Int8Blocks
 from ingot.quant.int8_both import Int8Both

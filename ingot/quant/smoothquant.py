@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.errors import ConfigError
-from ingot.kernels.int8_rows import MOST
+from ingot.kernels.rows.int8_rows import MOST
 from ingot.quant.folding import class_max
 
 ALPHAS = tuple(step / 20 for step in range(4, 20))  # 0.2, 0.25 … 0.95

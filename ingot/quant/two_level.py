@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.errors import BuildError
-from ingot.kernels.int4_weight import MOST_NUMBER, MOST_STEP
+from ingot.kernels.weight.int4_weight import MOST_NUMBER, MOST_STEP
 from ingot.quant.rounding import Grid, GroupError, as_quantized, check, in_groups, weighed
 from ingot.quant.values import Quantized
 

@@ -1,7 +1,7 @@
 """Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
 
-Owns what these schemes store and how they multiply. The layout of the values is kernels/stored_weight.py's.
-Knows no model.
+Owns what these schemes store and how they multiply. The layout of the values is
+kernels/weight/stored_weight.py's. Knows no model.
 
     scheme = WeightOnly(bits=4, group=128, symmetric=False)
     y = scheme.apply(x, scheme.pack(weight, bias))
@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.dequantize import dequantize
-from ingot.kernels.invariant_linear import invariant_linear
-from ingot.kernels.packed_matmul import packed_matmul, takes_packed
-from ingot.kernels.small_linear import small_linear
-from ingot.kernels.small_product import MAX_ROWS
-from ingot.kernels.stored_weight import (
+from ingot.kernels.product.invariant_linear import invariant_linear
+from ingot.kernels.product.packed_matmul import packed_matmul, takes_packed
+from ingot.kernels.product.small_linear import small_linear
+from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.weight.dequantize import dequantize
+from ingot.kernels.weight.stored_weight import (
     PIECE,
     StoredWeight,
     dequantized,

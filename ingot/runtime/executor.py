@@ -26,7 +26,7 @@ from ingot.device import on_device
 from ingot.engine.ledger import Setting
 from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
 from ingot.errors import IngotError, RequestError
-from ingot.kernels.token_feed import NOT_A_NUMBER
+from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup

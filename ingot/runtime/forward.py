@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from ingot.kernels.int8_tiles import DECODE_ROWS
-from ingot.kernels.packed_tiles import PACKED_ROWS
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
+from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward import Operations

@@ -11,7 +11,7 @@ import dataclasses
 
 import torch
 
-from ingot.kernels.token_feed import keep_tokens, take_tokens
+from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
 from ingot.layers.batch import ForwardBatch
 from ingot.runtime.forward import Forward
 from ingot.runtime.sampler import SamplingTensors, sample

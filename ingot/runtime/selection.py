@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ingot.errors import EngineError
-from ingot.kernels.token_feed import NOT_A_NUMBER
+from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.runtime.beam import top_candidates
 from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import LogitsProcessor, processors_for

@@ -20,7 +20,7 @@ class TokensInFlight:
         self._ready = ready
 
     def wait(self) -> list[int]:
-        """Their ids, row by row; NOT_A_NUMBER (kernels/token_feed.py) for a row whose logits hold NaN."""
+        """Their ids, row by row; NOT_A_NUMBER for a row whose logits hold NaN."""
         if self._ready is not None:
             self._ready.synchronize()
         return self._host.tolist()

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.cache_scales import E4M3, CacheScales
-from ingot.kernels.invariant_attention import invariant_attention_triton
-from ingot.kernels.paged_attention import paged_attention_triton
-from ingot.kernels.prefill_attention import prefill_attention_triton
-from ingot.kernels.rope_kv_write import rope_kv_write_triton
+from ingot.kernels.attention.invariant_attention import invariant_attention_triton
+from ingot.kernels.attention.paged_attention import paged_attention_triton
+from ingot.kernels.attention.prefill_attention import prefill_attention_triton
+from ingot.kernels.cache.cache_scales import E4M3, CacheScales
+from ingot.kernels.cache.rope_kv_write import rope_kv_write_triton
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, LONG, empty
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.gptq_block import MOST_COLUMNS, gptq_block_triton
+from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block_triton
 from tests.kernels.compile_cases import FULL, LONG, empty
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.expand_int8 import expand_int8_triton
-from ingot.kernels.int4_weight import Int4Weight, num_groups
+from ingot.kernels.weight.expand_int8 import expand_int8_triton
+from ingot.kernels.weight.int4_weight import Int4Weight, num_groups
 from tests.kernels.compile_cases import FULL, empty
 
 

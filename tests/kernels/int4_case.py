@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.kernels.int4_weight import MOST_STEP, Int4Weight, num_groups, pack_pairs
+from ingot.kernels.weight.int4_weight import MOST_STEP, Int4Weight, num_groups, pack_pairs
 
 
 def allowed_pairs() -> torch.Tensor:

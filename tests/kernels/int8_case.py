@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, quantize_rows
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
 from tests.kernels.numerics import normal
 
 

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels import cache_numbers
-from ingot.kernels.cache_numbers import widened
+from ingot.kernels.cache import cache_numbers
+from ingot.kernels.cache.cache_numbers import widened
 from tests.kernels.carried_out import carried_out
 
 TEXTS = {

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from ingot.errors import DeviceError
-from ingot.kernels.cache_round import cache_numbers_of, cache_scale_of
-from ingot.kernels.cache_scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
+from ingot.kernels.cache.cache_round import cache_numbers_of, cache_scale_of
+from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
 from ingot.layers.batch import LayerCache
 from ingot.quant.plain_rows import rounded_heads
 from tests.kernels.numerics import normal

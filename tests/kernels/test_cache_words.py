@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels import cache_words
-from ingot.kernels.cache_words import query_words, word_numbers, word_products
+from ingot.kernels.cache import cache_words
+from ingot.kernels.cache.cache_words import query_words, word_numbers, word_products
 from tests.kernels.carried_out import carried_out
 from tests.kernels.numerics import normal
 

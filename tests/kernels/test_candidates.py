@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from ingot.config.plan import OPS
-from ingot.kernels import gated_mlp, layer_norm, prefill_tiles, rms_norm, rope_kv_write
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.checks import merge_tiles
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.tiles import prefill_tiles
 
 CPU = torch.device("cpu")
 CASES: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.dequantize import dequantize, dequantize_triton
-from ingot.kernels.stored_weight import StoredWeight, dequantized
+from ingot.kernels.weight.dequantize import dequantize, dequantize_triton
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
 from tests.kernels.numerics import DTYPES
 from tests.kernels.test_stored_weight import FORMS, random_weight
 

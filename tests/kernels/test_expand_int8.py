@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels import small_int8
-from ingot.kernels.expand_int8 import expand_int8, expand_int8_triton
-from ingot.kernels.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of
-from ingot.kernels.int8_linear import int8_linear
-from ingot.kernels.int8_rows import quantize_rows
-from ingot.kernels.int8_tiles import waiting
+from ingot.kernels.product import small_int8
+from ingot.kernels.product.int8_linear import int8_linear
+from ingot.kernels.rows.int8_rows import quantize_rows
+from ingot.kernels.tiles.int8_tiles import waiting
+from ingot.kernels.weight.expand_int8 import expand_int8, expand_int8_triton
+from ingot.kernels.weight.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of
 from tests.kernels.int4_case import allowed_pairs, int4_weight
 from tests.kernels.numerics import normal
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.fragment_numbers import centre, excess, lift
-from ingot.kernels.product_tiles import matrix_tiles, settled, split_tiles
-from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.small_linear import (
+from ingot.kernels.product.fragment_numbers import centre, excess, lift
+from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.product.small_linear import (
     small_linear,
     small_linear_parts,
     small_linear_parts_triton,
     small_linear_triton,
 )
-from ingot.kernels.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
-from ingot.kernels.stored_weight import dequantized
+from ingot.kernels.product.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
+from ingot.kernels.tiles.product_tiles import matrix_tiles, settled, split_tiles
+from ingot.kernels.weight.stored_weight import dequantized
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_small_products import EPS, normed64, qkv_arguments
 from tests.kernels.test_stored_weight import random_weight

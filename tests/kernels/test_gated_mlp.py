@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.gptq_block import MOST_COLUMNS, gptq_block, gptq_block_reference, gptq_block_triton
+from ingot.kernels.weight.gptq_block import MOST_COLUMNS, gptq_block, gptq_block_reference, gptq_block_triton
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.int4_weight import AnyInt8, Int4Weight, expanded
-from ingot.kernels.int8_linear import int8_linear_parts_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.small_int8 import settled, small_int8_linear_triton
-from ingot.kernels.small_int8_qkv import small_int8_qkv_reference, small_int8_qkv_triton
+from ingot.kernels.product.int8_linear import int8_linear_parts_triton
+from ingot.kernels.product.small_int8 import settled, small_int8_linear_triton
+from ingot.kernels.product.small_int8_qkv import small_int8_qkv_reference, small_int8_qkv_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.two_level import quantize_two_level
 from tests.kernels.int8_case import int8_rows, int8_weight

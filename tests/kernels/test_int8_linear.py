@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.int8_linear import int8_linear, int8_linear_triton
-from ingot.kernels.int8_matmul import int8_matmul_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Weight, int8_sums
-from ingot.kernels.int8_tiles import (
+from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
+from ingot.kernels.product.int8_matmul import int8_matmul_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_sums
+from ingot.kernels.tiles.int8_tiles import (
     Machine,
     large_int8_bytes,
     large_int8_candidates,

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.int8_linear import int8_linear_parts, int8_linear_parts_triton, int8_linear_triton
-from ingot.kernels.int8_matmul import int8_matmul_parts_triton
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
-from ingot.kernels.int8_tiles import (
+from ingot.kernels.norm.rms_norm import rms_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm_triton
+from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton, int8_linear_triton
+from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
     Machine,
     large_int8_candidates,
     large_int8_tiles,
     machine_of,
 )
-from ingot.kernels.rms_norm import rms_norm_triton
-from ingot.kernels.sum_norm import sum_norm_triton
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
 

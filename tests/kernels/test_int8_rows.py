@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.int8_round import scale_of
-from ingot.kernels.int8_rows import (
+from ingot.kernels.rows.int8_round import scale_of
+from ingot.kernels.rows.int8_rows import (
     MOST,
     Int8Weight,
     dequantize_rows,

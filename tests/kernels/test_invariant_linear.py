@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.invariant_linear import (
+from ingot.kernels.product.invariant_linear import (
     FLOAT_TILES,
     NAMES,
     TILE_LIST,

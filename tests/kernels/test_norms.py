@@ -7,8 +7,8 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ingot.errors import IngotError
-from ingot.kernels.layer_norm import layer_norm, layer_norm_triton
-from ingot.kernels.rms_norm import rms_norm, rms_norm_triton
+from ingot.kernels.norm.layer_norm import layer_norm, layer_norm_triton
+from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-5

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels import packed_tiles as packed_tiles_module
-from ingot.kernels.operand_rows import operand_rows
-from ingot.kernels.packed_matmul import (
+from ingot.kernels.product.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
     packed_matmul_parts_triton,
     packed_matmul_triton,
 )
-from ingot.kernels.packed_tiles import packed_candidates, packed_tiles
-from ingot.kernels.stored_weight import StoredWeight, dequantized
+from ingot.kernels.rows.operand_rows import operand_rows
+from ingot.kernels.tiles import packed_tiles as packed_tiles_module
+from ingot.kernels.tiles.packed_tiles import packed_candidates, packed_tiles
+from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_stored_weight import FORMS, random_weight
 

@@ -9,14 +9,15 @@ import torch
 
 from ingot.config.step_sizes import batch_buckets
 from ingot.errors import IngotError
-from ingot.kernels import paged_attention as module
-from ingot.kernels import paged_stream, single_tiles, stream_tiles
-from ingot.kernels.paged_attention import (
+from ingot.kernels.attention import paged_attention as module
+from ingot.kernels.attention import paged_stream
+from ingot.kernels.attention.paged_attention import (
     candidate_tiles,
     default_tiles,
     paged_attention,
     paged_attention_triton,
 )
+from ingot.kernels.tiles import single_tiles, stream_tiles
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 

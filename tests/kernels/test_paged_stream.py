@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.paged_stream import paged_stream_triton
-from ingot.kernels.stream_tiles import pair_programs, stream_tiles
+from ingot.kernels.attention.paged_stream import paged_stream_triton
+from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
 from tests.kernels.numerics import DTYPES, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 

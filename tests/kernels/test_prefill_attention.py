@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.prefill_attention import prefill_attention, prefill_attention_triton
+from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.rope_kv_write import QkvParts, rope_kv_write, rope_kv_write_triton
+from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write, rope_kv_write_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 SLOTS = [37, -1, 0, 21, 5]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ingot.kernels.gated_mlp import silu_mul
-from ingot.kernels.layer_norm import layer_norm
-from ingot.kernels.rms_norm import rms_norm
-from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.cache.rope_kv_write import rope_kv_write
+from ingot.kernels.norm.layer_norm import layer_norm
+from ingot.kernels.norm.rms_norm import rms_norm
 from tests.kernels.numerics import normal
 
 pytestmark = pytest.mark.gpu

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.small_linear import (
+from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
+from ingot.kernels.product.small_linear import (
     small_linear,
     small_linear_parts,
     small_linear_parts_triton,
     small_linear_triton,
 )
-from ingot.kernels.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
-from ingot.kernels.stored_weight import (
+from ingot.kernels.product.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
+from ingot.kernels.weight.stored_weight import (
     StoredWeight,
     dequantized,
     num_words,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.sum_norm import sum_norm, sum_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 EPS = 1e-6

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.token_feed import keep_tokens, keep_tokens_triton, take_tokens, take_tokens_triton
+from ingot.kernels.sampling.token_feed import keep_tokens, keep_tokens_triton, take_tokens, take_tokens_triton
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ingot.kernels.int8_rows import Int8Rows, Int8Sums
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums
 from tests.parity.attention_witness import ATTENTION, AttentionWitness
 
 # Two last places of a number, of its own size and of its row's largest; of fp32 the error of a long sum.

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, products
 from ingot.quant import int8_products
 from tests.parity.kernel_witness import TIES

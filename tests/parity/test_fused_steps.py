@@ -11,9 +11,9 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.kernels import packed_matmul
-from ingot.kernels.operand_rows import OperandRows
-from ingot.kernels.stored_weight import StoredWeight
+from ingot.kernels.product import packed_matmul
+from ingot.kernels.rows.operand_rows import OperandRows
+from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers import products, ways
 from ingot.layers.ways import ALL
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest

@@ -21,7 +21,7 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.model import RopeConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.kernels.rope_kv_write import rope_kv_write
+from ingot.kernels.cache.rope_kv_write import rope_kv_write
 from ingot.layers.rotary import RotaryTable, frequencies
 from tests.tiny_models import edit_config
 

@@ -15,7 +15,7 @@ import torch
 from ingot import LLM, SamplingParams, build
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.kernels.int8_tiles import DECODE_ROWS
+from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.layers import forms, ways
 from ingot.layers.linear import linears
 from ingot.layers.ways import Step

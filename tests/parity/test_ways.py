@@ -9,7 +9,7 @@ import torch
 
 from ingot import LLM
 from ingot.config.quant import QuantConfig
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.forms import BlockForm, DenseForm, Int8Form, RawForm
 from ingot.layers.products import BlockProduct, LayerProducts, Product
 from ingot.layers.ways import ALL, DENSE_ROWS, NARROW_ROWS, NONE, Step, small_products

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ingot.errors import BuildError
-from ingot.kernels.gptq_block import gptq_block_reference, gptq_block_triton
+from ingot.kernels.weight.gptq_block import gptq_block_reference, gptq_block_triton
 from ingot.quant import gptq as module
 from ingot.quant.gptq import Compensated, HessianSum, gptq
 from ingot.quant.rounding import best_grid, in_groups

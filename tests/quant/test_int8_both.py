@@ -10,7 +10,7 @@ import torch
 
 from ingot.config.quant import QuantConfig
 from ingot.errors import BuildError
-from ingot.kernels.int8_rows import dequantize_rows
+from ingot.kernels.rows.int8_rows import dequantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant import int8_products
 from ingot.quant.int8_both import Int8Both

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.int8_rows import dequantize_rows, quantize_rows
+from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.quant.plain_rows import rounded_rows
 
 STEP = torch.tensor([0.01])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.config.quant import QuantConfig
-from ingot.kernels.stored_weight import dequantized, row_pieces
+from ingot.kernels.weight.stored_weight import dequantized, row_pieces
 from ingot.quant.schemes import make_scheme
 from ingot.quant.weight_only import WeightOnly
 

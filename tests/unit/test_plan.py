@@ -12,16 +12,13 @@ import torch
 
 from ingot.config.plan import OPS, ROWS, KernelPlan, Machine, Measured, plan_key, row_bucket
 from ingot.errors import ConfigError
-from ingot.kernels import (
-    gated_mlp,
-    layer_norm,
-    paged_attention,
-    prefill_tiles,
-    rms_norm,
-    rope_kv_write,
-    small_product,
-)
-from ingot.kernels.stored_weight import stored
+from ingot.kernels.activation import gated_mlp
+from ingot.kernels.attention import paged_attention
+from ingot.kernels.cache import rope_kv_write
+from ingot.kernels.norm import layer_norm, rms_norm
+from ingot.kernels.product import small_product
+from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.weight.stored_weight import stored
 
 SMALL = small_product.small_tiles(8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu"))
 DEFAULTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ingot.kernels.int8_rows import Int8Rows
+from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.step_record import StepRecord
 
 

@@ -1,0 +1,154 @@
+"""The product inside a gated MLP in whole numbers by blocks of columns, and rows of any other origin.
+
+Owns the kernel: silu(gate) * up as in gated_mlp.py, rounded to the dtype as there, or the row itself, its
+columns in another order where there is one; then numbers by the rule of block_rows.py. Steps are known
+before, so that a program takes a piece of a row. Knows no projection.
+
+    inner = silu_mul_in_blocks(gate_up, steps)
+    x8 = in_blocks(x, steps)           # where no kernel that makes x does it: taps, other norms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.activation.gated_mlp import silu_mul_reference
+from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
+from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
+from ingot.kernels.rows.int8_round import block_numbers, steps_at
+from ingot.kernels.rows.int8_rows import Int8Rows
+
+
+@triton.jit
+def silu_mul_blocks_kernel(
+    x_ptr: tl.tensor,
+    order_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_I columns of a row a program; without GATED the row as it is."""
+    start_next(OVERLAP)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    inside = cols < INNER
+    places = cols
+    if order_ptr is not None:
+        places = tl.load(order_ptr + cols, mask=inside, other=0)
+    step, zero = steps_at(cols, step_ptr, zero_ptr, WIDTH, GROUP)
+    wait_for_previous(OVERLAP)
+    y = tl.load(x_ptr + row * x_stride + places, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(x_ptr + row * x_stride + INNER + places, mask=inside, other=0.0).to(tl.float32)
+        activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
+        y = (activated * up).to(dtype).to(tl.float32)
+    numbers = block_numbers(y, cols, step, zero, INNER, BITS)
+    tl.store(y_ptr + row * WIDTH + cols, numbers, mask=cols < WIDTH)
+
+
+def default_tiles(device: torch.device) -> dict[str, int]:
+    """Tile choices: 8 elements a thread."""
+    return {"BLOCK_I": 1024, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
+
+
+def _launch(
+    x: torch.Tensor, inner: int, steps: BlockSteps, tiles: Mapping[str, int] | None, gated: bool
+) -> Int8Rows:
+    choice = merge_tiles(default_tiles(x.device), tiles)
+    values = torch.empty((x.shape[0], steps.width), dtype=torch.int8, device=x.device)
+    if values.numel():
+        silu_mul_blocks_kernel[(x.shape[0], triton.cdiv(steps.width, choice["BLOCK_I"]))](
+            x,
+            steps.order,
+            steps.steps,
+            steps.zeros,
+            values,
+            x.stride(0),
+            INNER=inner,
+            WIDTH=steps.width,
+            BLOCK_I=choice["BLOCK_I"],
+            GROUP=steps.block,
+            BITS=steps.bits,
+            GATED=gated,
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, x.device),
+        )
+    return steps.rows(values)
+
+
+def silu_mul_in_blocks_triton(
+    gate_up: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None
+) -> Int8Rows:
+    """Launch the kernel; arguments as in :func:`silu_mul_in_blocks`, unchecked."""
+    return _launch(gate_up, gate_up.shape[1] // 2, steps, tiles, gated=True)
+
+
+def in_blocks_triton(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
+    """Launch the kernel; arguments as in :func:`in_blocks`, unchecked."""
+    return _launch(x, x.shape[1], steps, tiles, gated=False)
+
+
+def silu_mul_in_blocks_reference(gate_up: torch.Tensor, steps: BlockSteps) -> Int8Rows:
+    """The PyTorch twin; arguments as in :func:`silu_mul_in_blocks`."""
+    return quantize_in_blocks(silu_mul_reference(gate_up), steps)
+
+
+def silu_mul_in_blocks(
+    gate_up: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None
+) -> Int8Rows:
+    """``quantize_in_blocks(silu_mul(gate_up), steps)``, the same numbers, in one kernel.
+
+    Args:
+        gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
+        steps: of rows [I].
+        tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+
+    Returns:
+        int8 [T, whole blocks].
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("gate_up", gate_up)
+    expect("gate_up", gate_up, (None, None), like=gate_up)
+    if gate_up.shape[1] % 2:
+        raise KernelArgumentError(
+            "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"
+        )
+    expect_steps(steps, gate_up.shape[1] // 2, gate_up)
+    if runs_on_gpu(gate_up):
+        return silu_mul_in_blocks_triton(gate_up, steps, tiles)
+    return silu_mul_in_blocks_reference(gate_up, steps)
+
+
+def in_blocks(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
+    """``quantize_in_blocks(x, steps)`` as a kernel of its own.
+
+    Args:
+        x: [T, K] fp16, bf16 or fp32.
+        steps: of rows [K].
+        tiles: as of :func:`silu_mul_in_blocks`.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_steps(steps, x.shape[1], x)
+    if runs_on_gpu(x):
+        return in_blocks_triton(x, steps, tiles)
+    return quantize_in_blocks(x, steps)

@@ -1,0 +1,176 @@
+"""The product inside a gated MLP in 8 bits, and rows of any other origin in 8 bits.
+
+Owns the kernel that holds a whole row in registers: silu(gate) * up as in gated_mlp.py, rounded to the dtype
+as there, or the row itself; then its scale and numbers by the rule of int8_rows.py. Knows no projection.
+
+    inner = silu_mul_int8(gate_up)
+    x8 = quantized(x)                  # where no kernel that makes x could do it: taps, other norms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.activation.gated_mlp import silu_mul_reference
+from ingot.kernels.checks import (
+    KernelArgumentError,
+    expect,
+    expect_float,
+    expect_range,
+    expect_static,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
+from ingot.kernels.rows.int8_round import row_scales, store_int8_row
+from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
+
+MAX_WIDTH = 65536  # a program holds a row in registers: 64 values a thread
+
+
+@triton.jit
+def silu_mul_int8_kernel(
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    INNER: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    GATED: tl.constexpr,
+    STATIC: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """One row a program; without GATED the row as it is."""
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK_I)
+    inside = cols < INNER
+    y = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
+        activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
+        y = (activated * up).to(dtype).to(tl.float32)
+    store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
+
+
+def default_tiles(inner: int, device: torch.device) -> dict[str, int]:
+    """Tile choices for an H200: 16 elements a thread while there are warps, so that one row's latency is
+    short.
+    """
+    warps = min(max(next_power_of_two(inner) // 512, 1), 32)
+    return {"num_warps": warps, "OVERLAP": 2 if overlaps(device) else 1}
+
+
+def _launch(
+    x: torch.Tensor,
+    inner: int,
+    static: torch.Tensor | None,
+    tiles: Mapping[str, int] | None,
+    gated: bool,
+) -> Int8Rows:
+    rows = x.shape[0]
+    choice = merge_tiles(default_tiles(inner, x.device), tiles)
+    values = torch.empty((rows, inner), dtype=torch.int8, device=x.device)
+    scales = row_scales(rows, static, x.device)
+    if values.numel():
+        silu_mul_int8_kernel[(rows,)](
+            x,
+            values,
+            scales,
+            x.stride(0),
+            INNER=inner,
+            BLOCK_I=next_power_of_two(inner),
+            GATED=gated,
+            STATIC=static is not None,
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, x.device),
+        )
+    return Int8Rows(values, scales)
+
+
+def silu_mul_int8_triton(
+    gate_up: torch.Tensor, static: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
+) -> Int8Rows:
+    """Launch the kernel; arguments as in :func:`silu_mul_int8`, unchecked."""
+    return _launch(gate_up, gate_up.shape[1] // 2, static, tiles, gated=True)
+
+
+def quantized_triton(
+    x: torch.Tensor,
+    group: int = 0,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> Int8Rows:
+    """Launch the kernel; arguments as in :func:`quantized`, unchecked."""
+    if not group:
+        return _launch(x, x.shape[1], static, tiles, gated=False)
+    pieces = _launch(x.reshape(-1, group), group, None, tiles, gated=False)
+    return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)
+
+
+def silu_mul_int8_reference(gate_up: torch.Tensor, static: torch.Tensor | None = None) -> Int8Rows:
+    """The PyTorch twin; arguments as in :func:`silu_mul_int8`."""
+    return quantize_rows(silu_mul_reference(gate_up), static=static)
+
+
+def silu_mul_int8(
+    gate_up: torch.Tensor, static: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
+) -> Int8Rows:
+    """``quantize_rows(silu_mul(gate_up))``, the same numbers, in one kernel.
+
+    Args:
+        gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection; I up to 65536.
+        static: fp32 [1], one scale for all rows; None: a scale a row.
+        tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+
+    Returns:
+        [T, I] in 8 bits.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("gate_up", gate_up)
+    expect("gate_up", gate_up, (None, None), like=gate_up)
+    if gate_up.shape[1] % 2:
+        raise KernelArgumentError(
+            "gate_up must hold two halves", seen=gate_up.shape[1], allowed="an even width"
+        )
+    expect_range("the width", gate_up.shape[1] // 2, 1, MAX_WIDTH)
+    expect_static(static, gate_up)
+    if runs_on_gpu(gate_up):
+        return silu_mul_int8_triton(gate_up, static, tiles)
+    return silu_mul_int8_reference(gate_up, static)
+
+
+def quantized(
+    x: torch.Tensor,
+    group: int = 0,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+) -> Int8Rows:
+    """``quantize_rows(x, group, static)`` as a kernel of its own.
+
+    Args:
+        x: [T, K] of any float dtype, K (or ``group``) up to 65536.
+        group, static: as of :func:`quantize_rows`, one of them.
+        tiles: as of :func:`silu_mul_int8`.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the width", group or x.shape[1], 1, MAX_WIDTH)
+    if group and (x.shape[1] % group or static is not None):
+        raise KernelArgumentError("groups must divide the width and have scales of their own", seen=group)
+    expect_static(static, x)
+    if runs_on_gpu(x):
+        return quantized_triton(x, group, static, tiles)
+    return quantize_rows(x, group, static)

@@ -1,0 +1,166 @@
+"""How attention's output ends: in whole numbers, with a scale for each head of each token, a static one for
+all, or static steps and zeros by blocks of columns; or wide, with its columns in the operand's order.
+
+Owns the end of every attention kernel that may write so, its twin, and the check of what receives it. An
+output in numbers is rounded to the dtype of the queries first, as without numbers, which are then those of
+``quantize_rows`` by heads, or of ``quantize_in_blocks``. Blocks may be parts of heads, hold several, or lie
+across their borders; they fill the row. Knows no attention.
+
+    paged_attention(q, ..., out=values, out_scales=scales)      # or out_scales=steps, of block_rows.py
+    rows = int8_heads(values, scales)                           # [T, num_heads * head_dim]
+    x = OperandRows(paged_attention(q, ..., out_scales=OperandOrder()).flatten(1))
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import KernelArgumentError, expect, expect_result, expect_static
+from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
+from ingot.kernels.rows.endings import OperandOrder
+from ingot.kernels.rows.int8_round import numbers_of, scale_of, zeroed_numbers
+from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
+from ingot.kernels.rows.operand_rows import OPERAND_SPAN, operand_place, operand_rows
+
+# [T, num_heads], written to; [1] or steps, read; or the order of a wide output's columns.
+OutScales = torch.Tensor | BlockSteps | OperandOrder
+_ORDERED = tl.constexpr(16)  # BITS of a wide output in the operand's order
+
+
+@triton.jit
+def store_heads(
+    wide: tl.tensor,
+    out_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    like_ptr: tl.tensor,
+    rows: tl.tensor,
+    heads: tl.tensor,
+    wanted: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    AXIS: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """Store fp32 outputs in ``rows`` [G], heads counted through all tokens, where they are ``wanted`` [G].
+
+    ``heads`` [G], or [1] for all, are those of a token, and none is past its last. Channels lie along AXIS of
+    ``wide``. With ``scale_ptr`` in whole numbers: by scales that are stored, or by static ones of STATIC
+    columns each, which are read; with ``zero_ptr`` these are steps, and numbers have BITS. Without it, of 16
+    BITS, channels stand in the operand's order. ``like_ptr`` has the dtype that outputs are rounded to
+    before.
+    """
+    channels = tl.expand_dims(tl.arange(0, wide.shape[AXIS]), 1 - AXIS)
+    places = out_ptr + tl.expand_dims(rows, AXIS) * HEAD_DIM
+    places += tl.expand_dims(operand_place(tl.arange(0, wide.shape[AXIS]), BITS == _ORDERED), 1 - AXIS)
+    mask = tl.expand_dims(wanted, AXIS) & (channels < HEAD_DIM)
+    if scale_ptr is None:
+        tl.store(places, wide.to(out_ptr.dtype.element_ty), mask=mask)
+    else:
+        wide = wide.to(like_ptr.dtype.element_ty).to(tl.float32)
+        if zero_ptr is not None:
+            cols = tl.expand_dims(heads, AXIS) * HEAD_DIM
+            if STATIC % HEAD_DIM != 0:  # else a head lies in one block
+                cols = tl.where(channels < HEAD_DIM, cols + channels, cols)
+            step, zero = tl.load(scale_ptr + cols // STATIC), tl.load(zero_ptr + cols // STATIC)
+            numbers = zeroed_numbers(wide, step, zero, BITS).to(tl.int8)
+        elif STATIC:
+            numbers = numbers_of(wide, tl.div_rn(1.0, tl.load(scale_ptr)))
+        else:
+            scale, inverse = scale_of(tl.max(tl.where(mask, tl.abs(wide), 0.0), axis=AXIS))
+            tl.store(scale_ptr + rows, scale, mask=wanted)
+            numbers = numbers_of(wide, tl.expand_dims(inverse, AXIS))
+        tl.store(places, numbers, mask=mask)
+
+
+def end_pointers(scales: OutScales | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What ``store_heads`` reads or writes: scales or steps, and zeros."""
+    if isinstance(scales, OperandOrder):
+        return None, None
+    return (scales.steps, scales.zeros) if isinstance(scales, BlockSteps) else (scales, None)
+
+
+def end_constants(scales: OutScales | None, width: int) -> dict[str, int]:
+    """STATIC and BITS of ``store_heads`` for rows [width]."""
+    if isinstance(scales, BlockSteps):
+        return {"STATIC": scales.block, "BITS": scales.bits}
+    if isinstance(scales, OperandOrder):
+        return {"STATIC": 0, "BITS": _ORDERED.value}
+    return {"STATIC": width if _is_static(scales) else 0, "BITS": 8}
+
+
+def _is_static(scales: OutScales | None) -> bool:
+    """Whether ``out_scales`` is read and not written."""
+    return isinstance(scales, BlockSteps) or (isinstance(scales, torch.Tensor) and scales.dim() == 1)
+
+
+def scales_at(scales: OutScales, tokens: slice) -> OutScales:
+    """``out_scales`` of some tokens; static ones are of all."""
+    return scales[tokens] if isinstance(scales, torch.Tensor) and not _is_static(scales) else scales
+
+
+def put_heads(attended: torch.Tensor, out: torch.Tensor, scales: OutScales) -> None:
+    """The PyTorch twin: attended [T, num_heads, head_dim] into ``out``, and scales unless they are static."""
+    if isinstance(scales, OperandOrder):
+        out.copy_(operand_rows(attended.flatten(1)).values.view_as(out))
+        return
+    if isinstance(scales, BlockSteps):
+        out.copy_(quantize_in_blocks(attended.flatten(1), scales).values.view_as(out))
+        return
+    static = scales if _is_static(scales) else None
+    rows = quantize_rows(attended.flatten(0, 1), static=static)
+    out.copy_(rows.values.view_as(out))
+    if static is None:
+        scales.copy_(rows.scales.view_as(scales))
+
+
+def int8_heads(values: torch.Tensor, scales: OutScales) -> Int8Rows:
+    """What attention wrote as the rows of the output product."""
+    assert not isinstance(scales, OperandOrder)  # of wide rows
+    if isinstance(scales, BlockSteps):
+        return scales.rows(values.flatten(1))
+    return Int8Rows(values.flatten(1), scales, 0 if _is_static(scales) else values.shape[2])
+
+
+def takes_steps(steps: BlockSteps, width: int) -> bool:
+    """Whether attention can end in numbers by the steps: blocks fill its rows [width], in their order."""
+    return steps.order is None and steps.width == width
+
+
+def expect_out(out: torch.Tensor | None, scales: OutScales | None, q: torch.Tensor) -> None:
+    """Raise unless ``out`` and ``out_scales`` can receive an attention's output."""
+    if scales is None or isinstance(scales, OperandOrder):
+        if out is not None:
+            expect_result("out", out, like=q)
+        if scales is not None and q.shape[2] % OPERAND_SPAN:
+            raise KernelArgumentError(
+                "the operand's order needs whole spans of columns",
+                seen=f"heads of {q.shape[2]} channels",
+                allowed=f"a multiple of {OPERAND_SPAN}",
+            )
+        return
+    if out is None:
+        raise KernelArgumentError("out_scales needs an int8 out", seen=None)
+    expect("out", out, tuple(q.shape), like=q, dtype=torch.int8)
+    if isinstance(scales, BlockSteps):
+        _expect_whole_blocks(scales, q)
+    elif _is_static(scales):
+        expect_static(scales, q)
+    else:
+        expect("out_scales", scales, tuple(q.shape[:2]), like=q, dtype=torch.float32)
+    for name, tensor in zip(("out", "out_scales", "zeros"), (out, *end_pointers(scales)), strict=True):
+        if tensor is not None and not tensor.is_contiguous():
+            raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
+
+
+def _expect_whole_blocks(steps: BlockSteps, q: torch.Tensor) -> None:
+    width = q.shape[1] * q.shape[2]
+    expect_steps(steps, width, q)
+    if not takes_steps(steps, width):
+        raise KernelArgumentError(
+            "attention cannot quantize its output in these blocks: use in_blocks on the output",
+            seen=f"blocks of {steps.block} columns{'' if steps.order is None else ', ordered'}",
+            allowed=f"blocks that divide {width}, without an order",
+        )

@@ -1,0 +1,398 @@
+"""Causal attention whose result for a token has the same bits whichever step computes it, and beside whom.
+
+Owns the formula o = softmax(scale q K^T) V with one order of every sum: keys are taken in tiles of BLOCK_N
+and spans of SPAN tokens, both at fixed multiples of their size. A span is an online softmax of its own; the
+spans meet in ascending order. A prompt's tile of queries walks the spans one after another; a decoding token
+has a program for each span and a second kernel that lets them meet. Both compute the same roundings: products
+are the tensor cores', no product and sum are contracted, and weights are summed as integers, which have no
+order. Knows no model and no block manager.
+
+    out = invariant_attention(q, keys, values, block_tables, query_start, seq_lens, 1, 4096, 128**-0.5)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.attention.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
+from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
+from ingot.kernels.cache.cache_checks import expect_cache
+from ingot.kernels.cache.cache_numbers import knows_asm, widened
+from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.paged_tile import tile_rows
+from ingot.kernels.checks import (
+    expect,
+    expect_float,
+    expect_group,
+    expect_heads,
+    expect_range,
+    next_power_of_two,
+    runs_on_gpu,
+)
+
+SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
+
+# Warps and stages by query rows of a tile: an H200's, 16 bits. They change no bit.
+ROW_TILES = {16: (4, 2), 32: (4, 2), 64: (4, 2), 128: (8, 3)}
+FEW_PROGRAMS = 64  # a span: two warps are as fast as four until the multiprocessors are full
+
+
+@triton.jit
+def _attend(
+    acc_all: tl.tensor,
+    total_all: tl.tensor,
+    top_all: tl.tensor,
+    acc: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
+    q: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    lower: tl.tensor,
+    upper: tl.tensor,
+    positions: tl.tensor,
+    seq_len: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    SPAN: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ASM: tl.constexpr,
+) -> tl.tensor:
+    """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest.
+
+    With scales keys and values are in 8 bits; what each means is rounded to the dtype of q by itself, since a
+    scale that a tile shares would depend on which tokens are there. Products sum in a wide cache's order.
+    """
+    cols = tl.arange(0, BLOCK_D)
+    for tile in range(lower, upper, BLOCK_N):
+        if not SPLIT:  # noqa: SIM102 - one condition is known when compiling, the other is not
+            if tile % SPAN == 0:
+                acc_all, total_all, top_all = meet(acc_all, total_all, top_all, acc, total, top)
+                acc = tl.zeros_like(acc)
+                total = tl.zeros_like(total)
+                top = tl.full(top.shape, LEAST_SCORE, dtype=tl.float32)
+        tokens = tile + tl.arange(0, BLOCK_N)
+        rows = tile_rows(table_ptr, tile, seq_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+        offsets = rows[:, None] + cols[None, :]
+        mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
+        if MASKED or HEAD_DIM < BLOCK_D:
+            k = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+        else:
+            k = tl.load(key_ptr + offsets)
+        if key_scale_ptr is not None:
+            scales = tl.load(key_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
+            k = (widened(k, tl.float32, ASM, True) * scales[:, None]).to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if MASKED:
+            seen = tokens[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                seen = seen & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        p = tl.exp2(scores - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + sum_rows(p)
+        if MASKED or HEAD_DIM < BLOCK_D:
+            v = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+        else:
+            v = tl.load(value_ptr + offsets)
+        if value_scale_ptr is not None:
+            scales = tl.load(value_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
+            v = (widened(v, tl.float32, ASM, True) * scales[:, None]).to(q.dtype)
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        top = new_top
+    return acc_all, total_all, top_all, acc, total, top
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def invariant_attention_kernel(
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    query_start_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    stats_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SPLIT: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    ASM: tl.constexpr,
+) -> None:
+    """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads.
+
+    With SPLIT the sums themselves are stored, [B, HEADS, spans, HEAD_DIM], and their totals and tops beside.
+    """
+    request = tl.program_id(2).to(tl.int64)
+    seq_len = tl.load(seq_lens_ptr + request)
+    rows = tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_D)
+    span = tl.program_id(0)
+    if SPLIT:
+        kv_head = tl.program_id(1)
+        heads = kv_head * GROUP + rows
+        inside = rows < GROUP
+        token = request + rows * 0
+        first_position = seq_len - 1
+        positions = first_position + rows * 0
+        upper = tl.minimum(span * SPAN + SPAN, seq_len)
+        lower = span * SPAN
+        if lower >= upper:
+            return
+    else:
+        query_start = tl.load(query_start_ptr + request)
+        num_queries = tl.load(query_start_ptr + request + 1) - query_start
+        tile_m = tl.num_programs(0) - 1 - span  # the last queries, with most keys, go first
+        if tile_m * BLOCK_M >= num_queries:
+            return
+        kv_head = tl.program_id(1) // GROUP
+        heads = tl.program_id(1) + rows * 0
+        inside = tile_m * BLOCK_M + rows < num_queries
+        token = query_start + tile_m * BLOCK_M + rows
+        first_position = seq_len - num_queries + tile_m * BLOCK_M
+        positions = first_position + rows
+        upper = tl.minimum(first_position + BLOCK_M, seq_len)
+        lower = first_position * 0
+    place = token.to(tl.int64) * q_stride + heads * HEAD_DIM
+    q_mask = inside[:, None] & (cols < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + place[:, None] + cols[None, :], mask=q_mask, other=0.0)
+    # Keys before ``full`` are seen by every query of the tile, keys from ``upper`` on by none.
+    full = tl.minimum(tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N, upper)
+    if HAS_WINDOW:
+        lower = tl.maximum(tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N, lower)
+        full = lower
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    top = tl.full([BLOCK_M], LEAST_SCORE, dtype=tl.float32)
+    acc_all, total_all, top_all = acc, total, top
+    key_ptr += kv_head * head_stride
+    value_ptr += kv_head * head_stride
+    if key_scale_ptr is not None:
+        key_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+        value_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+    table_ptr = tables_ptr + request * table_stride
+    if not HAS_WINDOW:
+        acc_all, total_all, top_all, acc, total, top = _attend(
+            acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr,
+            value_scale_ptr, table_ptr, lower, full, positions, seq_len, block_stride, token_stride,
+            scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, False, False, SPLIT, ASM,
+        )  # fmt: skip
+    acc_all, total_all, top_all, acc, total, top = _attend(
+        acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
+        table_ptr, full, upper, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM,
+        BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, True, HAS_WINDOW, SPLIT, ASM,
+    )  # fmt: skip
+    if SPLIT:
+        target = (request * HEADS + heads) * tl.num_programs(0) + span
+        tl.store(out_ptr + (target * HEAD_DIM)[:, None] + cols[None, :], acc, mask=q_mask)
+        tl.store(stats_ptr + target * 2, total, mask=inside)
+        tl.store(stats_ptr + target * 2 + 1, top, mask=inside)
+    else:
+        acc, total, top = meet(acc_all, total_all, top_all, acc, total, top)
+        target = token.to(tl.int64) * (HEADS * HEAD_DIM) + heads * HEAD_DIM
+        out = finish(acc, total, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + target[:, None] + cols[None, :], out, mask=q_mask)
+
+
+def key_tile(head_dim: int, itemsize: int) -> int:
+    """Keys of a tile: a part of the result's definition, so the same for every step."""
+    if itemsize > 2:
+        return 32 if head_dim <= 64 else 16
+    return 64 if head_dim <= 128 else 32
+
+
+def query_tile(max_query_len: int, head_dim: int, itemsize: int, narrow: bool = False) -> int:
+    """Query rows of a tile, one of ``ROW_TILES``: a matter of speed. ``narrow``: a cache in 8 bits."""
+    if itemsize > 2 or max_query_len <= 16:
+        return 16
+    return 64 if max_query_len <= 64 or head_dim > 128 or narrow else 128
+
+
+def invariant_attention_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int = 0,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Launch the kernels; arguments as in :func:`invariant_attention`, unchecked."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, batch = key_cache.shape[1], seq_lens.shape[0]
+    split = max_query_len == 1
+    group = num_heads // num_kv_heads
+    rows = (
+        max(next_power_of_two(group), 16)
+        if split
+        else query_tile(max_query_len, head_dim, q.element_size(), scales is not None)
+    )
+    warps, stages = ROW_TILES[min(rows, 128)]
+    if split and batch * num_kv_heads <= FEW_PROGRAMS:
+        warps = 2
+    out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    spans = max(triton.cdiv(max_seq_len, SPAN), 1)
+    target, stats = out, None
+    if split:
+        target = torch.empty((batch, num_heads, spans, head_dim), dtype=torch.float32, device=q.device)
+        stats = torch.empty((batch, num_heads, spans, 2), dtype=torch.float32, device=q.device)
+    grid = (spans, num_kv_heads, batch) if split else (triton.cdiv(max_query_len, rows), num_heads, batch)
+    if not num_tokens or not min(grid):
+        return out
+    shared = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(next_power_of_two(head_dim), 16),
+        "HAS_WINDOW": window > 0,
+        "SPAN": SPAN,
+        "enable_fp_fusion": False,
+    }
+    invariant_attention_kernel[grid](
+        q,
+        key_cache,
+        value_cache,
+        *scale_pointers(scales),
+        block_tables,
+        query_start,
+        seq_lens,
+        target,
+        stats,
+        q.stride(0),
+        block_tables.stride(0),
+        *key_cache.stride()[:3],
+        scale * LOG2_E,
+        window,
+        HEADS=num_heads,
+        GROUP=group,
+        BLOCK_SIZE=key_cache.shape[2],
+        SPLIT=split,
+        ASM=knows_asm(q),
+        BLOCK_M=rows,
+        BLOCK_N=key_tile(head_dim, q.element_size()),
+        num_stages=stages if q.element_size() == 2 else 1,
+        **shared,
+        num_warps=warps if head_dim <= 128 else 8,
+    )
+    if split:
+        invariant_meet_kernel[(num_heads, batch)](
+            target, stats, seq_lens, out, window, spans, STAGES=3, num_warps=1, **shared
+        )
+    return out
+
+
+def invariant_attention_reference(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int = 0,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`invariant_attention`. Every token is computed by itself."""
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    starts, num_kv_heads = query_start.tolist(), key_cache.shape[1]
+    for row, length in enumerate(seq_lens.tolist()):
+        begin, stop = starts[row], starts[row + 1]
+        for token in range(begin, stop) if length else ():
+            end = length - stop + token + 1
+            first = max(end - window, 0) if window else 0
+            where = (block_tables[row], first, end, q.dtype)
+            keys, values = gather_pair(key_cache, value_cache, scales, *where)
+            grouped = q[token].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
+            attended = torch.nn.functional.scaled_dot_product_attention(
+                grouped, keys[None], values[None], scale=scale
+            )
+            out[token] = attended.flatten(0, 2)
+    return out
+
+
+def invariant_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    max_seq_len: int,
+    scale: float,
+    window: int = 0,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
+
+    A token's output depends on its query and on the keys and values that it sees, and on nothing else, to the
+    bit: not on the other requests, nor on the tokens computed beside it.
+
+    Args:
+        q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
+            already holds the new tokens.
+        value_cache: as key_cache, and with the same strides.
+        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
+        query_start: [B + 1] int32, cumulative counts of new tokens; the last one is T.
+        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
+        max_query_len: an upper bound on the new tokens of a request; 1: every request has one token, T is B.
+        max_seq_len: an upper bound on seq_lens; sizes the launch.
+        scale: multiplies the scores, usually head_dim ** -0.5.
+        window: keys that a query sees, itself included; 0: all.
+        scales: of caches in 8 bits, which are contiguous then; their numbers are widened to the dtype of q.
+
+    Returns:
+        [T, num_heads, head_dim], dtype of q.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("q", q)
+    expect_heads("q", q, like=q)
+    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
+    expect_group(q.shape[1], key_cache.shape[1])
+    batch = seq_lens.shape[0] if seq_lens.dim() else 0
+    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
+    expect("query_start", query_start, (batch + 1,), like=q, dtype=torch.int32)
+    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
+    expect_range("window", window, 0)
+    expect_range("max_query_len", max_query_len, 0, None)
+    expect_range("max_seq_len", max_seq_len, 0)
+    arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, max_seq_len)
+    if runs_on_gpu(q):
+        return invariant_attention_triton(*arguments, scale, window, scales)
+    return invariant_attention_reference(*arguments, scale, window, scales)

@@ -1,0 +1,231 @@
+"""Decode attention: one query a request over the paged KV cache, the keys split among programs.
+
+Owns the formula o = softmax(scale q K^T) V over the last ``window`` keys and the choice of kernel. How a
+request's keys are split follows from its own length and the tiles alone: with the same tiles its result is
+bitwise the same alone and in any batch. The default tiles follow the number of requests, rounded up to a
+power of two, as a captured graph pads it. Knows no model and no block manager.
+
+    out = paged_attention(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+
+from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, expect_out, put_heads
+from ingot.kernels.attention.paged_single import paged_attention_single_kernel
+from ingot.kernels.attention.paged_stream import paged_stream_triton
+from ingot.kernels.attention.scores import LOG2_E
+from ingot.kernels.cache.cache_checks import expect_cache
+from ingot.kernels.cache.cache_numbers import knows_asm
+from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.checks import (
+    expect,
+    expect_float,
+    expect_group,
+    expect_heads,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.overlap import launch_options, overlaps
+from ingot.kernels.tiles.single_tiles import single_changes, single_tiles
+from ingot.kernels.tiles.stream_tiles import stream_tiles
+
+LOAD_BYTES = 16  # by one thread at once
+
+
+def default_tiles(
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
+) -> dict[str, int]:
+    """Tile choices for an H200 by the number of requests (up to its power of two) times key-value heads."""
+    pairs = next_power_of_two(batch) * num_kv_heads
+    if group > 1:
+        return stream_tiles(pairs, head_dim, itemsize, device)
+    return single_tiles(pairs, num_kv_heads, head_dim, itemsize, device)
+
+
+def candidate_tiles(
+    num_kv_heads: int, group: int, head_dim: int, itemsize: int, device: torch.device, batch: int = 1
+) -> list[dict[str, int]]:
+    """Tiles worth timing, the default first; arguments as in :func:`default_tiles`.
+
+    All but a change of ``OVERLAP`` also change the last bits of the result.
+    """
+    first = default_tiles(num_kv_heads, group, head_dim, itemsize, device, batch)
+    if group > 1:
+        half = {"BLOCK_N": max(first["BLOCK_N"] // 2, 16)}
+        later = [{"OVERLAP": 2}] if overlaps(device) else []
+        changes = [{}, *later, {"AXIS": 1, "MERGE": 2}, {"MIN_SPLIT": 256}, half, {**half, "num_stages": 4}]
+    else:
+        changes = single_changes(first, head_dim, itemsize, device)
+    found = [{**first, **change} for change in changes]
+    return [tiles for index, tiles in enumerate(found) if tiles not in found[:index]]
+
+
+def paged_attention_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads, itemsize = key_cache.shape[1], key_cache.element_size()
+    if num_heads != num_kv_heads:
+        arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+        return paged_stream_triton(*arguments, tiles, out, arrivals, out_scales=out_scales, scales=scales)
+    choice = merge_tiles(default_tiles(num_heads, 1, head_dim, itemsize, q.device, batch), tiles)
+    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
+    if batch == 0:
+        return out
+    min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
+    visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
+    num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
+    partial = lse = None
+    if num_splits > 1:
+        shape = (batch, num_heads, num_splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        if arrivals is None:
+            arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
+    block_d = max(next_power_of_two(head_dim), 16)
+    chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * itemsize)
+    paged_attention_single_kernel[(num_splits, num_heads, batch)](
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(*end_pointers(out_scales), partial, lse),
+        arrivals if num_splits > 1 else None,
+        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+        scale * LOG2_E,
+        window,
+        HEAD_DIM=head_dim,
+        BLOCK_D=block_d,
+        BLOCK_SIZE=key_cache.shape[2],
+        MAX_SPLITS=choice["MAX_SPLITS"],
+        MIN_TOKENS=min_tokens,
+        HAS_WINDOW=window > 0,
+        BLOCK_N=choice["BLOCK_N"],
+        CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
+        PREFETCH=choice["PREFETCH"],
+        ASM=knows_asm(q),
+        OVERLAP=choice["OVERLAP"],
+        **end_constants(out_scales, num_heads * head_dim),
+        **launch_options(choice, q.device),
+    )
+    return out
+
+
+def paged_attention_reference(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    window: int = 0,
+    out: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+    steady: bool = False,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
+    arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+    if out_scales is not None:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+        put_heads(paged_attention_reference(*arguments, scales=scales, steady=steady), out, out_scales)
+        return out
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
+    num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
+    for row, length in enumerate(seq_lens.tolist()):
+        if length == 0:
+            continue
+        start = max(length - window, 0) if window else 0
+        where = (block_tables[row], start, length, q.dtype)
+        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
+        grouped = q[row].to(dtype).unflatten(0, (num_kv_heads, -1))[None]  # [1, KV heads, group, head_dim]
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            grouped, keys[None], values[None], scale=scale
+        )
+        out[row] = attended.flatten(0, 2)
+    return out
+
+
+def paged_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+    steady: bool = False,
+) -> torch.Tensor:
+    """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
+
+    Args:
+        q: [B, num_heads, head_dim] fp16, bf16 or fp32; head_dim 8 to 256.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``.
+        value_cache: as key_cache, and with the same strides.
+        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
+        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
+        scale: multiplies the scores, usually head_dim ** -0.5.
+        max_seq_len: an upper bound on seq_lens; sizes the launch, does not change the result.
+        window: see only the last ``window`` keys; 0: all.
+        tiles: ``BLOCK_N``, ``MAX_SPLITS``, ``MIN_SPLIT`` (tokens a split holds at least), ``OVERLAP`` (as in
+            overlap.py; 4, the default where it exists: besides, read seq_lens, block_tables and, without
+            groups, all keys but each request's newest before the wait, allowed if no kernel has written them
+            since the last launch without overlap), ``num_warps``, ``num_stages``; without groups ``PREFETCH``
+            (1: a tile is asked for before the one before it is computed), with groups ``AXIS`` and ``MERGE``
+            (as in paged_stream.py).
+        out: [B, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
+        arrivals: at least B * num_kv_heads int32 zeros, which the kernel leaves at zero: one tensor serves
+            all calls on a stream. Without it each call that splits makes its own, one more launch.
+        out_scales: fp32 [B, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
+            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q, as
+            with ``OperandOrder``, which puts each row's columns in another order.
+        scales: of caches in 8 bits, which are contiguous then.
+        steady: as of :func:`prefill_attention`.
+
+    Returns:
+        [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("q", q)
+    expect_heads("q", q, like=q)
+    batch, num_heads, head_dim = q.shape
+    expect_cache(key_cache, value_cache, None, head_dim, like=q, scales=scales)
+    expect_group(num_heads, key_cache.shape[1])
+    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
+    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
+    expect_range("window", window, 0)
+    expect_range("max_seq_len", max_seq_len, 0)
+    expect_out(out, out_scales, q)
+    if arrivals is not None:
+        expect("arrivals", arrivals, (None,), like=q, dtype=torch.int32)
+        expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
+    arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
+    if runs_on_gpu(q):
+        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales)
+    return paged_attention_reference(*arguments, out, out_scales, scales, steady)

@@ -1,0 +1,381 @@
+"""Decode attention where several queries share a head of keys (GQA, MQA): they are the rows of a product.
+
+Owns a kernel in which a request's keys form spans, by its own length alone, and a program walks a run of them
+in one pipelined loop of matrix products. Each span has a softmax of its own, so the run may follow the batch
+and the length: few long loops in a large batch, many short ones in a small one, the same bits. Owns its
+launch; knows no checks of arguments.
+
+    out = paged_stream_triton(q, keys, values, block_tables, seq_lens, 128**-0.5, max_seq_len=4096)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, store_heads
+from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
+from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
+from ingot.kernels.cache.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache.cache_scales import CacheScales, scale_pointers
+from ingot.kernels.cache.paged_tile import split_bounds, tile_rows
+from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles
+
+MOST_RUN = tl.constexpr(8)  # spans: a long request in a large batch is not left to one program
+MERGED_AT_ONCE = tl.constexpr(32)  # rows of 128 channels: 64 registers of each of two warps
+
+
+@triton.jit
+def _store_span(
+    out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    head_row: tl.tensor,
+    span: tl.tensor,
+    num_splits: tl.tensor,
+    only: tl.tensor,
+    top: tl.tensor,
+    total: tl.tensor,
+    acc: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    AXIS: tl.constexpr,
+    MERGE: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """A span's output for each query head: the result itself if it is the ``only`` one, else a part of it."""
+    group, cols = tl.arange(0, top.shape[0]), tl.arange(0, acc.shape[AXIS])
+    rows, channels = tl.expand_dims(head_row + group, AXIS), tl.expand_dims(cols, 1 - AXIS)
+    mask = tl.expand_dims(group < GROUP, AXIS) & (channels < HEAD_DIM)
+    divisor = tl.where(total == 0.0, 1.0, total)
+    out = acc / tl.expand_dims(divisor, AXIS)
+    heads = tl.program_id(0) * GROUP + tl.minimum(group, GROUP - 1)
+    if partial_ptr is None:
+        store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, head_row + group, heads, group < GROUP,
+                    HEAD_DIM, AXIS, STATIC, BITS)  # fmt: skip
+    else:
+        place = head_row * num_splits + span
+        parts = ((rows - head_row) * num_splits + place) * HEAD_DIM + channels
+        if MERGE == 1:
+            tl.store(partial_ptr + parts, out, mask=mask)
+        else:
+            tl.store(partial_ptr + parts, out, mask=mask & (not only))
+            store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, head_row + group, heads,
+                        (group < GROUP) & only, HEAD_DIM, AXIS, STATIC, BITS)  # fmt: skip
+        tl.store(lse_ptr + place + group * num_splits, top + tl.log2(divisor), mask=group < GROUP)
+
+
+@triton.jit
+def _merge_if_last(
+    out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    count_ptr: tl.tensor,
+    head_row: tl.tensor,
+    num_splits: tl.tensor,
+    live: tl.tensor,
+    expected: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+) -> None:
+    """The last of ``expected`` programs (0: nothing to merge) weighs the ``live`` spans of all its heads.
+
+    MERGED_AT_ONCE rows of the parts are in registers at a time: as many spans as the heads leave room for.
+    """
+    heads: tl.constexpr = triton.next_power_of_2(GROUP)
+    step: tl.constexpr = max(min(MERGED_AT_ONCE // heads, BLOCK_S), 1)
+    group, cols = tl.arange(0, heads), tl.arange(0, BLOCK_D)
+    shared = tl.minimum(group, GROUP - 1)
+    rows = head_row + shared
+    if expected > 0:  # noqa: SIM102  Triton's `and` would count every program
+        if arrive_last(count_ptr, expected):
+            every = tl.arange(0, BLOCK_S)[None, :]
+            lse_places = lse_ptr + (rows * num_splits)[:, None] + every
+            every_lse = tl.load(lse_places, mask=every < live, other=float("-inf"), cache_modifier=".cg")
+            top = tl.maximum(tl.max(every_lse, axis=1), LEAST_SCORE)
+            total = tl.sum(tl.exp2(every_lse - top[:, None]), axis=1)
+            acc = tl.zeros([heads, BLOCK_D], dtype=tl.float32)
+            for first in tl.range(0, live, step, num_stages=1):
+                spans = (first + tl.arange(0, step))[None, :]
+                places = (rows * num_splits)[:, None] + spans
+                mask = spans < live
+                lse = tl.load(lse_ptr + places, mask=mask, other=float("-inf"), cache_modifier=".cg")
+                partial = tl.load(
+                    partial_ptr + (places * HEAD_DIM)[:, :, None] + cols[None, None, :],
+                    mask=mask[:, :, None] & (cols < HEAD_DIM)[None, None, :],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                acc += tl.sum(partial * tl.exp2(lse - top[:, None])[:, :, None], axis=1)
+            out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            own = tl.program_id(0) * GROUP + shared
+            store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, rows, own, group < GROUP, HEAD_DIM,
+                        1, STATIC, BITS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["programs", "num_splits"])
+def paged_stream_kernel(
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
+    partial_ptr: tl.tensor,
+    lse_ptr: tl.tensor,
+    arrivals_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    num_splits: tl.tensor,
+    programs: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AXIS: tl.constexpr,
+    MERGE: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+    ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """Some spans of one key-value head in one loop, grid (num_kv_heads, batch, programs a pair).
+
+    A request's spans are shared by ``programs``, or by more where each would walk more than MOST_RUN.
+
+    AXIS 1: queries are the rows of both products; 0: keys are, and channels of the output (wgmma needs 64
+    rows). The block of the next tile is looked up one tile early, so that no load waits for another. Programs
+    past a request's end come last in the grid and end at once. OVERLAP 4 reads seq_lens and the first table
+    entry before the wait: allowed if no kernel has written them since the last launch without overlap.
+
+    With scales keys and values are in 8 bits: scores are multiplied by their key's scale, weights by their
+    value's as a share of ``unit``, the largest so far, so that they lie below 1 and 16 bits hold them.
+    """
+    start_next(OVERLAP)
+    if OVERLAP < 4:
+        wait_for_previous(OVERLAP)
+    kv_head, request, program = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    seq_len = tl.load(seq_lens_ptr + request)
+    first, base, length = split_bounds(seq_len, window, MAX_SPLITS, MIN_TOKENS, BLOCK_N, HAS_WINDOW)
+    live = tl.maximum(tl.cdiv(seq_len - base, length), 1)
+    run = tl.minimum(tl.cdiv(live, programs), MOST_RUN)
+    span = program * run
+    start = base + span * length
+    if span >= live:  # every program of a launch waits: the kernel after it relies on that
+        if OVERLAP >= 4:
+            wait_for_previous(OVERLAP)
+        return
+    end = tl.minimum(start + run * length, seq_len)
+    table_ptr = tables_ptr + request * table_stride
+    block = tl.load(table_ptr + start // BLOCK_SIZE, mask=start < end, other=0)
+    if OVERLAP >= 4:
+        wait_for_previous(OVERLAP)
+    group, cols, order = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    head_row = (request * tl.num_programs(0) + kv_head) * GROUP
+    q_rows = tl.expand_dims((kv_head * GROUP + group) * HEAD_DIM, AXIS)
+    q_mask = tl.expand_dims(group < GROUP, AXIS) & tl.expand_dims(cols < HEAD_DIM, 1 - AXIS)
+    q = tl.load(q_ptr + request * q_stride + q_rows + tl.expand_dims(cols, 1 - AXIS), mask=q_mask, other=0.0)
+    top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
+    total = tl.zeros([BLOCK_G], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
+    key_ptr += kv_head * head_stride
+    value_ptr += kv_head * head_stride
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    if NARROW:
+        key_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+        value_scale_ptr += kv_head * (head_stride // HEAD_DIM)
+    unit = LEAST_SCALE + 0.0 * scale_log2
+    offsets = (order * token_stride)[:, None] + cols[None, :]
+    stop = start + length
+    for tile in range(start, end, BLOCK_N):
+        mask = (tile + order < end)[:, None]
+        if HEAD_DIM < BLOCK_D:
+            mask = mask & (cols < HEAD_DIM)[None, :]
+        if BLOCK_SIZE % BLOCK_N == 0:
+            place = block.to(tl.int64) * block_stride + (tile % BLOCK_SIZE) * token_stride
+            tiles = offsets
+            after = tile + BLOCK_N
+            block = tl.load(table_ptr + after // BLOCK_SIZE, mask=after < end, other=0)
+        else:
+            place = 0
+            rows = tile_rows(table_ptr, tile, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
+            tiles = rows[:, None] + cols[None, :]
+        if NARROW:
+            numbers = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
+            k = widened(numbers, q_ptr.dtype.element_ty, ASM)
+            k_scale = tile_scales(key_scale_ptr, place, table_ptr, tile, end, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N) * scale_log2  # fmt: skip
+            v_scale = tile_scales(value_scale_ptr, place, table_ptr, tile, end, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        else:
+            k = tl.load(key_ptr + place + tiles, mask=mask, other=0.0)
+        seen = tile + order < end
+        if HAS_WINDOW:
+            seen = seen & (tile + order >= first)
+        if AXIS == 1:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        else:
+            scores = tl.dot(k, q, input_precision="ieee")
+        scores *= tl.expand_dims(k_scale, 1 - AXIS) if NARROW else scale_log2
+        scores = tl.where(tl.expand_dims(seen, 1 - AXIS), scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=AXIS))
+        p = tl.exp2(scores - tl.expand_dims(new_top, AXIS))
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(p, axis=AXIS)
+        if NARROW:
+            numbers = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
+            v = widened(numbers, q_ptr.dtype.element_ty, ASM)
+            new_unit = tl.maximum(unit, tl.max(v_scale, axis=0))
+            p = p * tl.expand_dims(v_scale / new_unit, 1 - AXIS)
+            fade = fade * (unit / new_unit)
+            unit = new_unit
+        else:
+            v = tl.load(value_ptr + place + tiles, mask=mask, other=0.0)
+        faded = acc * tl.expand_dims(fade, AXIS)
+        if AXIS == 1:
+            acc = tl.dot(p.to(v.dtype), v, faded, input_precision="ieee")
+        else:
+            acc = tl.dot(tl.trans(v), p.to(v.dtype), faded, input_precision="ieee")
+        top = new_top
+        if tile + BLOCK_N >= tl.minimum(stop, end):
+            if NARROW:
+                acc = acc * unit
+                unit = LEAST_SCALE + 0.0 * scale_log2
+            _store_span(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr, head_row, span,
+                        num_splits, live == 1, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC,
+                        BITS)  # fmt: skip
+            span += 1
+            stop += length
+            top = tl.full([BLOCK_G], LEAST_SCORE, dtype=tl.float32)
+            total = tl.zeros([BLOCK_G], dtype=tl.float32)
+            acc = tl.zeros([BLOCK_G, BLOCK_D] if AXIS == 1 else [BLOCK_D, BLOCK_G], dtype=tl.float32)
+    if seq_len <= base:  # a padding row
+        _store_span(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr, head_row, 0,
+                    num_splits, True, top, total, acc, GROUP, HEAD_DIM, AXIS, MERGE, STATIC,
+                    BITS)  # fmt: skip
+    if MERGE == 2 and partial_ptr is not None:
+        expected = tl.where(live > 1, tl.cdiv(live, run), 0)
+        pair = request * tl.num_programs(0) + kv_head
+        BLOCK_S: tl.constexpr = triton.next_power_of_2(MAX_SPLITS)
+        _merge_if_last(out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, partial_ptr, lse_ptr,
+                       arrivals_ptr + pair, head_row, num_splits, live, expected, GROUP, HEAD_DIM, BLOCK_D,
+                       BLOCK_S, STATIC, BITS)  # fmt: skip
+
+
+def paged_stream_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    max_seq_len: int,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    arrivals: torch.Tensor | None = None,
+    programs: int | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`paged_attention`, unchecked.
+
+    Tiles as of :func:`stream_tiles`: ``AXIS`` 1 (queries are rows) or 2 (keys are); ``MERGE`` 1 (a
+    launch of its own merges the spans) or 2 (the last program does). ``programs`` share a pair's spans; None:
+    as many as :func:`pair_programs` says.
+    """
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads = key_cache.shape[1]
+    group = num_heads // num_kv_heads
+    pairs = next_power_of_two(batch) * num_kv_heads
+    sizes = (key_cache.element_size(), q.device, q.element_size())
+    choice = _stream_choice(stream_tiles(pairs, head_dim, *sizes), tiles)
+    out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
+    if batch == 0:
+        return out
+    min_tokens = max(choice["MIN_SPLIT"], choice["BLOCK_N"])
+    visible = min(max_seq_len, window + choice["BLOCK_N"]) if window else max_seq_len
+    num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
+    programs = pair_programs(pairs) if programs is None else programs
+    sharing = min(max(programs, triton.cdiv(num_splits, MOST_RUN.value)), num_splits)
+    shared = {
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(next_power_of_two(head_dim), 16),
+        "MAX_SPLITS": choice["MAX_SPLITS"],
+        "MIN_TOKENS": min_tokens,
+        "HAS_WINDOW": window > 0,
+        "BLOCK_N": choice["BLOCK_N"],
+        **end_constants(out_scales, num_heads * head_dim),
+    }
+    partial = lse = None
+    if num_splits > 1:
+        shape = (batch, num_heads, num_splits)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        if arrivals is None and choice["MERGE"] == 2:
+            arrivals = torch.zeros(batch * num_kv_heads, dtype=torch.int32, device=q.device)
+    paged_stream_kernel[(num_kv_heads, batch, sharing)](
+        *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
+        *(*end_pointers(out_scales), partial, lse),
+        arrivals if lse is not None and choice["MERGE"] == 2 else None,
+        *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+        *(scale * LOG2_E, window, num_splits, programs),
+        GROUP=group,
+        BLOCK_G=max(next_power_of_two(group), 16),
+        BLOCK_SIZE=key_cache.shape[2],
+        AXIS=1 if choice["AXIS"] == 1 else 0,
+        MERGE=choice["MERGE"],
+        ASM=knows_asm(q),
+        OVERLAP=choice["OVERLAP"],
+        num_stages=choice["num_stages"],
+        **shared,
+        **launch_options(choice, q.device),
+    )
+    if lse is not None and choice["MERGE"] == 1:
+        then = {**choice, "num_warps": 4, "OVERLAP": min(choice["OVERLAP"], 2)}
+        paged_attention_merge_kernel[(num_heads, batch)](
+            *(partial, lse, seq_lens, out, *end_pointers(out_scales), q, window, num_splits),
+            BLOCK_S=next_power_of_two(choice["MAX_SPLITS"]),
+            OVERLAP=then["OVERLAP"],
+            **shared,
+            **launch_options(then, q.device),
+        )
+    return out
+
+
+def _stream_choice(defaults: dict[str, int], tiles: Mapping[str, int] | None) -> dict[str, int]:
+    choice = merge_tiles(defaults, tiles)
+    for name, allowed in (("AXIS", (1, 2)), ("MERGE", (1, 2)), ("OVERLAP", (1, 2, 4))):
+        if choice[name] not in allowed:
+            raise KernelArgumentError(f"tile {name} is out of range", seen=choice[name], allowed=allowed)
+    return choice

@@ -1,0 +1,387 @@
+"""Causal attention of any mix of new tokens over the paged KV cache: prefill, chunks on cached keys, decode.
+
+Owns the formula o = softmax(scale q K^T + mask) V, computed tile by tile with an online softmax. Key tiles
+start at the same multiples of the tile size however a prompt was cut into chunks. Knows no model and no
+block manager.
+
+    out = prefill_attention(q, keys, values, block_tables, query_start, seq_lens, 512, 128**-0.5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.attention.int8_heads import (
+    OutScales,
+    end_constants,
+    end_pointers,
+    expect_out,
+    put_heads,
+    scales_at,
+    store_heads,
+)
+from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
+from ingot.kernels.cache.cache_checks import expect_cache
+from ingot.kernels.cache.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.paged_tile import tile_place
+from ingot.kernels.checks import (
+    KernelArgumentError,
+    expect,
+    expect_float,
+    expect_group,
+    expect_heads,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.tiles.prefill_tiles import default_tiles
+
+
+@triton.jit
+def _attend(
+    acc: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
+    unit: tl.tensor,
+    q: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    lower: tl.tensor,
+    upper: tl.tensor,
+    positions: tl.tensor,
+    seq_len: tl.tensor,
+    block_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ASM: tl.constexpr,
+) -> tl.tensor:
+    """Take the key tiles from ``lower`` to ``upper`` into the running softmax.
+
+    With scales keys and values are in 8 bits; ``acc`` counts in ``unit``, the largest scale of values so far,
+    so that weights times scales lie below 1 and 16 bits hold them.
+    """
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    cols = tl.arange(0, BLOCK_D)
+    for tile in range(lower, upper, BLOCK_N):
+        tokens = tile + tl.arange(0, BLOCK_N)
+        start, offsets = tile_place(
+            table_ptr, tile, seq_len, block_stride, token_stride, BLOCK_SIZE, BLOCK_N, BLOCK_D
+        )
+        mask = (tokens < seq_len)[:, None] & (cols < HEAD_DIM)[None, :]
+        if MASKED or HEAD_DIM < BLOCK_D:
+            k = tl.load(key_ptr + start + offsets, mask=mask, other=0.0)
+        else:
+            k = tl.load(key_ptr + start + offsets)
+        if NARROW:
+            k = widened(k, q.dtype, ASM)
+            k_scale = tile_scales(key_scale_ptr, start, table_ptr, tile, seq_len, block_stride, token_stride,
+                                  HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+            v_scale = tile_scales(value_scale_ptr, start, table_ptr, tile, seq_len, block_stride,
+                                  token_stride, HEAD_DIM, BLOCK_SIZE, BLOCK_N)  # fmt: skip
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if NARROW:
+            scores *= k_scale[None, :]
+        if MASKED:
+            seen = tokens[None, :] <= positions[:, None]
+            if HAS_WINDOW:
+                seen = seen & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        # The scale is positive: it joins the subtraction in one fused operation a score.
+        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+        p = tl.exp2(scores * scale_log2 - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(p, axis=1)
+        if MASKED or HEAD_DIM < BLOCK_D:
+            v = tl.load(value_ptr + start + offsets, mask=mask, other=0.0)
+        else:
+            v = tl.load(value_ptr + start + offsets)
+        if NARROW:
+            v = widened(v, q.dtype, ASM)
+            new_unit = tl.maximum(unit, tl.max(v_scale, axis=0))
+            p = p * (v_scale / new_unit)[None, :]
+            fade = fade * (unit / new_unit)
+            unit = new_unit
+        acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee")
+        top = new_top
+    return acc, total, top, unit
+
+
+@triton.jit
+def prefill_attention_kernel(
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    query_start_ptr: tl.tensor,
+    seq_lens_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    out_scale_ptr: tl.tensor,
+    out_zero_ptr: tl.tensor,
+    q_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    scale_log2: tl.tensor,
+    window: tl.tensor,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STATIC: tl.constexpr,
+    BITS: tl.constexpr,
+    ASM: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """BLOCK_M queries of one head of one request a program.
+
+    The last queries of every head, with most keys, go first, so that the programs that end the launch are
+    short ones.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    tile_m = tl.num_programs(1) - 1 - tl.program_id(1)
+    head, request = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    query_start = tl.load(query_start_ptr + request)
+    num_queries = tl.load(query_start_ptr + request + 1) - query_start
+    seq_len = tl.load(seq_lens_ptr + request)
+    if tile_m * BLOCK_M >= num_queries:
+        return
+    queries = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.arange(0, BLOCK_D)
+    q_mask = (queries < num_queries)[:, None] & (cols < HEAD_DIM)[None, :]
+    token = (query_start + queries).to(tl.int64)
+    head_cols = (head * HEAD_DIM + cols)[None, :]
+    q = tl.load(q_ptr + (token * q_stride)[:, None] + head_cols, mask=q_mask, other=0.0)
+
+    # Keys before ``full`` are seen by every query of the tile, keys from ``upper`` on by none. A padding row
+    # has seq_len 0: its positions are negative, both loops are empty and zeros are stored.
+    first_position = seq_len - num_queries + tile_m * BLOCK_M
+    positions = first_position + tl.arange(0, BLOCK_M)
+    upper = tl.minimum(first_position + BLOCK_M, seq_len)
+    lower = first_position * 0
+    full = tl.maximum(first_position + 1, 0) // BLOCK_N * BLOCK_N
+    if HAS_WINDOW:
+        lower = tl.maximum(first_position - window + 1, 0) // BLOCK_N * BLOCK_N
+        full = lower
+    acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    top = tl.full([BLOCK_M], LEAST_SCORE, dtype=tl.float32)
+    key_ptr += head // GROUP * head_stride
+    value_ptr += head // GROUP * head_stride
+    if key_scale_ptr is not None:
+        key_scale_ptr += head // GROUP * (head_stride // HEAD_DIM)
+        value_scale_ptr += head // GROUP * (head_stride // HEAD_DIM)
+    unit = LEAST_SCALE + 0.0 * scale_log2
+    table_ptr = tables_ptr + request * table_stride
+    if not HAS_WINDOW:
+        acc, total, top, unit = _attend(
+            acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, lower,
+            full, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D,
+            BLOCK_SIZE, BLOCK_N, False, False, ASM,
+        )  # fmt: skip
+    acc, total, top, unit = _attend(
+        acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, full, upper,
+        positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
+        BLOCK_N, True, HAS_WINDOW, ASM,
+    )  # fmt: skip
+    if key_scale_ptr is not None:
+        acc = acc * unit
+    out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    store_heads(out, out_ptr, out_scale_ptr, out_zero_ptr, q_ptr, token * tl.num_programs(0) + head,
+                head + tl.arange(0, 1), queries < num_queries, HEAD_DIM, 1, STATIC, BITS)  # fmt: skip
+
+
+def _options(choice: Mapping[str, int], device: torch.device) -> dict[str, int]:
+    """Triton's names and values: 256 registers are what a thread has without a limit."""
+    limits = {"maxnreg": choice["REGISTERS"]} if choice["REGISTERS"] < 256 else {}
+    return {**launch_options(choice, device), "num_stages": choice["num_stages"], **limits}
+
+
+def prefill_attention_triton(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
+    num_tokens, num_heads, head_dim = q.shape
+    choice = merge_tiles(default_tiles(max_query_len, head_dim, q.element_size(), scales is not None), tiles)
+    if out is None:
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
+    grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
+    if num_tokens and min(grid):
+        prefill_attention_kernel[grid](
+            *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens, out),
+            *(*end_pointers(out_scales), q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+            scale * LOG2_E,
+            window,
+            GROUP=num_heads // key_cache.shape[1],
+            HEAD_DIM=head_dim,
+            BLOCK_D=max(next_power_of_two(head_dim), 16),
+            BLOCK_SIZE=key_cache.shape[2],
+            HAS_WINDOW=window > 0,
+            BLOCK_M=choice["BLOCK_M"],
+            BLOCK_N=choice["BLOCK_N"],
+            ASM=knows_asm(q),
+            OVERLAP=choice["OVERLAP"],
+            **end_constants(out_scales, num_heads * head_dim),
+            **_options(choice, q.device),
+        )
+    return out
+
+
+def prefill_attention_reference(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+    out: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+    steady: bool = False,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
+    if out_scales is not None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
+        attended = prefill_attention_reference(*arguments, scale, window, scales=scales, steady=steady)
+        own = slice(int(query_start[0]), int(query_start[-1]))
+        put_heads(attended[own], out[own], scales_at(out_scales, own))
+        return out
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
+    dtype = torch.float64 if steady else q.dtype
+    for row, length in enumerate(seq_lens.tolist()):
+        begin, stop = starts[row], starts[row + 1]
+        context = length - (stop - begin)  # position of the first new token
+        if length == 0 or begin == stop:
+            out[begin:stop] = 0
+            continue
+        first = max(context - window + 1, 0) if window else 0
+        where = (block_tables[row], first, length, q.dtype)
+        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
+        grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
+        plain = stop - begin == 1 or (context == 0 and window == 0)
+        wide = (keys.shape[0], group, *keys.shape[1:])
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            grouped,
+            keys[:, None].expand(wide),
+            values[:, None].expand(wide),
+            attn_mask=None if plain else _visible(context, first, length, window, q.device),
+            is_causal=plain and context == 0,
+            scale=scale,
+        )
+        out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+    return out
+
+
+def _visible(context: int, first: int, length: int, window: int, device: torch.device) -> torch.Tensor:
+    """[length - context, length - first] bool: which keys each new token sees."""
+    queries = torch.arange(context, length, device=device)[:, None]
+    keys = torch.arange(first, length, device=device)[None, :]
+    seen = keys <= queries
+    return seen & (keys > queries - window) if window else seen
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    out: torch.Tensor | None = None,
+    out_scales: OutScales | None = None,
+    scales: CacheScales | None = None,
+    steady: bool = False,
+) -> torch.Tensor:
+    """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
+
+    Query j of a request with n new tokens sits at position ``seq_len - n + j``; it sees the keys at
+    positions up to its own, and with a window only the last ``window`` of them.
+
+    Args:
+        q: [T, num_heads, head_dim] fp16, bf16 or fp32, requests end to end; head_dim 8 to 256.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of q, or int8 with ``scales``;
+            already holds the new tokens.
+        value_cache: as key_cache, and with the same strides.
+        block_tables: [B, max_blocks] int32; entries past a request's length are not read.
+        query_start: [B + 1] int32: request b's queries are the rows ``query_start[b] : query_start[b + 1]``
+            of q. Rows outside belong to none of these requests and are left as they are.
+        seq_lens: [B] int32, keys of each request; 0 is a padding row: its output is zeros.
+        max_query_len: an upper bound on the new tokens of a request.
+        scale: multiplies the scores, usually head_dim ** -0.5; positive.
+        window: keys that a query sees, itself included; 0: all.
+        tiles: ``BLOCK_M``, ``BLOCK_N``, ``REGISTERS`` (most a thread takes; 256: no limit), ``OVERLAP``
+            (as in overlap.py), ``num_warps``, ``num_stages``.
+        out: [T, num_heads, head_dim] contiguous, or None: receives the result; int8 with ``out_scales``.
+        out_scales: fp32 [T, num_heads], receives the scale of each head of an output in 8 bits, or [1], the
+            static scale of all, or the steps of its blocks (int8_heads.py); None: it is in the dtype of q.
+        scales: of caches in 8 bits, which are contiguous then.
+        steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
+            sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
+
+    Returns:
+        [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_float("q", q)
+    expect_heads("q", q, like=q)
+    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
+    expect_group(q.shape[1], key_cache.shape[1])
+    batch = seq_lens.shape[0] if seq_lens.dim() else 0
+    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
+    expect("query_start", query_start, (batch + 1,), like=q, dtype=torch.int32)
+    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
+    expect_range("window", window, 0)
+    expect_range("max_query_len", max_query_len, 0, None)
+    if not scale > 0:
+        raise KernelArgumentError("scale is not positive", seen=scale)
+    expect_out(out, out_scales, q)
+    arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
+    if runs_on_gpu(q):
+        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales)
+    return prefill_attention_reference(*arguments, out, out_scales, scales, steady)

@@ -1,0 +1,121 @@
+"""A KV cache in 8 bits: what its numbers mean, and how keys and values become numbers.
+
+Owns the scales that stand beside such a cache, its two kinds of numbers, and its rule in plain PyTorch: each
+token's head of keys, and of values, has a scale of its own. Numbers of int8 are those of a group of
+int8_rows.py; of e4m3 (1 sign, 4 exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et
+al., 2022) the largest magnitude m becomes 448: the scale is m / 448 and numbers are x · (448 / m), rounded to
+the nearest, ties to even. Knows no attention; kernels that write or read such a cache are held against this
+file.
+
+    scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device)
+    write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where there are scales
+
+keys = key_cache · scales.keys, number by number: exact in fp32, rounded once in 16 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, quantize_rows
+
+E4M3 = torch.float8_e4m3fn
+E4M3_MOST = 448.0
+NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # what the caches in 8 bits hold, by the user's words
+SCALE_BYTES = 4  # fp32: the rule's own; 16 bits would round a scale after its numbers were chosen
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScales:
+    """fp32 [num_blocks, num_kv_heads, block_size], contiguous: a scale for each token's head of keys, and of
+    values.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def zeros(cls, num_blocks: int, num_kv_heads: int, block_size: int, device: torch.device) -> CacheScales:
+        """Of a cache of zeros."""
+        shape = (num_blocks, num_kv_heads, block_size)
+        return cls(*(torch.zeros(shape, dtype=torch.float32, device=device) for _ in range(2)))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both."""
+        return self.keys, self.values
+
+
+def scale_pointers(scales: CacheScales | None) -> tuple[Any, Any]:
+    """Both tensors, or two times None: a kernel's arguments."""
+    return (None, None) if scales is None else scales.tensors
+
+
+def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Heads x [..., head_dim] of any float dtype → numbers in ``dtype``, int8 or e4m3, of the same shape, and
+    fp32 scales [...].
+    """
+    if dtype == E4M3:
+        wide = x.float()
+        most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
+        numbers = (wide * (E4M3_MOST / most)).clamp(-E4M3_MOST, E4M3_MOST).to(E4M3)
+        return numbers, (most / torch.full_like(most, E4M3_MOST))[..., 0]  # by a tensor: as int8_rows.py
+    rows = quantize_rows(x.reshape(-1, x.shape[-1]))
+    return rows.values.view(x.shape), rows.scales.view(x.shape[:-1])
+
+
+def dequantize_heads(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What numbers [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
+    return (values.float() * scales[..., None]).to(dtype)
+
+
+def write_tokens(
+    cache: torch.Tensor,
+    scales: torch.Tensor | None,
+    blocks: torch.Tensor,
+    offsets: torch.Tensor,
+    x: torch.Tensor,
+) -> None:
+    """Put x [n, num_kv_heads, head_dim] at these blocks and offsets [n] of a cache; with scales in 8 bits."""
+    if scales is None:
+        cache[blocks, :, offsets] = x.to(cache.dtype)
+    else:
+        cache[blocks, :, offsets], scales[blocks, :, offsets] = quantize_heads(x, cache.dtype)
+
+
+def gather_tokens(cache: torch.Tensor, table: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    """Tokens ``start`` to ``end`` of one request, [num_kv_heads, end - start, ...].
+
+    Args:
+        cache: [num_blocks, num_kv_heads, block_size, ...].
+        table: [max_blocks] int32, blocks of the request in order.
+        start: first token.
+        end: one past the last token.
+    """
+    block_size = cache.shape[2]
+    first_block = start // block_size
+    blocks = cache[table[first_block : -(-end // block_size)].long()]  # [n, num_kv_heads, block_size, ...]
+    tokens = blocks.transpose(0, 1).flatten(1, 2)  # [num_kv_heads, n * block_size, ...]
+    return tokens[:, start - first_block * block_size : end - first_block * block_size]
+
+
+def gather_pair(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    scales: CacheScales | None,
+    table: torch.Tensor,
+    start: int,
+    end: int,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of some tokens of one request, [num_kv_heads, end - start, head_dim] each: of caches in
+    8 bits what their numbers mean, in ``dtype``.
+    """
+    keys, values = (gather_tokens(cache, table, start, end) for cache in (key_cache, value_cache))
+    if scales is None:
+        return keys, values
+    own = [gather_tokens(scale, table, start, end) for scale in scales.tensors]
+    return dequantize_heads(keys, own[0], dtype), dequantize_heads(values, own[1], dtype)

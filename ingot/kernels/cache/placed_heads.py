@@ -1,0 +1,129 @@
+"""Heads of one token on their way from the QKV product to attention: normalised, measured, stored by role.
+
+Owns four steps of rope_kv_write.py's kernel, each for a piece of some heads' channels, and the form of a QKV
+product whose sums are not added up. Knows no rotation.
+
+    store_heads(x, heads, cols, inside, q_row, keys, values, head_stride, inverse, ...)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.cache.cache_round import cache_numbers_of
+from ingot.kernels.rows.int8_round import as_wide
+
+
+@dataclass(frozen=True, slots=True)
+class QkvParts:
+    """A QKV product [T, width] whose sums over the columns are in S parts.
+
+    Attributes:
+        parts: fp32 [S, T, width], contiguous.
+        bias: [width], or None.
+        dtype: fp16, bf16 or fp32: what the sum with the bias is rounded to.
+    """
+
+    parts: torch.Tensor
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+
+    def product(self) -> torch.Tensor:
+        """The product, by plain PyTorch."""
+        whole = self.parts.sum(dim=0)
+        return (whole if self.bias is None else whole + self.bias.float()).to(self.dtype)
+
+
+@triton.jit
+def head_columns(
+    base: tl.tensor,
+    bias_ptr: tl.tensor,
+    part_stride: tl.tensor,
+    heads: tl.tensor,
+    cols: tl.tensor,
+    mask: tl.tensor,
+    like_ptr: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Channels ``cols`` of some heads in fp32: as they are, or of PARTS the sum with the bias, rounded to the
+    dtype of ``like_ptr``.
+    """
+    if PARTS == 0:
+        x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+    else:
+        x = tl.zeros(mask.shape, dtype=tl.float32)
+        for part in tl.static_range(PARTS):
+            x += tl.load(base + part * part_stride + cols[None, :], mask=mask, other=0.0)
+        if bias_ptr is not None:
+            places = bias_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :]
+            x += tl.load(places, mask=mask, other=0.0).to(tl.float32)
+        x = x.to(like_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+@triton.jit
+def normed(
+    x: tl.tensor,
+    rstd: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    is_q: tl.tensor,
+    is_v: tl.tensor,
+) -> tl.tensor:
+    """``cast(x * rstd) * weight`` for query and key heads, x for value heads; fp32, rounded to the dtype."""
+    dtype: tl.constexpr = q_norm_ptr.dtype.element_ty
+    q_weight = tl.load(q_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
+    y = ((x * rstd[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return tl.where(is_v[:, None], x, y)
+
+
+@triton.jit
+def largest(x: tl.tensor, like_ptr: tl.tensor) -> tl.tensor:
+    """The largest magnitude of each head's channels [H, C] as they are stored in 16 bits; fp32."""
+    return tl.max(tl.abs(x.to(like_ptr.dtype.element_ty).to(tl.float32)), axis=1)
+
+
+@triton.jit
+def store_heads(
+    x: tl.tensor,
+    heads: tl.tensor,
+    cols: tl.tensor,
+    inside: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    head_stride: tl.tensor,
+    inverse: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_SLOT: tl.tensor,
+    NARROW: tl.constexpr,
+) -> None:
+    """Store each head's channels by its role: query output, key cache or value cache.
+
+    NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
+    """
+    x = x.to(q_ptr.dtype.element_ty)
+    kept = cache_numbers_of(x.to(tl.float32), inverse[:, None], key_ptr.dtype.element_ty) if NARROW else x
+    is_q = heads < HEADS
+    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
+    is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    keys = key_ptr + ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
+    values = value_ptr + ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
+    if NARROW:
+        keys, values = as_wide(keys, dtype), as_wide(values, dtype)
+    tl.store(keys, kept, mask=is_k[:, None] & inside[None, :])
+    tl.store(values, kept, mask=is_v[:, None] & inside[None, :])
+    # Queries last: after them the compiler cannot lay out numbers of a partly turned fp32 head (3.6, 3.7).
+    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])

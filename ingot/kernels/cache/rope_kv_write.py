@@ -1,0 +1,399 @@
+"""Between the QKV projection and attention: head norms, rotary embedding, and the write into the paged KV
+cache.
+
+Owns the formulas below and the cache's slot arithmetic. Knows no model and no block manager.
+
+    per head (Qwen3):    x = cast(x / sqrt(mean(x^2) + eps)) * weight
+    rotary, half split:  x[i], x[i+r] = x[i] cos_i - x[i+r] sin_i, x[i+r] cos_i + x[i] sin_i   for i < r
+    logn (Qwen v1):      q = q * max(1, log(position + 1) / log(logn_length))
+
+    q = rope_kv_write(qkv, table, rows, positions, slots, keys, values, 32, 8, 128)
+
+A product whose sums are in parts is added up here (placed_heads.py: ``QkvParts``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.cache.cache_checks import expect_cache
+from ingot.kernels.cache.cache_round import cache_scale_of
+from ingot.kernels.cache.cache_scales import CacheScales, scale_pointers, write_tokens
+from ingot.kernels.cache.placed_heads import QkvParts, head_columns, largest, normed, store_heads
+from ingot.kernels.checks import (
+    KernelArgumentError,
+    expect,
+    expect_float,
+    expect_group,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
+
+MAX_HEAD_DIM = 256
+
+
+@triton.jit
+def rope_kv_write_kernel(
+    qkv_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    positions_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    q_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    key_scale_ptr: tl.tensor,
+    value_scale_ptr: tl.tensor,
+    q_norm_ptr: tl.tensor,
+    k_norm_ptr: tl.tensor,
+    qkv_stride: tl.tensor,
+    part_stride: tl.tensor,
+    table_stride: tl.tensor,
+    block_stride: tl.tensor,
+    head_stride: tl.tensor,
+    token_stride: tl.tensor,
+    norm_eps: tl.tensor,
+    inverse_log: tl.tensor,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    PARTS: tl.constexpr,
+    LOGN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+) -> None:
+    """Some heads of one token a program. A head is two rotary halves and a tail that passes through.
+
+    With scales keys and values are stored in 8 bits; they are rounded to the dtype first. With PARTS ``qkv``
+    is so many sums and ``bias`` what is added to them.
+    """
+    start_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    real = heads < HEADS + 2 * KV_HEADS
+    is_q = heads < HEADS
+    is_v = heads >= HEADS + KV_HEADS
+    base = qkv_ptr + token * qkv_stride + (heads * HEAD_DIM)[:, None]
+    half_cols = tl.arange(0, BLOCK_HALF)
+    in_half = half_cols < HALF
+    tail_cols = 2 * HALF + tl.arange(0, BLOCK_TAIL)
+    in_tail = tail_cols < HEAD_DIM
+    slot = tl.load(slots_ptr + token)
+
+    squares = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
+    if HALF > 0:
+        half_mask = real[:, None] & in_half[None, :]
+        first = head_columns(base, bias_ptr, part_stride, heads, half_cols, half_mask, q_ptr, HEAD_DIM, PARTS)
+        second = head_columns(base, bias_ptr, part_stride, heads, HALF + half_cols, half_mask, q_ptr,
+                              HEAD_DIM, PARTS)  # fmt: skip
+        squares += tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+    if 2 * HALF < HEAD_DIM:
+        tail_mask = real[:, None] & in_tail[None, :]
+        tail = head_columns(base, bias_ptr, part_stride, heads, tail_cols, tail_mask, q_ptr, HEAD_DIM, PARTS)
+        squares += tl.sum(tail * tail, axis=1)
+
+    factor = tl.full([BLOCK_HEADS], 1.0, dtype=tl.float32)
+    if LOGN:
+        position = tl.load(positions_ptr + token).to(tl.float32)
+        factor = tl.where(is_q, tl.maximum(tl.log(position + 1.0) * inverse_log, 1.0), 1.0)
+    block = slot // BLOCK_SIZE
+    offset = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
+    has_slot = slot + heads * 0 >= 0  # one a head: a scalar condition would widen the masks to integers
+    q_row = q_ptr + token * (HEADS * HEAD_DIM)
+    rstd = tl.rsqrt(squares / HEAD_DIM + norm_eps)
+
+    if HALF > 0:
+        if q_norm_ptr is not None:
+            first = normed(first, rstd, q_norm_ptr, k_norm_ptr, half_cols, in_half, is_q, is_v)
+            second = normed(second, rstd, q_norm_ptr, k_norm_ptr, HALF + half_cols, in_half, is_q, is_v)
+        row = tl.load(rows_ptr + token) * table_stride
+        cos = tl.load(table_ptr + row + half_cols, mask=in_half, other=1.0)[None, :]
+        sin = tl.load(table_ptr + row + HALF + half_cols, mask=in_half, other=0.0)[None, :]
+        turned_first = (first * cos - second * sin) * factor[:, None]
+        turned_second = (second * cos + first * sin) * factor[:, None]
+        turned_first = tl.where(is_v[:, None], first, turned_first)
+        turned_second = tl.where(is_v[:, None], second, turned_second)
+    if 2 * HALF < HEAD_DIM:
+        if q_norm_ptr is not None:
+            tail = normed(tail, rstd, q_norm_ptr, k_norm_ptr, tail_cols, in_tail, is_q, is_v)
+        tail = tail * factor[:, None]
+
+    NARROW: tl.constexpr = key_scale_ptr is not None
+    inverse = squares
+    if NARROW:
+        most = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
+        if HALF > 0:
+            most = tl.maximum(largest(turned_first, q_ptr), largest(turned_second, q_ptr))
+        if 2 * HALF < HEAD_DIM:
+            most = tl.maximum(most, largest(tail, q_ptr))
+        scale, inverse = cache_scale_of(most, key_ptr.dtype.element_ty)
+        is_kv = (heads >= HEADS) & real & has_slot
+        # Scales have the caches' shape without channels, which stand side by side.
+        row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
+        tl.store(key_scale_ptr + row, scale, mask=is_kv & (heads < HEADS + KV_HEADS))
+        tl.store(value_scale_ptr + row, scale, mask=is_kv & is_v)
+    if HALF > 0:
+        store_heads(turned_first, heads, half_cols, in_half, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
+        store_heads(turned_second, heads, HALF + half_cols, in_half, q_row, key_ptr + offset,
+                     value_ptr + offset, head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot,
+                     NARROW)  # fmt: skip
+    if 2 * HALF < HEAD_DIM:
+        store_heads(tail, heads, tail_cols, in_tail, q_row, key_ptr + offset, value_ptr + offset,
+                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
+
+
+def default_tiles() -> dict[str, int]:
+    """Tile choices for an H200: 8 heads of 128 channels give 2 warps 16-byte loads; one token of 32 heads
+    still makes 12 programs.
+    """
+    return {"BLOCK_HEADS": 8, "num_warps": 2, "OVERLAP": 1}
+
+
+def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
+    """Tile choices worth measuring, the default first."""
+    default = default_tiles()
+    changes = [{"BLOCK_HEADS": 4}, {"BLOCK_HEADS": 16, "num_warps": 4}]
+    return [default, *({**default, **change} for change in [*changes, *other_overlap(device)])]
+
+
+def rope_kv_write_triton(
+    qkv: torch.Tensor | QkvParts,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Launch the kernel; arguments as in :func:`rope_kv_write`, unchecked."""
+    choice = merge_tiles(default_tiles(), tiles)
+    split = isinstance(qkv, QkvParts)
+    source, bias = (qkv.parts, qkv.bias) if isinstance(qkv, QkvParts) else (qkv, None)
+    num_tokens = source.shape[-2]
+    half = 0 if cos_sin is None else cos_sin.shape[1] // 2
+    q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=source.device)
+    if num_tokens:
+        grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, choice["BLOCK_HEADS"]))
+        rope_kv_write_kernel[grid](
+            source,
+            bias,
+            cos_sin,
+            rope_rows,
+            positions,
+            slot_mapping,
+            q,
+            key_cache,
+            value_cache,
+            *scale_pointers(scales),
+            q_norm_weight,
+            k_norm_weight,
+            source.stride(-2),
+            source.stride(0) if split else 0,
+            0 if cos_sin is None else cos_sin.stride(0),
+            *key_cache.stride()[:3],
+            norm_eps,
+            1.0 / math.log(logn_length) if logn_length else 0.0,
+            HEADS=num_heads,
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            HALF=half,
+            BLOCK_HALF=next_power_of_two(half),
+            BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
+            BLOCK_SIZE=key_cache.shape[2],
+            PARTS=source.shape[0] if split else 0,
+            LOGN=logn_length > 0,
+            BLOCK_HEADS=choice["BLOCK_HEADS"],
+            OVERLAP=choice["OVERLAP"],
+            **launch_options(choice, source.device),
+        )
+    return q
+
+
+def _twin_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    if weight is None:
+        return x
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def _twin_rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1]
+    first, second, tail = x.float().split([half, half, x.shape[-1] - 2 * half], dim=-1)
+    cos, sin = cos[:, None], sin[:, None]  # [T, 1, rotary_dim / 2]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, tail), dim=-1)
+
+
+def rope_kv_write_reference(
+    qkv: torch.Tensor | QkvParts,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """The PyTorch twin; arguments as in :func:`rope_kv_write`."""
+    qkv = qkv.product() if isinstance(qkv, QkvParts) else qkv
+    heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, head_dim))
+    q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)  # each [T, heads, D]
+    q, k = _twin_norm(q, q_norm_weight, norm_eps), _twin_norm(k, k_norm_weight, norm_eps)
+    if cos_sin is not None:
+        cos, sin = cos_sin[rope_rows].chunk(2, dim=-1)
+        q, k = _twin_rotary(q, cos, sin), _twin_rotary(k, cos, sin)
+    if logn_length:
+        factor = torch.log(positions.float() + 1.0) * (1.0 / math.log(logn_length))
+        q = q.float() * factor.clamp(min=1.0)[:, None, None]
+    written = slot_mapping >= 0
+    blocks, offsets = slot_mapping[written] // key_cache.shape[2], slot_mapping[written] % key_cache.shape[2]
+    key_scales, value_scales = scale_pointers(scales)
+    write_tokens(key_cache, key_scales, blocks, offsets, k[written].to(qkv.dtype))
+    write_tokens(value_cache, value_scales, blocks, offsets, v[written])
+    return q.to(qkv.dtype).contiguous()
+
+
+def rope_kv_write(
+    qkv: torch.Tensor | QkvParts,
+    cos_sin: torch.Tensor | None,
+    rope_rows: torch.Tensor,
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_norm_weight: torch.Tensor | None = None,
+    k_norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+    logn_length: int = 0,
+    tiles: Mapping[str, int] | None = None,
+    scales: CacheScales | None = None,
+) -> torch.Tensor:
+    """Normalise, rotate and scale queries and keys; write keys and values into the paged cache.
+
+    In this order: RMSNorm of each query and key head (with both norm weights), rotary embedding in fp32 of
+    the first ``rotary_dim`` channels (with a table), logn scaling of the queries (with ``logn_length``); one
+    rounding after the last two. RoPE: Su et al., 2021; half-split channel order as in GPT-NeoX. logn: Su,
+    2021; Qwen v1.
+
+    Args:
+        qkv: [T, (num_heads + 2 num_kv_heads) head_dim] fp16, bf16 or fp32: each token's queries, keys,
+            values; or the parts of such a product.
+        cos_sin: [rows, rotary_dim] fp32, cosines then sines, rotary_dim even and at most head_dim, or None:
+            no rotary.
+        rope_rows: [T] int64, row of cos_sin for each token.
+        positions: [T] int64, 0-based position in the request; read for logn only.
+        slot_mapping: [T] int64, ``block * block_size + offset``; -1 writes nothing.
+        key_cache: [num_blocks, num_kv_heads, block_size, head_dim], dtype of qkv, or in 8 bits with
+            ``scales``; changed in place.
+        value_cache: as key_cache, and with the same strides.
+        num_heads: query heads.
+        num_kv_heads: key-value heads.
+        head_dim: channels of a head, at most 256.
+        q_norm_weight: [head_dim] or None; given together with k_norm_weight.
+        k_norm_weight: [head_dim] or None.
+        norm_eps: added to the mean square.
+        logn_length: the trained length in tokens; 0: no logn scaling.
+        tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        scales: of caches in 8 bits, which are contiguous then; keys and values are rounded to the dtype of
+            qkv, then quantized (cache_scales.py).
+
+    Returns:
+        [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_group(num_heads, num_kv_heads)
+    expect_range("head_dim", head_dim, 1, MAX_HEAD_DIM)
+    like = _expect_qkv(qkv, (num_heads + 2 * num_kv_heads) * head_dim)
+    for name, indices in (("rope_rows", rope_rows), ("positions", positions), ("slot_mapping", slot_mapping)):
+        expect(name, indices, (like.shape[0],), like=like, dtype=torch.int64)
+    expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=like, scales=scales)
+    expect_options(like, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
+    arguments = (
+        qkv,
+        cos_sin,
+        rope_rows,
+        positions,
+        slot_mapping,
+        key_cache,
+        value_cache,
+        num_heads,
+        num_kv_heads,
+    )
+    options = (head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
+    if runs_on_gpu(like):
+        return rope_kv_write_triton(*arguments, *options, tiles, scales)
+    return rope_kv_write_reference(*arguments, *options, scales)
+
+
+def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
+    """Raise unless these are rows of so many columns; return one like them: their count, dtype, device."""
+    if isinstance(qkv, QkvParts):
+        expect("qkv", qkv.parts, (None, None, width), like=qkv.parts, dtype=torch.float32)
+        like = qkv.parts.new_empty((qkv.parts.shape[1], 0), dtype=qkv.dtype)
+        if qkv.bias is not None:
+            expect("bias", qkv.bias, (width,), like=like)
+    else:
+        expect("qkv", qkv, (None, width), like=qkv)
+        like = qkv
+    expect_float("qkv", like)
+    return like
+
+
+def expect_options(
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor | None,
+    q_norm_weight: torch.Tensor | None,
+    k_norm_weight: torch.Tensor | None,
+    head_dim: int,
+    logn_length: int,
+) -> None:
+    if cos_sin is not None:
+        expect("cos_sin", cos_sin, (None, None), like=qkv, dtype=torch.float32)
+        width = cos_sin.shape[1]
+        if width % 2 or not 2 <= width <= head_dim:
+            raise KernelArgumentError(
+                "rotary_dim, the width of cos_sin, does not fit", seen=width, allowed=f"even, 2 to {head_dim}"
+            )
+    if (q_norm_weight is None) != (k_norm_weight is None):
+        raise KernelArgumentError("give q_norm_weight and k_norm_weight together, or neither")
+    if q_norm_weight is not None and k_norm_weight is not None:
+        expect("q_norm_weight", q_norm_weight, (head_dim,), like=qkv)
+        expect("k_norm_weight", k_norm_weight, (head_dim,), like=qkv)
+    if logn_length == 1:
+        raise KernelArgumentError("logn_length is out of range", seen=1, allowed="0 (off) or 2 and more")
+    expect_range("logn_length", logn_length, 0)

@@ -1,0 +1,137 @@
+"""Rounding to 8 bits inside kernels, by the rule of int8_rows.py: the same numbers to the bit.
+
+Owns the arithmetic of a scale and of its numbers. Knows no op.
+
+    scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
+    tl.store(y_ptr + cols, numbers_of(wide, inverse), mask=inside)
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, MOST
+
+_MOST = tl.constexpr(float(MOST))
+_LEAST = tl.constexpr(LEAST_MAGNITUDE)
+# Added to a number of less than 2^22 it leaves the nearest integer, ties to even, in the lowest bits.
+WHOLE = tl.constexpr(12582912.0)
+_WHOLE_BITS = tl.constexpr(0x4B400000)
+
+
+@triton.jit
+def scale_of(most: tl.tensor) -> tl.tensor:
+    """The scale for a largest magnitude, and what values are multiplied by."""
+    most = tl.maximum(most, _LEAST)
+    return tl.div_rn(most, _MOST), tl.div_rn(1.0, most) * _MOST
+
+
+@triton.jit
+def numbers_of(wide: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+    """fp32 values as int8 numbers; what is cut first needs no fused multiply and add."""
+    cut = tl.minimum(tl.maximum(wide * inverse, -_MOST), _MOST)
+    return (cut + WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def as_wide(places: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
+    """Places of numbers, the same, that a thread stores in runs as long as those of DTYPE.
+
+    Longer runs, which bytes allow, would give a thread other channels than in the kernel that stores DTYPE,
+    and sums over a row another order: one row would not have the same bits in both. The compiler takes a run
+    for as long as it can prove places aligned; of what is added it knows no more than that RUN divides it.
+    """
+    RUN: tl.constexpr = 128 // DTYPE.primitive_bitwidth  # 16 bytes
+    return places + tl.minimum(tl.program_id(0), 0) * RUN
+
+
+@triton.jit
+def store_int8_row(
+    wide: tl.tensor,
+    y_ptr: tl.tensor,
+    scale_ptr: tl.tensor,
+    row: tl.tensor,
+    inside: tl.tensor,
+    STATIC: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> None:
+    """Store a row [BLOCK] of DTYPE, zeros where not ``inside``, at ``y_ptr``; its scale is stored, or STATIC
+    read.
+    """
+    cols = tl.arange(0, wide.shape[0])
+    if STATIC:
+        inverse = tl.div_rn(1.0, tl.load(scale_ptr))
+    else:
+        scale, inverse = scale_of(tl.max(tl.abs(wide), axis=0))
+        tl.store(scale_ptr + row, scale)
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers_of(wide, inverse), mask=inside)
+
+
+@triton.jit
+def nearest(wide: tl.tensor) -> tl.tensor:
+    """The nearest integers to fp32 values of less than 2^22, ties to even, as int32."""
+    return (wide + WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
+
+
+@triton.jit
+def zeroed_numbers(wide: tl.tensor, step: tl.tensor, zero: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """fp32 values as int32 numbers by the rule of block_rows.py; steps and zeros broadcast to them."""
+    LOW: tl.constexpr = -(1 << (BITS - 1))
+    HIGH: tl.constexpr = (1 << (BITS - 1)) - 1
+    inverse = tl.div_rn(1.0, step)
+    cut = tl.minimum(tl.maximum(wide * inverse, LOW - zero), HIGH - zero)  # whole limits: cut, then rounded
+    return nearest(cut) + zero.to(tl.int32)
+
+
+@triton.jit
+def steps_at(
+    cols: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tl.tensor:
+    """Steps and zeros of columns ``cols``, each of GROUP of the WIDTH that have them: constants, which a
+    kernel may ask for before its input.
+    """
+    known = cols < WIDTH
+    step = tl.load(step_ptr + cols // GROUP, mask=known, other=1.0)
+    zero = tl.load(zero_ptr + cols // GROUP, mask=known, other=0.0)
+    return step, zero
+
+
+@triton.jit
+def block_numbers(
+    wide: tl.tensor,
+    cols: tl.tensor,
+    step: tl.tensor,
+    zero: tl.tensor,
+    COUNT: tl.constexpr,
+    BITS: tl.constexpr,
+) -> tl.tensor:
+    """fp32 values of columns ``cols`` as int8 numbers by the rule of block_rows.py, 0 from COUNT on."""
+    return tl.where(cols < COUNT, zeroed_numbers(wide, step, zero, BITS), 0).to(tl.int8)
+
+
+@triton.jit
+def store_block_numbers(
+    wide: tl.tensor,
+    y_ptr: tl.tensor,
+    step: tl.tensor,
+    zero: tl.tensor,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BITS: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> None:
+    """Store a row [BLOCK] of COUNT values of DTYPE at ``y_ptr`` in WIDTH numbers."""
+    cols = tl.arange(0, wide.shape[0])
+    numbers = block_numbers(wide, cols, step, zero, COUNT, BITS)
+    tl.store(as_wide(y_ptr + cols, DTYPE), numbers, mask=cols < WIDTH)
+
+
+def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """What a kernel writes its scales to, one a row; or the static one, which it reads."""
+    return torch.empty(rows, dtype=torch.float32, device=device) if static is None else static

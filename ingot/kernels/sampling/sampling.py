@@ -1,0 +1,258 @@
+"""The next token of each row of logits, on the GPU: the best, or a draw under top-k, top-p and min-p.
+
+Owns the launches: how many there are and of which shape depends on the batch, the vocabulary and the variant
+alone, never on a value, so that one CUDA graph serves every mix of parameters. Variants: ``greedy`` (two
+launches), ``draw`` without a selection (three), ``draw`` with one (six). What is drawn, and the twin that
+draws the same on a CPU, is the runtime's sampler; knows no request.
+
+    token_ids, values = greedy(logits)
+    token_ids, values = draw(logits, temperature, top_k, top_p, min_p, seed, step, select=True)
+
+A draw equals the twin's bit for bit where both take the same float64 ``exp``: the formula, its order and
+every sum of integers are the same, so equal ``exp`` gives equal weights, equal cuts and an equal token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+
+from ingot.errors import DeviceError
+from ingot.kernels.checks import (
+    expect,
+    expect_float,
+    expect_range,
+    merge_tiles,
+    next_power_of_two,
+    runs_on_gpu,
+)
+from ingot.kernels.overlap import launch_options, overlaps
+from ingot.kernels.sampling.sampling_bins import bin_scores_kernel, list_scores_kernel
+from ingot.kernels.sampling.sampling_cut import find_cut_kernel
+from ingot.kernels.sampling.sampling_pick import pick_token_kernel, tile_weights_kernel
+from ingot.kernels.sampling.sampling_rows import best_token_kernel, tile_tops_kernel
+
+MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
+
+
+def greedy_tiles(device: torch.device) -> dict[str, int]:
+    """Tile choices measured on an H200: TILE logits a reduction, PROGRAMS over all rows."""
+    return {"TILE": 2048, "PROGRAMS": 16384, "num_warps": 4, "OVERLAP": 2 if overlaps(device) else 1}
+
+
+def draw_tiles(vocab: int, select: bool, device: torch.device) -> dict[str, int]:
+    """Tile choices for an H200; those without a selection are measured. No choice changes a result.
+
+    TILE logits a reduction (a row of up to 256 tiles lets top-k leave most of it out), PROGRAMS and
+    CUT_PROGRAMS over all rows, BINS of the histogram, LIST scores that a row's cut is sought among.
+    """
+    tile = min(max(next_power_of_two(triton.cdiv(vocab, 256)), 256), 2048) if select else 1024
+    return {
+        "TILE": tile, "PROGRAMS": 4096, "CUT_PROGRAMS": 1024, "BINS": 2048, "LIST": 1024,
+        "TOPS_WARPS": 4, "BIN_WARPS": 8, "CUT_WARPS": 4, "num_warps": 4,
+        "OVERLAP": 2 if overlaps(device) else 1,
+    }  # fmt: skip
+
+
+def _shape(vocab: int, tile: int) -> dict[str, int]:
+    tiles = triton.cdiv(vocab, tile)
+    return {"VOCAB": vocab, "TILES": tiles, "TILE": tile}
+
+
+def _grid(rows: int, tiles: int, programs: int) -> tuple[int, int]:
+    return min(tiles, max(programs // rows, 1)), rows
+
+
+def _outputs(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, device = logits.shape[0], logits.device
+    return (
+        torch.empty(rows, dtype=torch.int64, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
+    )
+
+
+def greedy_triton(
+    logits: torch.Tensor, tiles: Mapping[str, int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the kernels; arguments as in :func:`greedy`, unchecked."""
+    choice = merge_tiles(greedy_tiles(logits.device), tiles)
+    token_ids, values = _outputs(logits)
+    rows, vocab = logits.shape
+    if not rows:
+        return token_ids, values
+    shape = _shape(vocab, choice["TILE"])
+    options = launch_options(choice, logits.device)
+    best = torch.empty((rows, shape["TILES"]), dtype=torch.int64, device=logits.device)
+    tile_tops_kernel[_grid(rows, shape["TILES"], choice["PROGRAMS"])](
+        logits, best, None, None, None, None, None, logits.stride(0),
+        **shape, BINS=1, OVERLAP=choice["OVERLAP"], **options,
+    )  # fmt: skip
+    best_token_kernel[(rows,)](
+        best, token_ids, values, TILES=shape["TILES"], BLOCK_TILES=next_power_of_two(shape["TILES"]),
+        OVERLAP=choice["OVERLAP"], **options,
+    )  # fmt: skip
+    return token_ids, values
+
+
+def draw_triton(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    step: torch.Tensor,
+    select: bool = True,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch the kernels; arguments as in :func:`draw`, unchecked."""
+    (rows, vocab), device = logits.shape, logits.device
+    choice = merge_tiles(draw_tiles(vocab, select, device), tiles)
+    token_ids, values = _outputs(logits)
+    if not rows:
+        return token_ids, values
+
+    def scratch(width: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((rows, width), dtype=dtype, device=device)
+
+    shape = _shape(vocab, choice["TILE"])
+    options = {"OVERLAP": choice["OVERLAP"], **launch_options(choice, device)}
+    grid = _grid(rows, shape["TILES"], choice["PROGRAMS"])
+    best = scratch(shape["TILES"], torch.int64)
+    high, low = (scratch(shape["TILES"], torch.float32) for _ in range(2))
+    bins = _new_bins(rows, choice["BINS"] if select else 0, device)
+    tile_tops_kernel[grid](
+        logits, best, high, low, **bins, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
+        **{**options, "num_warps": choice["TOPS_WARPS"]},
+    )  # fmt: skip
+    row = {"logits_ptr": logits, "temperature_ptr": temperature, "row_stride": logits.stride(0), **options,
+           "VOCAB": vocab, "TILE": choice["TILE"]}  # fmt: skip
+    tops = {"high_ptr": high, "TILES": shape["TILES"], "BLOCK_TILES": next_power_of_two(shape["TILES"])}
+    cut: dict[str, Any] = {"cut_ptr": None, "kept_ptr": None}
+    if select:
+        filters = {"top_k_ptr": top_k, "top_p_ptr": top_p, **bins}
+        cut = _find_cut(rows, choice, row, {**tops, "low_ptr": low}, filters)
+    sums = {
+        "cut_ptr": cut["cut_ptr"],
+        "min_p_ptr": min_p,
+        "weight_ptr": scratch(shape["TILES"], torch.int64),
+        "equals_ptr": scratch(shape["TILES"], torch.int32) if select else None,
+    }
+    tile_weights_kernel[grid](**row, **tops, **sums)
+    pick_token_kernel[(rows,)](
+        **row, **tops, **sums, kept_ptr=cut["kept_ptr"], seed_ptr=seed, step_ptr=step, best_ptr=best,
+        token_ptr=token_ids, value_ptr=values,
+    )  # fmt: skip
+    return token_ids, values
+
+
+def _new_bins(rows: int, bins: int, device: torch.device) -> dict[str, Any]:
+    """Memory for each row's histogram, and for the number of scores listed; none for no bins."""
+    if not bins:
+        return {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
+    return {
+        "bin_weights_ptr": torch.empty((rows, bins), dtype=torch.int64, device=device),
+        "bin_counts_ptr": torch.empty((rows, bins), dtype=torch.int32, device=device),
+        "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
+    }
+
+
+def _find_cut(
+    rows: int, choice: dict[str, int], row: dict[str, Any], tops: dict[str, Any], filters: dict[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Launch what finds the cut of each row; where it lies, and how many of its equals stay."""
+    device, bins, width = row["logits_ptr"].device, choice["BINS"], choice["LIST"]
+    grid = _grid(rows, tops["TILES"], choice["CUT_PROGRAMS"])
+    listed_ptr = filters.pop("listed_ptr")
+    row = {**row, **filters, "num_warps": choice["BIN_WARPS"],
+           "span_ptr": torch.empty((rows, 2), dtype=torch.float64, device=device)}  # fmt: skip
+    bin_scores_kernel[grid](**row, **tops, BINS=bins, LIST=width)
+    scores = torch.empty((rows, width), dtype=torch.float32, device=device)
+    row |= {"list_ptr": scores, "listed_ptr": listed_ptr, "BINS": bins, "LIST": width}
+    list_scores_kernel[grid](**row, high_ptr=tops["high_ptr"], TILES=tops["TILES"])
+    cut = {
+        "cut_ptr": torch.empty(rows, dtype=torch.float32, device=device),
+        "kept_ptr": torch.empty(rows, dtype=torch.int64, device=device),
+    }
+    short = max(width // 8, 1)
+    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **cut, SHORT=short)
+    return cut
+
+
+def greedy(logits: torch.Tensor, tiles: Mapping[str, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best token of each row, the lowest id among equals; a NaN is above all, as for ``torch.max``.
+
+    Args:
+        logits: [B, V] fp16, bf16 or fp32; any B, V up to 2**22 - 1; rows may lie apart.
+        tiles: choices over ``greedy_tiles``.
+
+    Returns:
+        token_ids [B] int64; values [B] float32, their logits: NaN where the row holds one.
+
+    Raises:
+        KernelArgumentError: a shape, dtype or stride that the kernels cannot take.
+    """
+    _expect_logits(logits)
+    if runs_on_gpu(logits):
+        return greedy_triton(logits, tiles)
+    return greedy_reference(logits)
+
+
+def greedy_reference(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The PyTorch twin; arguments as in :func:`greedy`."""
+    token_ids = torch.argmax(logits.float(), dim=-1)
+    return token_ids, logits.gather(1, token_ids[:, None]).squeeze(1).float()
+
+
+def draw(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    seed: torch.Tensor,
+    step: torch.Tensor,
+    select: bool = True,
+    tiles: Mapping[str, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A token of each row: the best where the temperature is 0, else drawn from what the filters leave.
+
+    A row's result is bitwise the same in any batch. The twin is the runtime's ``sample_reference``.
+
+    Args:
+        logits: [B, V] fp16, bf16 or fp32 on a GPU; any B, V up to 2**22 - 1; rows may lie apart.
+        temperature, top_p, min_p: [B] float64; top_p from 1 on keeps all.
+        top_k: [B] int64; 0 keeps all.
+        seed, step: [B] int64.
+        select: False where no row of the batch has a top-k or a top-p, which are then not read.
+        tiles: choices over ``draw_tiles``.
+
+    Returns:
+        token_ids [B] int64; values [B] float32, their logits as given.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernels cannot take.
+        DeviceError: not on a GPU.
+    """
+    _expect_logits(logits)
+    rows = (logits.shape[0],)
+    for name, tensor in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p)):
+        expect(name, tensor, rows, like=logits, dtype=torch.float64)
+    for name, tensor in (("top_k", top_k), ("seed", seed), ("step", step)):
+        expect(name, tensor, rows, like=logits, dtype=torch.int64)
+    if not runs_on_gpu(logits):
+        raise DeviceError(
+            "this kernel samples on a GPU only; elsewhere the runtime's sampler does",
+            seen=logits.device,
+            allowed="cuda",
+        )
+    return draw_triton(logits, temperature, top_k, top_p, min_p, seed, step, select, tiles)
+
+
+def _expect_logits(logits: torch.Tensor) -> None:
+    expect_float("logits", logits)
+    expect("logits", logits, (None, None), like=logits)
+    expect_range("the vocabulary size", logits.shape[1], 1, MAX_VOCAB)

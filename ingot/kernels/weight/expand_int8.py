@@ -1,0 +1,120 @@
+"""A weight of 4 bits inside numbers of 8 as a whole matrix of int8.
+
+Owns the kernel that writes it for int8 products. The form and its meaning are int4_weight.py's. Knows no
+product.
+
+    y = int8_linear(x8, expand_int8(weight), torch.float16)
+
+Four numbers lie in a word of 32 bits, and all arithmetic is on such words: a number times its step is at
+most 15 · 16 = 240 and stays in its byte, and the zero's share is taken off byte by byte without a carry. That
+is two operations a number, where numbers one by one take four or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from ingot.kernels.checks import merge_tiles, runs_on_gpu
+from ingot.kernels.rows.int8_rows import Int8Weight
+from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded, expect_int4, num_groups
+
+TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
+
+
+@triton.jit
+def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tensor:
+    """Four numbers a word times their step, less ``shifts``, byte by byte modulo 256."""
+    HIGH: tl.constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
+    LOW: tl.constexpr = 0x7F7F7F7F
+    a = numbers * steps
+    # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and put
+    # right after it.
+    return ((a | HIGH) - (shifts & LOW)) ^ ((a ^ ~shifts) & HIGH)
+
+
+@triton.jit
+def expand_int8_kernel(
+    pair_ptr: tl.tensor,
+    step_ptr: tl.tensor,
+    zero_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    step_stride: tl.tensor,
+    N: tl.constexpr,
+    GROUPS: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TOGETHER: tl.constexpr,
+) -> None:
+    """TOGETHER groups of BLOCK_N rows; WORDS are those of half a group, in int8 and in pairs alike."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    groups = tl.program_id(1) * TOGETHER + tl.arange(0, TOGETHER)
+    lanes = tl.arange(0, WORDS)[None, None, :]
+    inside = (rows < N)[:, None] & (groups < GROUPS)[None, :]  # [BLOCK_N, TOGETHER]
+    beside = groups[None, :].to(tl.int64) * step_stride + rows[:, None]
+    steps = tl.load(step_ptr + beside, mask=inside, other=0).to(tl.int32)
+    zeros = tl.load(zero_ptr + beside, mask=inside, other=0).to(tl.int32)
+    shifts = (zeros * steps * 0x01010101)[:, :, None]
+    steps, inside = steps[:, :, None], inside[:, :, None]
+    groups_before = rows.to(tl.int64)[:, None] * GROUPS + groups[None, :]
+    places = groups_before[:, :, None] * WORDS + lanes
+    words = tl.load(pair_ptr + places, mask=inside, other=0)
+    low = stepped(words & 0x0F0F0F0F, steps, shifts)
+    high = stepped((words >> 4) & 0x0F0F0F0F, steps, shifts)
+    outputs = groups_before[:, :, None] * (2 * WORDS) + lanes
+    tl.store(out_ptr + outputs, low, mask=inside)
+    tl.store(out_ptr + outputs + WORDS, high, mask=inside)
+
+
+def expand_int8_triton(weight: Int4Weight, tiles: Mapping[str, int] | None = None) -> Int8Weight:
+    """Launch the kernel; arguments as in :func:`expand_int8`, unchecked."""
+    outputs, groups = weight.pairs.shape[0], num_groups(weight.in_features, weight.group)
+    choice = merge_tiles(TILES, tiles)
+    out = torch.empty((outputs, groups * weight.group), dtype=torch.int8, device=weight.pairs.device)
+    if out.numel():
+        grid = (triton.cdiv(outputs, choice["BLOCK_N"]), triton.cdiv(groups, choice["TOGETHER"]))
+        expand_int8_kernel[grid](
+            weight.pairs.view(torch.int32),
+            weight.steps,
+            weight.zeros,
+            out.view(torch.int32),
+            weight.steps.stride(0),
+            N=outputs,
+            GROUPS=groups,
+            WORDS=weight.group // 8,
+            BLOCK_N=choice["BLOCK_N"],
+            TOGETHER=choice["TOGETHER"],
+            num_warps=choice["num_warps"],
+        )
+    return Int8Weight(out[:, : weight.in_features], weight.scales, temporary=True)
+
+
+def whole_int8(weight: AnyInt8) -> Int8Weight:
+    """A weight as whole rows of int8: of 4 bits a temporary that the kernel writes."""
+    return expand_int8(weight) if isinstance(weight, Int4Weight) else weight
+
+
+expand_int8_reference = expanded
+
+
+def expand_int8(weight: Int4Weight, tiles: Mapping[str, int] | None = None) -> Int8Weight:
+    """The weight as int8 products read it; equal to ``expanded`` to the bit.
+
+    Args:
+        weight: contiguous.
+        tiles: ``BLOCK_N`` rows and ``TOGETHER`` groups a program, ``num_warps``.
+
+    Returns:
+        values int8 [N, K], a view of rows of whole groups (of the temporary that it allocates: N bytes a
+        column), and the weight's own scales.
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_int4(weight)
+    if runs_on_gpu(weight.pairs):
+        return expand_int8_triton(weight, tiles)
+    return expand_int8_reference(weight)
