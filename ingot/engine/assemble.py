@@ -31,6 +31,7 @@ from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
+from ingot.layers.norm import RMSNorm
 from ingot.models.base import Architecture
 from ingot.models.hf_values import check_end_tokens
 from ingot.models.registry import architecture_named, find_architecture
@@ -137,11 +138,16 @@ class Assembly:
         path, _, leaf = target.rpartition(".")
         module = self.model.get_submodule(path)
         wide = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
-        return tensor.float() if wide else cast_weight(target, tensor, parse_dtype(self.build.dtype))
+        return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor of the checkpoint by the model's name for it, in the engine's dtype."""
-        return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
+        """One tensor of the checkpoint by the model's name for it, as ``dtype_of`` says."""
+        return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
+
+    def dtype_of(self, target: str) -> torch.dtype:
+        """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
 
 
 def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -291,4 +297,4 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             allowed=f"0:{config.num_layers}",
             flag="--layers",
         )
-    return config.replace(num_layers=end - start)
+    return config.cut(start, end)

@@ -42,6 +42,7 @@ class LayerMethod(ABC):
         self.config = assembly.model_config
         self.quant = assembly.quant
         self.dtype = parse_dtype(assembly.build.dtype)
+        self.dtype_of = assembly.dtype_of
         self.device = device
         self._tell = tell
         self.schemes = {

@@ -82,10 +82,10 @@ class SmoothLayers(LayerMethod):
     def _stored(
         self, layer: CalibratedLayer[InputStatistics], site: RescalingSite, scales: torch.Tensor
     ) -> torch.Tensor:
-        """What a norm is divided by once it is in the engine's dtype; a product's rows are not rounded."""
+        """What a norm is divided by once it is in its dtype; a product's rows are not rounded."""
         if site.rows is not None:
             return scales
         weight = layer.weight(f"{site.maker}.weight").float()
-        kept = (weight / scales).to(self.dtype).float()
+        kept = (weight / scales).to(self.dtype_of(f"{site.maker}.weight")).float()
         good = (kept != 0) & torch.isfinite(kept)
         return torch.where(good, weight / torch.where(good, kept, torch.ones_like(kept)), scales)
