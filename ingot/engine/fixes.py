@@ -19,6 +19,7 @@ from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
+from ingot.engine.rotated import can_rotate
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
@@ -312,7 +313,11 @@ def _formats(setting: Setting) -> Iterator[Setting]:
         return
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
     yield setting.replace(dtype="fp32", quant=QuantConfig())
-    yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)
+    for name in SCHEMES:
+        quant = QuantConfig(scheme=name)
+        if quant.rotation and not can_rotate(setting.model):
+            quant = quant.replace(rotation=False)
+        yield setting.replace(dtype=half, quant=quant)
 
 
 def _whole(setting: Setting) -> Setting | None:

@@ -30,14 +30,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
+from tests.kernels.compile_gemma2_cases import GEMMA2_CASES, GEMMA2_OVERLAPPING
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
 from tests.kernels.compile_int4_cases import INT4_CASES
 from tests.kernels.compile_int8_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 
 CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | GPTQ_CASES | INT4_CASES | INT8_CASES | PACKED_CASES
+CASES |= GEMMA2_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
-OVERLAPPING |= PACKED_OVERLAPPING
+OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",

@@ -49,6 +49,7 @@ KERNELS = {
     "silu_mul_blocks_kernel",
     "silu_mul_int8_kernel",
     "silu_mul_kernel",
+    "softcap_kernel",
     "tile_tops_kernel",
     "tile_weights_kernel",
 }

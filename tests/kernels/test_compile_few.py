@@ -37,6 +37,8 @@ CASES = (
     "straight, 4 bits inside 8 8 fp16 overlapping",
     "ends in 8 bits bf16 overlapping",
     "blocks 8 fp16 overlapping",
+    "post-norm 3584 bf16 overlapping",
+    "softcap 8 of 256000 bf16",
 )
 
 
