@@ -124,7 +124,6 @@ def int8_matmul_kernel(
         place = tile - band * TOGETHER * TILES_N
         first_row = (band * TOGETHER + place % height) * BLOCK_M
         first_output = place // height * TILE_N
-        more_output = first_output + BLOCK_N
         rows = first_row + tl.arange(0, BLOCK_M)
         real = rows < num_rows
         x_scale_places = x.scales + rows.to(tl.int64) * x.scale_stride
@@ -162,7 +161,7 @@ def int8_matmul_kernel(
         else:
             _store(acc, x_scales, first_output, rows, real, weight, out, y_ptr, WIDTH, LOOP)
         if MORE_N > 0:
-            _store(more, x_scales, more_output, rows, real, weight, out, y_ptr, MORE_N, LOOP)
+            _store(more, x_scales, first_output + BLOCK_N, rows, real, weight, out, y_ptr, MORE_N, LOOP)
 
 
 @triton.jit
