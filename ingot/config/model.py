@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.encoder import EncoderConfig, Kind
 from ingot.errors import ConfigError
 
 # No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
@@ -67,8 +68,9 @@ class RopeConfig(JsonConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(JsonConfig):
-    """A decoder-only transformer.
+    """A decoder, alone or behind an encoder.
 
+    ``kind`` says what becomes of the ``encoder``'s outputs; ``text`` has none.
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
     ``sliding_window`` > 0 lets a token see only that many last tokens, itself included.
@@ -95,6 +97,8 @@ class DecoderConfig(JsonConfig):
     tie_word_embeddings: bool = False
     logn_length: int = 0
     sliding_window: int = 0
+    kind: Kind = "text"
+    encoder: EncoderConfig | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -106,6 +110,28 @@ class DecoderConfig(JsonConfig):
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 "num_heads must be a multiple of num_kv_heads", seen=(self.num_heads, self.num_kv_heads)
+            )
+        self._check_encoder()
+
+    def _check_encoder(self) -> None:
+        encoder = self.encoder
+        if self.kind not in ("text", "prefix", "cross"):
+            raise ConfigError("unknown kind of model", seen=self.kind, allowed="text, prefix, cross")
+        if (self.kind == "text") != (encoder is None):
+            raise ConfigError("a model has an encoder unless its kind is text", seen=self.kind)
+        if encoder is None or self.kind == "cross":
+            return
+        if encoder.hidden_size != self.hidden_size:
+            raise ConfigError(
+                "an encoder whose outputs stand in the prompt has the decoder's hidden_size",
+                seen=encoder.hidden_size,
+                allowed=self.hidden_size,
+            )
+        if encoder.placeholder_id >= self.vocab_size:
+            raise ConfigError(
+                "placeholder_id is outside the vocabulary",
+                seen=encoder.placeholder_id,
+                allowed=f"0 to {self.vocab_size - 1}",
             )
 
     @property

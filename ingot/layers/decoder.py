@@ -1,8 +1,9 @@
 """A pre-norm decoder from its config.
 
-Owns the stack that every text model of Ingot is: embedding, layers of attention and MLP, final norm, head.
-What sets architectures apart is in ``DecoderConfig`` and in their weight maps; a model that needs more wraps
-this one. Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every architecture.
+Owns the stack that every model of Ingot has: embedding, layers of attention and MLP, final norm, head. Beside
+it may be an encoder, which is the architecture's own. What sets decoders apart is in ``DecoderConfig`` and in
+their weight maps. Submodules carry Hugging Face LLaMA's names (``layers.0.self_attn.o_proj``) for every
+architecture.
 
     hidden = decoder.embed(batch.input_ids, batch.positions)
     logits = Operations(decoder, ways, step).logits(hidden, batch, caches)     # forward.py
@@ -17,8 +18,9 @@ from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
-from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.batch import Encoded, ForwardBatch, LayerCache, Spliced
 from ingot.layers.context import BuildContext
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
 from ingot.layers.forms import RawForm, Rows
 from ingot.layers.linear import Linear
@@ -30,6 +32,7 @@ from ingot.layers.rotary import RotaryTable
 
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the one way through a layer, in any step and any scheme.
+    Between them a layer of kind ``cross`` attends to what an encoder made of the request's input.
 
     It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it.
     """
@@ -38,6 +41,10 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.input_layernorm = make_norm(config, ctx)
         self.self_attn = Attention(config, ctx.at("self_attn"))
+        self.encoder_attn: CrossAttention | None = None
+        if config.kind == "cross":
+            self.encoder_attn_layernorm = make_norm(config, ctx)
+            self.encoder_attn = CrossAttention(config, ctx.at("encoder_attn"))
         self.post_attention_layernorm = make_norm(config, ctx)
         self.mlp = make_mlp(config, ctx.at("mlp"))
 
@@ -55,7 +62,12 @@ class DecoderLayer(nn.Module):
         ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
         """
         attended = self._attended(x, batch, cache, rope, products)
-        x, hidden = products.output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
+        if batch.encoded is None:
+            x, hidden = products.output.join(
+                attended, hidden, self.post_attention_layernorm, products.up.form
+            )
+        else:
+            x, hidden = self._join_encoded(attended, hidden, batch.encoded, batch, cache, products)
         del attended  # memory of a long prompt
         batch.see("stream", hidden)
         inner = self._inner(x, batch, products)
@@ -78,6 +90,31 @@ class DecoderLayer(nn.Module):
         _see(batch, "attended", attended, products.output)
         return attended
 
+    def _join_encoded(
+        self,
+        attended: Rows,
+        hidden: torch.Tensor,
+        encoded: Encoded,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        products: LayerProducts,
+    ) -> tuple[Rows, torch.Tensor]:
+        """The join of self-attention, then cross-attention and its join; to a request without an input these
+        two add nothing.
+        """
+        assert products.encoded is not None
+        assert self.encoder_attn is not None
+        query, output = products.encoded
+        norm, form = self.post_attention_layernorm, products.up.form
+        x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, query.form)
+        attended = output.form.attention(
+            self.encoder_attn, self.encoder_attn.query(query.whole(x)), batch, cache
+        )
+        if not encoded.some_without or output.bias is None:  # of nothing attended there is only the bias
+            return output.join(attended, hidden, norm, form)
+        added = output.whole(attended).masked_fill((encoded.lens == 0)[:, None], 0)
+        return form.norm(norm, added, hidden)
+
     def _inner(self, x: Rows, batch: ForwardBatch, products: LayerProducts) -> Rows:
         """The MLP up to its down product."""
         _see(batch, "mlp_in", x, products.up)
@@ -93,12 +130,17 @@ def _see(batch: ForwardBatch, name: str, x: Rows, product: Product) -> None:
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model; weights are uninitialised until an engine is loaded into it."""
+    """A language model, with an ``encoder`` of a request's inputs or without; weights are uninitialised until
+    an engine is loaded into it.
+    """
 
-    def __init__(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int, encoder: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.config = config
         self.quant = ctx.quant
+        self.encoder = encoder
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
         self.embed_positions = (
             Embedding(config.max_positions, config.hidden_size, ctx) if config.rope is None else None
@@ -128,9 +170,19 @@ class Decoder(nn.Module):
         """Rows to add to positions for a request with this many prompt tokens."""
         return self.rotary.offset(prompt_len) if self.rotary is not None else 0
 
-    def embed(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[T] ids and [T] positions → hidden states [T, hidden_size]."""
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Features of one input, in the model's dtype → [positions, encoder's hidden_size]."""
+        assert self.encoder is not None
+        encoded: torch.Tensor = self.encoder(features)
+        return encoded
+
+    def embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, spliced: Spliced | None = None
+    ) -> torch.Tensor:
+        """[T] ids and [T] positions → hidden states [T, hidden_size], some of them ``spliced``."""
         hidden = self.embed_tokens(input_ids)
+        if spliced is not None:
+            hidden[spliced.rows] = spliced.values
         return hidden if self.embed_positions is None else hidden + self.embed_positions(positions)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -37,11 +37,13 @@ from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandOrder, OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
 
 Rows = torch.Tensor | OperandRows | Int8Rows
 Norm = RMSNorm | LayerNorm
+AnyAttention = Attention | CrossAttention
 
 
 class Form(Protocol):
@@ -64,7 +66,7 @@ class Form(Protocol):
         ...
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Rows:
         """Attention of queries [T, num_heads, head_dim], as rows of num_heads * head_dim."""
         ...
@@ -94,7 +96,7 @@ class DenseForm:
         return mlp.activate(x, overlap_tiles(x) if self.overlap else None)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> torch.Tensor:
         """Attention as it is."""
         return attention.attend(query, batch, cache).flatten(1)
@@ -134,7 +136,7 @@ class OperandForm:
         return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)))
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> OperandRows:
         """Attention whose output ends so; heads are whole spans of columns."""
         return OperandRows(attention.attend(query, batch, cache, None, OperandOrder()).flatten(1))
@@ -163,7 +165,7 @@ class Int8Form:
         return silu_mul_int8(x, self.static)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so."""
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
@@ -200,7 +202,7 @@ class BlockForm:
         return silu_mul_in_blocks(x, self.steps)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so; heads that do not fill whole blocks are quantized in a pass of
         their own.

@@ -47,6 +47,7 @@ class LayerProducts:
     Attributes:
         next_norm: of the next layer, or the final one.
         after: the product after it: the next layer's QKV, or the head.
+        encoded: cross-attention's query and output, in a layer that has it.
     """
 
     qkv: Product
@@ -55,6 +56,7 @@ class LayerProducts:
     down: Product
     next_norm: Norm
     after: Product
+    encoded: tuple[Product, Product] | None = None
 
 
 class Product:

@@ -95,7 +95,8 @@ class Ways:
         self.narrow: Table = NARROW_ROWS
         self.known = _known(self.config)
         # Then the hidden states of one token need no norm of their own: each product applies it.
-        self.all_small = all_dense(decoder) and self.known
+        # Where some requests skip cross-attention, their rows are left out before the next norm.
+        self.all_small = all_dense(decoder) and self.known and self.config.kind != "cross"
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """The product of a layer.
