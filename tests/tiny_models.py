@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -23,6 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 _CLASSES = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
@@ -47,10 +48,14 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
     return _CLASSES[kind](**(sizes | _NO_SPECIALS | changes))
 
 
-@torch.no_grad()
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """The model of ``config`` with weights of unit gain and norms and biases away from 1 and 0."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    """The model of ``config`` with random weights."""
+    return randomize(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval(), seed)
+
+
+@torch.no_grad()
+def randomize(model: Model, seed: int = 0) -> Model:
+    """Give a model weights of unit gain, and norms and biases away from 1 and 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
