@@ -39,8 +39,15 @@ def check_rotation(config: DecoderConfig) -> None:
     """Refuse a model that a rotation would change.
 
     Raises:
-        ConfigError: its norms take the mean off, which a rotation does not keep.
+        ConfigError: its norms take the mean off, which a rotation does not keep; or it has an encoder, whose
+            outputs would not be rotated.
     """
+    if config.encoder is not None:
+        raise ConfigError(
+            "a model with an encoder cannot be rotated",
+            seen=f"{config.architecture}: kind {config.kind}",
+            flag="--no-rotate, or rotation: false in the --quant file",
+        )
     if config.norm != "rms_norm":
         raise ConfigError(
             "this model's hidden states cannot be rotated",

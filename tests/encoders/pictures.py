@@ -1,4 +1,4 @@
-"""A tiny LLaMA that sees pictures, for tests alone: the mathematics of Hugging Face's Llava with a CLIP tower.
+"""A tiny LLaMA that sees pictures, for tests alone: the mathematics of Hugging Face's Llava.
 
 Owns its architecture and a checkpoint with random weights. Its config.json is its own.
 

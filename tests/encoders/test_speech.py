@@ -1,5 +1,5 @@
-"""An encoder-decoder with cross-attention: Hugging Face's logits and tokens, in flight beside requests without
-an input, however it is scheduled.
+"""An encoder-decoder with cross-attention: Hugging Face's logits and tokens, in flight beside requests
+without an input, however it is scheduled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from ingot import LLM, Input, Prompt, SamplingParams, build
+from ingot.config.quant import QuantConfig
 from ingot.engine.manifest import Manifest
-from ingot.errors import RequestError
+from ingot.errors import ConfigError, RequestError
+from ingot.llm.verify import verify
+from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.speech import FRAMES, MELS, VOCAB
 from tests.encoders.test_pictures import idle
@@ -168,6 +171,8 @@ def test_an_engine_folder_names_the_kind_and_gives_the_same(
     llm = LLM(engine, "cpu")
     outputs = llm.generate([prompt(spoken) for spoken in MIXED], GREEDY)
     assert [out.token_ids for out in outputs] == expected
+    assert verify(engine, "cpu").verdict == "proven"
+    assert "tiny-speech (cross)" in ingot("inspect", engine).output
 
 
 def test_a_request_to_a_model_of_speech_takes_one_input(speech: Side) -> None:
@@ -180,6 +185,15 @@ def test_a_request_to_a_model_of_speech_takes_one_input(speech: Side) -> None:
         llm.generate(Prompt([Input(speech_of(1, FRAMES + 1)), [3]]), GREEDY)
     with pytest.raises(RequestError, match="the prompt is empty"):
         llm.generate(Prompt([Input(speech_of(1, 4))]), GREEDY)
+
+
+def test_schemes_that_look_at_text_or_rotate_are_refused(
+    speech: Side, pictures: Side, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="has an encoder"):
+        build(speech.folder, tmp_path / "engine", quant=QuantConfig("w4a16", method="gptq"))
+    with pytest.raises(ConfigError, match="with an encoder cannot be rotated"):
+        LLM(pictures.folder, "cpu", quant=QuantConfig("w4a8", rotation=True))
 
 
 @pytest.mark.parametrize("scheme", ["w8a16", "w8a8"])
