@@ -72,8 +72,7 @@ class Admission:
             params,
             len(ids) + new,
             rope_offset=offset,
-            # An input without placeholders changes every token's keys and values.
-            cache_key=offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens),
+            cache_key=_cache_key(offset, inputs),
             sample_index=index,
             inputs=tuple(inputs),
         )
@@ -136,3 +135,8 @@ class Admission:
                 allowed=f"<= {self.blocks.num_blocks} blocks",
                 fix="lower num_beams or max_new_tokens, or raise cache_tokens",
             )
+
+
+def _cache_key(offset: int, inputs: Sequence[RequestInput]) -> bytes:
+    """Of a request; an input without placeholders changes every token's keys and values."""
+    return offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens)
