@@ -15,16 +15,17 @@ import torch.nn.functional as F
 from decode_candidates import Tiles
 
 from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.activation.operand import silu_mul_operand
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
-from ingot.kernels.norm.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.packed_matmul import Rows, packed_matmul, packed_matmul_parts, takes_operand
 from ingot.kernels.product.small_gate_up import small_gate_up
 from ingot.kernels.product.small_linear import small_linear, small_linear_parts
 from ingot.kernels.product.small_qkv import small_qkv
-from ingot.kernels.rows.operand_rows import OperandOrder, OperandRows
+from ingot.kernels.rows.endings import AS_THEY_ARE, OperandOrder
+from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
 from ingot.kernels.weight.stored_weight import AnyWeight, StoredWeight
 
@@ -174,7 +175,8 @@ class Stack:
         x = x if "o" in small else x.clone()  # the library adds in place
         takes = {op: ordered(op, rows, self.weight(op, 0), plan, small) for op in SHAPES if op != "head"}
         hidden: Rows
-        hidden, _ = (rms_norm_operand if takes["qkv"] else rms_norm)(x, *norm, tiles=plan.get("rms"))
+        ending = OperandOrder() if takes["qkv"] else AS_THEY_ARE
+        hidden, _ = rms_norm(x, *norm, tiles=plan.get("rms"), ending=ending)
         for layer in range(self.layers):
             weights = {op: self.weight(op, layer) for op in SHAPES if op != "head"}
             place = self.place(rows, layer)
@@ -220,11 +222,11 @@ class Stack:
         ordered: bool,
     ) -> tuple[Rows, torch.Tensor]:
         """The normalised stream and the stream after a product's result has joined it."""
-        norm = sum_norm_operand if ordered else sum_norm
+        ending = OperandOrder() if ordered else AS_THEY_ARE
         if op in small:
             parts = small_linear_parts(y, weight, plan.get(op))
-            return norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
+            return sum_norm(parts, x, self.norm, EPS, tiles=plan.get("norm"), ending=ending)
         if isinstance(weight, StoredWeight):
             parts = packed_matmul_parts(y, weight, plan.get(op))
-            return norm(parts, x, self.norm, EPS, tiles=plan.get("norm"))
+            return sum_norm(parts, x, self.norm, EPS, tiles=plan.get("norm"), ending=ending)
         return rms_norm(x.addmm_(y, weight.t()), self.norm, EPS, tiles=plan.get("rms"))

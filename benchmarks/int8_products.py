@@ -28,10 +28,11 @@ from typing import Any
 import torch
 import triton
 
-from ingot.kernels.norm.norm_int8 import rms_norm_int8
-from ingot.kernels.norm.sum_norm import sum_norm_int8
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.tiles.int8_tiles import (
     DECODE_ROWS,
@@ -171,10 +172,10 @@ def quick(shape: str, rows: int, end: float) -> list[dict[str, Any]]:
     count, notes = 2 * rows * outputs * width, {"shape": shape, "rows": rows}
 
     def whole(w: Int8Weight) -> Any:
-        return rms_norm_int8(int8_linear(x, w, torch.float16, None, stream), norm, 1e-6)
+        return rms_norm(int8_linear(x, w, torch.float16, None, stream), norm, 1e-6, ending=InInt8())
 
     def parts(w: Int8Weight, tiles: dict[str, int]) -> Any:
-        return sum_norm_int8(int8_linear_parts(x, w, tiles), stream, norm, 1e-6)
+        return sum_norm(int8_linear_parts(x, w, tiles), stream, norm, 1e-6, ending=InInt8())
 
     tried = [
         (tiles, busiest_bytes(tiles, rows, outputs, width, x.group, machine))

@@ -35,11 +35,12 @@ from tile_sweep import arguments, run_cases, runs
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.attention.paged_attention import paged_attention
-from ingot.kernels.norm.norm_int8 import rms_norm_int8
-from ingot.kernels.norm.sum_norm import sum_norm_int8
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
 from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight
@@ -87,7 +88,7 @@ class Int8Stack(Stack):
     def step(self, plan: dict[str, Choice]) -> torch.Tensor:
         """All layers."""
         stream, shape, norm = self.x, self.shape, self.norm
-        x, _ = rms_norm_int8(stream, norm, EPS)
+        x, _ = rms_norm(stream, norm, EPS, ending=InInt8())
         for layer in range(self.layers):
             q = self.op("qkv", x, layer, plan)
             out = torch.empty(q.shape, dtype=torch.int8, device=q.device)
@@ -95,9 +96,10 @@ class Int8Stack(Stack):
             arguments = (q, *self.caches[layer], self.tables, self.lengths, shape.head_dim**-0.5, LONGEST)
             paged_attention(*arguments, arrivals=self.arrivals, out=out, out_scales=scales)
             parts = self.op("o", int8_heads(out, scales), layer, plan)
-            x, stream = sum_norm_int8(parts, stream, norm, EPS)
+            x, stream = sum_norm(parts, stream, norm, EPS, ending=InInt8())
             inner = silu_mul_int8(self.op("gate_up", x, layer, plan))
-            x, stream = sum_norm_int8(self.op("down", inner, layer, plan), stream, norm, EPS)
+            parts = self.op("down", inner, layer, plan)
+            x, stream = sum_norm(parts, stream, norm, EPS, ending=InInt8())
         return stream
 
     def op(self, op: str, x: Int8Rows, layer: int, plan: dict[str, Choice]) -> Any:

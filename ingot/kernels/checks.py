@@ -51,7 +51,7 @@ def expect(
     if tensor.device != like.device:
         raise KernelArgumentError(f"{name} is on another device", seen=tensor.device, allowed=like.device)
     sizes = tensor.shape
-    if not _fits(sizes, shape):
+    if sizes != shape and not _fits(sizes, shape):
         allowed = tuple("any" if size is None else size for size in shape)
         raise KernelArgumentError(f"{name} has the wrong shape", seen=tuple(sizes), allowed=allowed)
     if sizes and tensor.stride(-1) != 1 and tensor.numel() > 1 and sizes[-1] > 1:
@@ -73,10 +73,13 @@ def expect_heads(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
 
 
 def _fits(sizes: torch.Size, shape: tuple[int | None, ...]) -> bool:
-    """Whether sizes are those asked for; it runs some ten times a launch, so a list and no generator."""
-    return len(sizes) == len(shape) and not [
-        size for size, want in zip(sizes, shape, strict=True) if want is not None and size != want
-    ]
+    """Whether sizes are those asked for; it runs several times a launch, so a loop and no generator."""
+    if len(sizes) != len(shape):
+        return False
+    for size, want in zip(sizes, shape, strict=True):  # noqa: SIM110
+        if want is not None and size != want:
+            return False
+    return True
 
 
 def expect_result(name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:

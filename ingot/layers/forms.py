@@ -23,25 +23,24 @@ from typing import Protocol
 
 import torch
 
+from ingot.kernels.activation.operand import silu_mul_operand
 from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_blocks
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
-from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks
-from ingot.kernels.norm.norm_int8 import rms_norm_int8
-from ingot.kernels.norm.operand_ends import rms_norm_operand, silu_mul_operand, sum_norm_operand
-from ingot.kernels.norm.sum_norm import Parts, sum_norm, sum_norm_int8
-from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks
+from ingot.kernels.norm.kernel import Parts
+from ingot.kernels.norm.rms_norm import rms_norm
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.rows.block_rows import BlockSteps
+from ingot.kernels.rows.endings import Ending, InInt8, OperandOrder, Rows
 from ingot.kernels.rows.int8_rows import Int8Rows
-from ingot.kernels.rows.operand_rows import OperandOrder, OperandRows
+from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
 
-Rows = torch.Tensor | OperandRows | Int8Rows
 Norm = RMSNorm | LayerNorm
 AnyAttention = Attention | CrossAttention
 
@@ -114,21 +113,31 @@ class RawForm(DenseForm):
         return x, x
 
 
-class OperandForm:
-    """Rows in the order of columns in which tensor cores read them; steps that all decode."""
+class EndedForm:
+    """One that norms end in within their kernel; activations and attention are each form's own."""
+
+    ending: Ending
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[OperandRows, torch.Tensor]:
-        """In one kernel."""
-        tiles = norm.tiles.at(len(x), overlap_tiles(x))
-        return rms_norm_operand(x, norm.weight, norm.eps, residual, tiles)
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Form``."""
+        return rms_norm(x, norm.weight, norm.eps, residual, self._tiles(norm, x), self.ending)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[OperandRows, torch.Tensor]:
-        """In one kernel."""
-        return sum_norm_operand(parts, residual, norm.weight, norm.eps, bias)
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Form``."""
+        return sum_norm(parts, residual, norm.weight, norm.eps, bias, ending=self.ending)
+
+    def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
+        return None
+
+
+class OperandForm(EndedForm):
+    """Rows in the order of columns in which tensor cores read them; steps that all decode."""
+
+    ending = OperandOrder()
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
         """In one kernel."""
@@ -139,26 +148,18 @@ class OperandForm:
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> OperandRows:
         """Attention whose output ends so; heads are whole spans of columns."""
-        return OperandRows(attention.attend(query, batch, cache, None, OperandOrder()).flatten(1))
+        return OperandRows(attention.attend(query, batch, cache, None, self.ending).flatten(1))
+
+    def _tiles(self, norm: Norm, x: torch.Tensor) -> Mapping[str, int] | None:
+        return norm.tiles.at(len(x), overlap_tiles(x))
 
 
-@dataclass(frozen=True)
-class Int8Form:
+class Int8Form(EndedForm):
     """Rows of 8 bits with a scale per token, of attention per head, or one ``static`` scale, fp32 [1]."""
 
-    static: torch.Tensor | None
-
-    def norm(
-        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[Int8Rows, torch.Tensor]:
-        """In one kernel."""
-        return rms_norm_int8(x, norm.weight, norm.eps, residual, self.static)
-
-    def sum_norm(
-        self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[Int8Rows, torch.Tensor]:
-        """In one kernel."""
-        return sum_norm_int8(parts, residual, norm.weight, norm.eps, bias, self.static)
+    def __init__(self, static: torch.Tensor | None) -> None:
+        self.static = static
+        self.ending = InInt8(static)
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
@@ -176,26 +177,11 @@ class Int8Form:
         return int8_heads(out, scales)
 
 
-@dataclass(frozen=True)
-class BlockForm:
+class BlockForm(EndedForm):
     """Rows of few bits by blocks of columns, in the order of ``steps``."""
 
-    steps: BlockSteps
-
-    def norm(
-        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
-    ) -> tuple[Int8Rows, torch.Tensor]:
-        """In one kernel."""
-        return rms_norm_in_blocks(x, norm.weight, norm.eps, self.steps, residual)
-
-    def sum_norm(
-        self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[Int8Rows, torch.Tensor]:
-        """In one kernel; sums of int8 rows that have no groups are added up before."""
-        if isinstance(parts, torch.Tensor):
-            return sum_norm_in_blocks(parts, residual, norm.weight, norm.eps, self.steps, bias)
-        _, stream = sum_norm(parts, residual, norm.weight, norm.eps, bias)
-        return self.norm(norm, stream)
+    def __init__(self, steps: BlockSteps) -> None:
+        self.steps = self.ending = steps
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""

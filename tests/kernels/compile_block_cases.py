@@ -13,8 +13,8 @@ import torch
 from ingot.kernels.activation.silu_mul_blocks import in_blocks_triton, silu_mul_in_blocks_triton
 from ingot.kernels.attention.paged_attention import paged_attention_triton
 from ingot.kernels.attention.prefill_attention import prefill_attention_triton
-from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks_triton
-from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks_triton
+from ingot.kernels.norm.rms_norm import rms_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
@@ -32,8 +32,8 @@ def in_blocks(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **
     """Every kernel that ends in numbers by blocks, and the products of them."""
     x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
     ordered, plain = block_steps(4096, block, bits, True), block_steps(4096, block, bits)
-    x8, _ = rms_norm_in_blocks_triton(x, norm, 1e-6, ordered, x, tiles)
-    rms_norm_in_blocks_triton(x, norm, 1e-6, plain, None, tiles)
+    x8, _ = rms_norm_triton(x, norm, 1e-6, x, tiles, ordered)
+    rms_norm_triton(x, norm, 1e-6, None, tiles, plain)
     in_blocks_triton(x, ordered, tiles)
     in_blocks_triton(x, plain, tiles)
     inner = silu_mul_in_blocks_triton(empty(rows, 22016, dtype=dtype), block_steps(11008, block, bits), tiles)
@@ -46,8 +46,9 @@ def wide(dtype: torch.dtype) -> None:
     """Norms of the widest rows, whose order is gathered."""
     x, norm = empty(4, 16384, dtype=dtype), empty(16384, dtype=dtype)
     steps = block_steps(16384, 128, 8, True)
-    rms_norm_in_blocks_triton(x, norm, 1e-6, steps, x)
-    sum_norm_in_blocks_triton(empty(8, 4, 16384, dtype=FULL), x, norm, 1e-6, steps, empty(16384, dtype=FULL))
+    rms_norm_triton(x, norm, 1e-6, x, None, steps)
+    parts, shift = empty(8, 4, 16384, dtype=FULL), empty(16384, dtype=FULL)
+    sum_norm_triton(parts, x, norm, 1e-6, shift, None, steps)
 
 
 def split(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tiles: int) -> None:
@@ -60,7 +61,8 @@ def split(dtype: torch.dtype, rows: int, block: int = 128, bits: int = 8, **tile
         parts = int8_linear_parts_triton(x8, weight_in_8(4096, width), tiles)
         assert isinstance(parts, torch.Tensor)
         assert len(parts) > 1
-        sum_norm_in_blocks_triton(parts, x, norm, 1e-6, block_steps(4096, block, bits, ordered), shift, early)
+        steps = block_steps(4096, block, bits, ordered)
+        sum_norm_triton(parts, x, norm, 1e-6, shift, early, steps)
 
 
 def attention(

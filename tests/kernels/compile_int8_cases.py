@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from ingot.kernels.activation.silu_mul_int8 import quantized_triton, silu_mul_int8_triton
-from ingot.kernels.norm.norm_int8 import rms_norm_int8_triton
-from ingot.kernels.norm.sum_norm import sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.norm.rms_norm import rms_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
 from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import BESIDE, LARGE_NAMES, MOST_GROUP_RESULTS
 from ingot.kernels.weight.int4_weight import Int4Weight
@@ -40,14 +41,14 @@ def int8_ends(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every kernel that ends in 8 bits."""
     x, norm = empty(rows, 4096, dtype=dtype), empty(4096, dtype=dtype)
     static = empty(1, dtype=FULL)
-    rms_norm_int8_triton(x, norm, 1e-6, x, None, tiles)
-    rms_norm_int8_triton(x, norm, 1e-6, x, static, tiles)
+    rms_norm_triton(x, norm, 1e-6, x, tiles, InInt8())
+    rms_norm_triton(x, norm, 1e-6, x, tiles, InInt8(static))
     silu_mul_int8_triton(empty(rows, 22016, dtype=dtype), None, tiles)
     quantized_triton(x, 128, None, tiles)
     parts, parts8 = empty(4, rows, 4096, dtype=FULL), empty(4, rows, 4096, dtype=torch.int32)
-    sum_norm_int8_triton(parts, x, norm, 1e-6, norm, None, tiles)
+    sum_norm_triton(parts, x, norm, 1e-6, norm, tiles, InInt8())
     sums = Int8Sums(parts8, empty(rows, dtype=FULL), empty(4096, dtype=FULL))
-    sum_norm_int8_triton(sums, x, norm, 1e-6, None, None, tiles)
+    sum_norm_triton(sums, x, norm, 1e-6, None, tiles, InInt8())
     sum_norm_triton(sums, x, norm, 1e-6, None, tiles)
 
 
@@ -102,7 +103,7 @@ def large_int8_parts(rows: int, shape: tuple[int, ...], group: int = 0, **tiles:
     tiles |= dict(zip(LARGE_NAMES, shape, strict=True))
     parts = int8_matmul_parts_triton(rows_in_8(rows, width, group), weight_in_8(4096, width), tiles)
     x, norm = empty(rows, 4096), empty(4096)
-    sum_norm_int8_triton(parts, x, norm, 1e-6, None, None, {"OVERLAP": tiles.get("OVERLAP", 1)})
+    sum_norm_triton(parts, x, norm, 1e-6, None, {"OVERLAP": tiles.get("OVERLAP", 1)}, InInt8())
 
 
 def int8_sums_of(rows: int) -> None:

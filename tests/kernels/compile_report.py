@@ -46,7 +46,6 @@ KERNELS = {
     "paged_stream_kernel",
     "pick_token_kernel",
     "prefill_attention_kernel",
-    "rms_norm_blocks_kernel",
     "rms_norm_kernel",
     "rope_kv_write_kernel",
     "silu_mul_blocks_kernel",
@@ -60,7 +59,6 @@ KERNELS = {
     "tile_tops_kernel",
     "tile_weights_kernel",
     "small_qkv_matrix_kernel",
-    "sum_norm_kernel",
 }
 
 
@@ -93,7 +91,7 @@ def check_all_fit(rows: list[dict[str, Any]], capability: int) -> None:
 def check_int8_products(rows: list[dict[str, Any]], least: int) -> list[dict[str, Any]]:
     """Numbers of 8 bits are multiplied by the tensor cores, into int32, and by nothing else; those rows."""
     found = [row for row in rows if row["case"].startswith(("both in 8 bits", "parts in 8 bits"))]
-    found = [row for row in found if row["kernel"] != "sum_norm_kernel"]
+    found = [row for row in found if row["kernel"] != "rms_norm_kernel"]
     assert len(found) >= least
     for row in found:
         names = list(row["products"])

@@ -13,7 +13,6 @@ from ingot.kernels.activation.silu_mul_blocks import (
     silu_mul_in_blocks,
     silu_mul_in_blocks_triton,
 )
-from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks, rms_norm_in_blocks_triton
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
@@ -91,8 +90,9 @@ def test_rms_norm(
     weight = normal(width, dtype=dtype, device=impl.device, seed=1)
     residual = normal(rows, width, dtype=dtype, device=impl.device, seed=2) if with_residual else None
     steps = block_steps(width, block, bits, ordered, impl.device)
-    found, s = impl(rms_norm_in_blocks, rms_norm_in_blocks_triton)(x, weight, EPS, steps, residual)
-    y, expected_s = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
+    norm = impl(rms_norm, rms_norm_triton)
+    found, s = norm(x, weight, EPS, residual, ending=steps)
+    y, expected_s = norm(x, weight, EPS, residual)
     expected = quantize_in_blocks(y, steps)
     if impl.device == "cuda":  # another kernel may add its squares in another order
         off = (found.values.int() - expected.values.int()).abs()
@@ -171,4 +171,4 @@ class TestRefused:
         with pytest.raises(IngotError, match="halves"):
             silu_mul_in_blocks(torch.ones(2, 191), self.STEPS)
         with pytest.raises(IngotError, match="steps"):
-            rms_norm_in_blocks(torch.ones(2, 128), torch.ones(128), EPS, self.STEPS)
+            rms_norm(torch.ones(2, 128), torch.ones(128), EPS, ending=self.STEPS)

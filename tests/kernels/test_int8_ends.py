@@ -13,10 +13,10 @@ from ingot.kernels.activation.silu_mul_int8 import (
     silu_mul_int8,
     silu_mul_int8_triton,
 )
-from ingot.kernels.norm.norm_int8 import rms_norm_int8, rms_norm_int8_triton
 from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_int8, sum_norm_int8_triton, sum_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton
+from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, quantize_rows
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
@@ -63,8 +63,9 @@ def test_rms_norm(
     weight = normal(shape[1], dtype=dtype, device=impl.device, seed=1)
     residual = normal(*shape, dtype=dtype, device=impl.device, seed=2) if with_residual else None
     scale = static_scale(static, impl.device)
-    rows, s = impl(rms_norm_int8, rms_norm_int8_triton)(x, weight, EPS, residual, scale)
-    y, expected_s = impl(rms_norm, rms_norm_triton)(x, weight, EPS, residual)
+    norm = impl(rms_norm, rms_norm_triton)
+    rows, s = norm(x, weight, EPS, residual, ending=InInt8(scale))
+    y, expected_s = norm(x, weight, EPS, residual)
     assert_rows(rows, quantize_rows(y, static=scale))
     assert torch.equal(s, expected_s)
     assert (s is x) == (residual is None)
@@ -90,10 +91,11 @@ def test_sum_norm(impl: Implementation, dtype: torch.dtype, biased: bool, static
     if sums == "fp32":
         parts = normal(4, rows, hidden, dtype=torch.float32, device=impl.device, seed=4)
         expected = expected - int8_product(x, w, torch.float32).double() + parts.double().sum(0)
-    y, total = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS, bias)
+    norm = impl(sum_norm, sum_norm_triton)
+    y, total = norm(parts, residual, weight, EPS, bias)
     assert_near(total, expected)
     scale = static_scale(static, impl.device)
-    found, stream = impl(sum_norm_int8, sum_norm_int8_triton)(parts, residual, weight, EPS, bias, scale)
+    found, stream = norm(parts, residual, weight, EPS, bias, ending=InInt8(scale))
     assert_rows(found, quantize_rows(y, static=scale))
     assert torch.equal(stream, total)
     normed, _ = rms_norm(total, weight, EPS)
@@ -139,11 +141,11 @@ def test_no_rows(impl: Implementation) -> None:
 def test_refused() -> None:
     x, weight = torch.zeros(2, 4), torch.ones(4)
     with pytest.raises(IngotError, match="static has the wrong shape"):
-        rms_norm_int8(x, weight, EPS, static=torch.ones(2))
+        rms_norm(x, weight, EPS, ending=InInt8(torch.ones(2)))
     with pytest.raises(IngotError, match="static has the wrong dtype"):
         quantized(x, static=torch.ones(1).half())
     with pytest.raises(IngotError, match="weight has the wrong shape"):
-        rms_norm_int8(x, weight[:3], EPS)
+        rms_norm(x, weight[:3], EPS, ending=InInt8())
     with pytest.raises(IngotError, match="two halves"):
         silu_mul_int8(torch.zeros(2, 5))
     with pytest.raises(IngotError, match="groups must divide"):

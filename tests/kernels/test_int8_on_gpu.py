@@ -13,11 +13,11 @@ from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
-from ingot.kernels.norm.norm_int8 import rms_norm_int8
 from ingot.kernels.norm.rms_norm import rms_norm
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_int8
+from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.rows.block_rows import quantize_in_blocks
+from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_sums, quantize_rows
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, small_int8_candidates, small_int8_tiles
 from ingot.kernels.weight.expand_int8 import expand_int8
@@ -52,7 +52,7 @@ def test_7b_ends(dtype: torch.dtype, rows: int, static: bool) -> None:
     x, residual = (normal(rows, 4096, dtype=dtype, device="cuda", seed=seed) for seed in (0, 1))
     weight = normal(4096, dtype=dtype, device="cuda", seed=2)
     scale = torch.tensor([3.0 / 127], device="cuda") if static else None
-    found, s = rms_norm_int8(x, weight, 1e-6, residual, scale)
+    found, s = rms_norm(x, weight, 1e-6, residual, ending=InInt8(scale))
     y, expected_s = rms_norm(x, weight, 1e-6, residual)
     assert torch.equal(s, expected_s)
     assert_numbers(found, quantize_rows(y, static=scale))
@@ -61,7 +61,7 @@ def test_7b_ends(dtype: torch.dtype, rows: int, static: bool) -> None:
     if rows <= DECODE_ROWS:
         parts = int8_linear_parts(int8_rows(rows, 11008, "cuda"), constant(4096, 11008))
         y, total = sum_norm(parts, residual, weight, 1e-6)
-        found, stream = sum_norm_int8(parts, residual, weight, 1e-6, None, scale)
+        found, stream = sum_norm(parts, residual, weight, 1e-6, ending=InInt8(scale))
         assert torch.equal(stream, total)
         assert_numbers(found, quantize_rows(y, static=scale))
 
@@ -125,13 +125,13 @@ def test_overlapping_chain(rows: int) -> None:
 
     def chain(overlap: int) -> torch.Tensor:
         tiles = {"OVERLAP": overlap}
-        x, hidden = rms_norm_int8(stream, g, 1e-6, tiles=tiles)
+        x, hidden = rms_norm(stream, g, 1e-6, tiles=tiles, ending=InInt8())
         for _ in range(20):
             gate_up = int8_linear(x, up, torch.float16, tiles=tiles)
             parts = int8_linear_parts(silu_mul_int8(gate_up, tiles=tiles), down, tiles)
-            x, hidden = sum_norm_int8(parts, hidden, g, 1e-6, tiles=tiles)
+            x, hidden = sum_norm(parts, hidden, g, 1e-6, tiles=tiles, ending=InInt8())
             parts = int8_linear_parts(Int8Rows(x.values, by_head, 128), square, tiles)
-            x, hidden = sum_norm_int8(parts, hidden, g, 1e-6, tiles=tiles)
+            x, hidden = sum_norm(parts, hidden, g, 1e-6, tiles=tiles, ending=InInt8())
         return hidden
 
     expected = chain(1)

@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.norm.operand_ends import (
-    rms_norm_operand,
-    rms_norm_operand_triton,
-    silu_mul_operand,
-    silu_mul_operand_triton,
-    sum_norm_operand,
-    sum_norm_operand_triton,
-)
-from ingot.kernels.norm.rms_norm import rms_norm
-from ingot.kernels.norm.sum_norm import sum_norm
+from ingot.kernels.activation.operand import silu_mul_operand, silu_mul_operand_triton
+from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
+from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.product.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
@@ -23,6 +16,7 @@ from ingot.kernels.product.packed_matmul import (
     packed_matmul_triton,
     takes_operand,
 )
+from ingot.kernels.rows.endings import OperandOrder
 from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
@@ -63,13 +57,13 @@ def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hid
         for seed, shape in enumerate(((5, hidden), (hidden,), (hidden,)), start=1)
     )
     parts = normal(3, 5, hidden, dtype=torch.float32, device=impl.device, seed=4)
-    norm = impl(rms_norm_operand, rms_norm_operand_triton)
+    norm = impl(rms_norm, rms_norm_triton)
     for added in (None, residual):
-        y, s = norm(x, weight, EPS, added)
+        y, s = norm(x, weight, EPS, added, ending=OperandOrder())
         wanted, stream = rms_norm(x, weight, EPS, added)
         assert_near(y.natural(), wanted.double(), loosen=2)
         assert_near(s, stream.double())
-    y, s = impl(sum_norm_operand, sum_norm_operand_triton)(parts, residual, weight, EPS, bias)
+    y, s = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS, bias, ending=OperandOrder())
     wanted, stream = sum_norm(parts, residual, weight, EPS, bias)
     assert_near(y.natural(), wanted.double(), loosen=2)
     assert_near(s, stream.double())
@@ -119,8 +113,8 @@ def test_refused() -> None:
     with pytest.raises(IngotError, match="x has the wrong dtype"):
         packed_matmul(OperandRows(torch.ones(9, 64)), weight)
     for call in (
-        lambda: rms_norm_operand(torch.ones(2, 48), torch.ones(48), EPS),
-        lambda: sum_norm_operand(torch.ones(1, 2, 48), torch.ones(2, 48), torch.ones(48), EPS),
+        lambda: rms_norm(torch.ones(2, 48), torch.ones(48), EPS, ending=OperandOrder()),
+        lambda: sum_norm(torch.ones(1, 2, 48), torch.ones(2, 48), torch.ones(48), EPS, ending=OperandOrder()),
         lambda: silu_mul_operand(torch.ones(2, 96)),
     ):
         with pytest.raises(IngotError, match="whole spans"):

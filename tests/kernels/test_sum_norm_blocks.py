@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
-from ingot.kernels.norm.sum_norm_blocks import sum_norm_in_blocks, sum_norm_in_blocks_triton
 from ingot.kernels.rows.block_rows import quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Sums
 from ingot.kernels.tiles.int8_tiles import small_int8_tiles
@@ -41,10 +42,11 @@ def test_sum_norm(
         kind = dtype if biased == "own" else torch.float32
         bias = normal(width, dtype=kind, device=impl.device, seed=3)
     steps = block_steps(width, block, bits, ordered, impl.device)
-    found, s = impl(sum_norm_in_blocks, sum_norm_in_blocks_triton)(parts, residual, weight, EPS, steps, bias)
+    norm = impl(sum_norm, sum_norm_triton)
+    found, s = norm(parts, residual, weight, EPS, bias, ending=steps)
     expected = parts.double().sum(0) + residual.double()
     assert_near(s, expected if bias is None else expected + bias.double())
-    y, expected_s = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS, bias)
+    y, expected_s = norm(parts, residual, weight, EPS, bias)
     assert torch.equal(s, expected_s)
     numbers = quantize_in_blocks(y, steps)
     if impl.device == "cuda":  # another kernel may add its squares in another order
@@ -58,35 +60,56 @@ def test_sum_norm(
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_parts_of_any_stride_and_no_rows(impl: Implementation) -> None:
-    op = impl(sum_norm_in_blocks, sum_norm_in_blocks_triton)
+    op = partial(impl(sum_norm, sum_norm_triton), ending=block_steps(64, 32, 8, True, impl.device))
     parts = normal(3, 2, 64, dtype=torch.float32, device=impl.device).transpose(0, 1)  # 2 parts of 3 rows
     residual = normal(3, 64, dtype=torch.float16, device=impl.device, seed=1)
-    steps = block_steps(64, 32, 8, True, impl.device)
-    found, s = op(parts, residual, residual[0], EPS, steps)
-    same, same_s = op(parts.contiguous(), residual, residual[0], EPS, steps)
+    found, s = op(parts, residual, residual[0], EPS)
+    same, same_s = op(parts.contiguous(), residual, residual[0], EPS)
     assert_rows(found, same)
     assert torch.equal(s, same_s)
-    found, s = op(parts[:, :0], residual[:0], residual[0], EPS, steps)
+    found, s = op(parts[:, :0], residual[:0], residual[0], EPS)
     assert found.values.shape == s.shape == (0, 64)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_exact_sums(impl: Implementation) -> None:
+    """Parts of int8 rows without groups are scaled on the way."""
+    sums = int8_parts(3, 96, impl.device)
+    residual = normal(3, 96, dtype=torch.float16, device=impl.device, seed=1)
+    weight = normal(96, dtype=torch.float16, device=impl.device, seed=2)
+    steps = block_steps(96, 32, 8, True, impl.device)
+    norm = impl(sum_norm, sum_norm_triton)
+    found, s = norm(sums, residual, weight, EPS, ending=steps)
+    y, expected_s = norm(sums, residual, weight, EPS)
+    assert torch.equal(s, expected_s)
+    assert int((found.values.int() - quantize_in_blocks(y, steps).values.int()).abs().max()) <= (
+        1 if impl.device == "cuda" else 0
+    )
+
+
+def int8_parts(rows: int, width: int, device: str) -> Int8Sums:
+    """Two parts of exact sums, with scales that make them about one."""
+    numbers = normal(2, rows, width, dtype=torch.float32, device=device) * 10_000
+    scales = normal(rows, dtype=torch.float32, device=device, seed=3).abs() / 100
+    return Int8Sums(
+        numbers.int(), scales, normal(width, dtype=torch.float32, device=device, seed=4).abs() / 100
+    )
 
 
 def test_refused() -> None:
     parts, residual, weight = torch.zeros(2, 3, 96), torch.zeros(3, 96), torch.ones(96)
     steps = block_steps(96, 32, 8, True, "cpu")
     with pytest.raises(IngotError, match="parts has the wrong shape"):
-        sum_norm_in_blocks(parts[:, :2], residual, weight, EPS, steps)
+        sum_norm(parts[:, :2], residual, weight, EPS, ending=steps)
     with pytest.raises(IngotError, match="parts has the wrong dtype"):
-        sum_norm_in_blocks(parts.half(), residual, weight, EPS, steps)
+        sum_norm(parts.half(), residual, weight, EPS, ending=steps)
     with pytest.raises(IngotError, match="bias has the wrong dtype"):
-        sum_norm_in_blocks(parts, residual, weight, EPS, steps, torch.zeros(96, dtype=torch.float16))
+        sum_norm(parts, residual, weight, EPS, torch.zeros(96, dtype=torch.float16), ending=steps)
     with pytest.raises(IngotError, match="steps"):
-        sum_norm_in_blocks(parts, residual, weight, EPS, block_steps(128, 32, 8, True, "cpu"))
+        sum_norm(parts, residual, weight, EPS, ending=block_steps(128, 32, 8, True, "cpu"))
     wide = torch.zeros(1, 1, 16300), torch.zeros(1, 16300), torch.ones(16300)
     with pytest.raises(IngotError, match="width in whole blocks"):
-        sum_norm_in_blocks(*wide, EPS, block_steps(16300, 250, 8, False, "cpu"))
-    sums = Int8Sums(parts.int(), torch.ones(3), weight)
-    with pytest.raises(IngotError, match="without groups"):
-        sum_norm_in_blocks(sums, residual, weight, EPS, steps)
+        sum_norm(*wide, EPS, ending=block_steps(16300, 250, 8, False, "cpu"))
 
 
 @pytest.mark.grid

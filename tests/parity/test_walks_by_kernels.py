@@ -20,7 +20,7 @@ from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
 from ingot.kernels.attention import prefill_attention
 from ingot.kernels.cache import rope_kv_write
-from ingot.kernels.norm import norm_int8
+from ingot.kernels.norm import rms_norm
 from ingot.kernels.product import int8_linear
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers import attention, forms, norm, products
@@ -43,11 +43,11 @@ PARAMS = SamplingParams(max_new_tokens=8, ignore_eos=True, logprobs=0)
 MANY = 70  # requests: more rows than small products take
 WATCHED = (forms, norm, products, attention, int4_in_int8)
 INT8_OPS = {
-    *("rms_norm_int8", "int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm_int8", "sum_norm"),
+    *("int8_linear", "silu_mul_int8", "int8_linear_parts", "sum_norm"),
     *("rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
 }
 BLOCK_OPS = {
-    *("rms_norm_in_blocks", "int8_linear", "silu_mul_in_blocks", "int8_linear_parts", "sum_norm_in_blocks"),
+    *("int8_linear", "silu_mul_in_blocks", "int8_linear_parts"),
     *("sum_norm", "rms_norm", "rope_kv_write", "paged_attention", "prefill_attention", "small_linear"),
 }
 
@@ -265,7 +265,7 @@ def test_interpreted_kernels_of_many_decodes(name: str, models: Models) -> None:
 @pytest.mark.parametrize(
     ("module", "twin"),
     [
-        (norm_int8, "rms_norm_int8_reference"),
+        (rms_norm, "rms_norm_reference"),
         (int8_linear, "int8_linear_reference"),
         (rope_kv_write, "rope_kv_write_reference"),
     ],
@@ -281,7 +281,7 @@ def test_a_wrong_result_is_seen(
         calls.append(result)
         if len(calls) == 5:  # calls of the op and of its twin take turns
             keys = args[5] if module is rope_kv_write else None
-            changed = result[0].values if module is norm_int8 else result if keys is None else keys
+            changed = result[0].values if module is rms_norm else result if keys is None else keys
             changed[0] += 3
         return result
 

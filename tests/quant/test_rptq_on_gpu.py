@@ -11,7 +11,6 @@ import torch
 from ingot import LLM, build
 from ingot.align.session import align
 from ingot.config.quant import QuantConfig
-from ingot.kernels.norm.norm_blocks import rms_norm_in_blocks
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.product.int8_linear import int8_linear
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
@@ -94,7 +93,7 @@ def test_norms_of_large_models(dtype: torch.dtype, rows: int, hidden: int) -> No
         torch.randn(rows, hidden, generator=generator, device="cuda", dtype=dtype) for _ in range(2)
     )
     weight = torch.rand(hidden, generator=generator, device="cuda", dtype=dtype)
-    found, s = rms_norm_in_blocks(x, weight, 1e-6, steps, residual)
+    found, s = rms_norm(x, weight, 1e-6, residual, ending=steps)
     y, expected = rms_norm(x, weight, 1e-6, residual)
     assert torch.equal(s, expected)
     off = (found.values.int() - quantize_in_blocks(y, steps).values.int()).abs()

@@ -11,9 +11,10 @@ from benchmarks.figures import PAGES, RESULTS, ROOT, rewritten, significant, unc
 from benchmarks.headline_table import joined
 from benchmarks.pocket_quality import CACHES, ENGINES
 from benchmarks.quality_tables import QUALITY_TABLES
+from benchmarks.shape_tables import SCHEMES_8B, SHAPE_TABLES, SHAPES_8B
 from benchmarks.tables import BATCHES, GPU_TABLES, LABELS
 
-TABLES = {**GPU_TABLES, **QUALITY_TABLES}
+TABLES = {**GPU_TABLES, **SHAPE_TABLES, **QUALITY_TABLES}
 BEYOND = 5.0  # points of other first choices, ingot eval's limit
 
 
@@ -44,7 +45,8 @@ def test_every_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for page in PAGES:
         rewritten(page.read_text(encoding="utf-8"), TABLES)
     named = (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
-    files = [*RESULTS.glob("*.json"), *(RESULTS / "reference").glob("*.json")]
+    folders = (RESULTS, RESULTS / "reference", RESULTS / "shapes_8b")
+    files = [file for folder in folders for file in folder.glob("*.json")]
     assert [file.name for file in files if file not in read and file.name not in named] == []
 
 
@@ -68,6 +70,17 @@ class TestClaims:
             if schemes[name]["decode"][batch]["p50"] > schemes["none"]["decode"][batch]["p50"]
         }
         assert slower == {("w4a8", "32"), ("w4a8", "64"), ("w8a8", "32")}
+
+    def test_the_8b_shapes_beside_bf16(self) -> None:
+        records = {(s, q): value_at(f"shapes_8b/{s}.{q}.json") for s in SHAPES_8B for q in SCHEMES_8B}
+        assert len({record["machine"]["commit"] for record in records.values()}) == 1
+        slower = set()
+        for (shape, scheme), record in records.items():
+            assert [str(entry["batch"]) for entry in record["latency"]] == list(BATCHES)
+            for ours, dense in zip(record["latency"], records[shape, "none"]["latency"], strict=True):
+                if ours["decode_ms"]["p50"] > dense["decode_ms"]["p50"]:
+                    slower.add((shape, scheme, ours["batch"]))
+        assert slower == {(shape, "w8a8", 64) for shape in SHAPES_8B}
 
     def test_the_headline_is_of_one_commit(self) -> None:
         assert len(value_at("headline.json", "commits")) == 1

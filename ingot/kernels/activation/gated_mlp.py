@@ -57,7 +57,7 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
 def silu_mul_triton(
     gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, ordered: bool = False
 ) -> torch.Tensor:
-    """Launch the kernel; arguments as in :func:`silu_mul`, unchecked; or ``ordered`` (operand_ends.py)."""
+    """Launch the kernel; arguments as in :func:`silu_mul`, unchecked; or ``ordered`` (operand.py)."""
     choice = merge_tiles(default_tiles(), tiles)
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     y = torch.empty((rows, inner), dtype=gate_up.dtype, device=gate_up.device)

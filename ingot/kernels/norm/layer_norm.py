@@ -22,7 +22,7 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.norm.rms_norm import MAX_HIDDEN
+from ingot.kernels.norm.kernel import MAX_HIDDEN
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 
 

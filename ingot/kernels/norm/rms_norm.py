@@ -1,19 +1,19 @@
 """RMSNorm of a hidden state, with the residual sum folded in.
 
 Owns the formula s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight. The sum is rounded to the
-dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. Knows no
-model.
+dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. y ends in
+any form of rows (rows/endings.py) within the same kernel. Knows no model.
 
     y, residual = rms_norm(x, weight, 1e-6, residual)
+    x8, residual = rms_norm(x, weight, 1e-6, residual, ending=InInt8())
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from ingot.kernels.checks import (
     expect,
@@ -23,53 +23,9 @@ from ingot.kernels.checks import (
     next_power_of_two,
     runs_on_gpu,
 )
-from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
-from ingot.kernels.rows.int8_round import store_int8_row
-from ingot.kernels.rows.operand_rows import operand_place
-
-MAX_HIDDEN = 16384  # one pass holds a whole row in registers
-
-
-@triton.jit
-def rms_norm_kernel(
-    x_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    sum_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    eps: tl.tensor,
-    HIDDEN: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    STATIC: tl.constexpr,
-    ORDERED: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """One row a program: add, square, normalise, multiply; with ``scale_ptr`` y is in 8 bits, with ORDERED
-    its columns stand in the operand's order.
-    """
-    start_next(OVERLAP)
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK_H)
-    inside = cols < HIDDEN
-    # The weight does not depend on the reduction: asking for it first hides its latency.
-    weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(OVERLAP)
-    s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
-    if residual_ptr is not None:
-        residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
-        s = (s.to(tl.float32) + residual.to(tl.float32)).to(dtype)
-        tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
-    s = s.to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
-    if scale_ptr is None:
-        tl.store(y_ptr + row * HIDDEN + operand_place(cols, ORDERED), y, mask=inside)
-    else:
-        store_int8_row(y.to(tl.float32), y_ptr + row * HIDDEN, scale_ptr, row, inside, STATIC, dtype)
+from ingot.kernels.norm.kernel import MAX_HIDDEN, expect_ending, launch_rms_norm
+from ingot.kernels.overlap import overlaps
+from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 
 
 def default_tiles(hidden: int, device: torch.device | None = None) -> dict[str, int]:
@@ -94,58 +50,25 @@ def rms_norm_triton(
     eps: float,
     residual: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """Launch the kernel; arguments as in :func:`rms_norm`, unchecked."""
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    return y, launch_rms_norm(x, weight, eps, residual, y, None, False, tiles)
-
-
-def launch_rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    residual: torch.Tensor | None,
-    y: torch.Tensor,
-    scales: torch.Tensor | None,
-    static: bool,
-    tiles: Mapping[str, int] | None,
-    ordered: bool = False,
-) -> torch.Tensor:
-    """Launch the kernel into y, int8 where there are ``scales`` (norm_int8.py), or ``ordered``
-    (operand_ends.py); returns s.
-    """
-    rows, hidden = x.shape
-    new_residual = x if residual is None else torch.empty((rows, hidden), dtype=x.dtype, device=x.device)
-    choice = merge_tiles(default_tiles(hidden, x.device), tiles)
-    if x.numel():
-        rms_norm_kernel[(rows,)](
-            x,
-            residual,
-            weight,
-            y,
-            None if residual is None else new_residual,
-            scales,
-            x.stride(0),
-            0 if residual is None else residual.stride(0),
-            eps,
-            HIDDEN=hidden,
-            BLOCK_H=next_power_of_two(hidden),
-            STATIC=static,
-            ORDERED=ordered,
-            OVERLAP=choice["OVERLAP"],
-            **launch_options(choice, x.device),
-        )
-    return new_residual
+    choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
+    return launch_rms_norm(x, weight, eps, residual, None, ending, choice)
 
 
 def rms_norm_reference(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """The PyTorch twin; arguments as in :func:`rms_norm`."""
     s = x if residual is None else x + residual
     wide = s.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return normed.to(x.dtype) * weight, s
+    return ending.of(normed.to(x.dtype) * weight), s
 
 
 def rms_norm(
@@ -154,7 +77,8 @@ def rms_norm(
     eps: float,
     residual: torch.Tensor | None = None,
     tiles: Mapping[str, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
     """s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight (Zhang and Sennrich, 2019).
 
     Args:
@@ -163,24 +87,22 @@ def rms_norm(
         eps: added to the mean square.
         residual: [T, H] or None; added to x first.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        ending: what becomes of y: the same numbers as ``ending.of(y)``.
 
     Returns:
-        y [T, H], and s [T, H]: the next layer's residual (x itself, not a copy, without ``residual``).
+        y [T, H] as its ending makes it, and s [T, H]: the next layer's residual (x itself, not a copy,
+        without ``residual``).
 
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_norm(x, weight, residual)
-    if runs_on_gpu(x):
-        return rms_norm_triton(x, weight, eps, residual, tiles)
-    return rms_norm_reference(x, weight, eps, residual)
-
-
-def expect_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
-    """Raise unless the kernel can take these."""
     expect_float("x", x)
     expect("x", x, (None, None), like=x)
     expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
     expect("weight", weight, (x.shape[1],), like=x)
     if residual is not None:
         expect("residual", residual, tuple(x.shape), like=x)
+    expect_ending(ending, x.shape[1], x)
+    if runs_on_gpu(x):
+        return rms_norm_triton(x, weight, eps, residual, tiles, ending)
+    return rms_norm_reference(x, weight, eps, residual, ending)

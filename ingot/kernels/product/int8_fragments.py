@@ -7,7 +7,7 @@ bytes of a row, of the weight's pairs and of x alike: what tensor-core instructi
 for the order of columns, which is the same on both sides. No number moves between threads, and, with the
 weight as the right operand, none between registers. Knows no choice of tiles.
 
-A weight of whole bytes read so was slower than through shared memory (docs/performance-log.md).
+A weight of whole bytes read so was slower than through shared memory (docs/performance/int8.md).
 
     acc = int8_fragment_tile(x_ptr, ...)  # [BLOCK_N, 16]
 """

@@ -13,11 +13,13 @@ the bias.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ingot.kernels.checks import KernelArgumentError, expect, expect_range
+from ingot.kernels.rows.endings import WHOLE_ROWS
 from ingot.kernels.rows.int8_rows import Int8Rows
 
 BLOCKS = (16, 256)  # columns, the least and the most
@@ -58,6 +60,21 @@ class BlockSteps:
     def rows(self, values: torch.Tensor) -> Int8Rows:
         """Numbers int8 [M, width] with the steps as scales that all rows share."""
         return Int8Rows(values, self.steps.expand(values.shape[0], -1), self.block)
+
+    def expect(self, width: int, like: torch.Tensor) -> None:
+        """Raise unless these are steps of rows [width], as an ending of a kernel (endings.py)."""
+        expect_steps(self, width, like)
+
+    def launched(self, num_rows: int, width: int, like: torch.Tensor) -> tuple[Int8Rows, dict[str, Any]]:
+        """As of ``Ending``; columns by ``order``, in whole blocks."""
+        values = torch.empty((num_rows, self.width), dtype=torch.int8, device=like.device)
+        own = {"y_ptr": values, "WIDTH": self.width, "GROUP": self.block, "BITS": self.bits}
+        by_block = {"order_ptr": self.order, "step_ptr": self.steps, "zero_ptr": self.zeros}
+        return self.rows(values), WHOLE_ROWS | own | by_block
+
+    def of(self, y: torch.Tensor) -> Int8Rows:
+        """As of ``Ending``."""
+        return quantize_in_blocks(y, self)
 
 
 def quantize_in_blocks(x: torch.Tensor, steps: BlockSteps) -> Int8Rows:

@@ -38,11 +38,6 @@ class OperandRows:
         return spans.permute(0, 1, 4, 2, 3, 5).reshape(rows, width)
 
 
-@dataclass(frozen=True, slots=True)
-class OperandOrder:
-    """Says to attention how its output ends (int8_heads.py): each token's row in the operand's order."""
-
-
 def operand_rows(x: torch.Tensor) -> OperandRows:
     """x [M, K] with its columns in the operand's order, by plain PyTorch."""
     rows, width = x.shape

@@ -17,7 +17,7 @@ from ingot.kernels.tiles.product_tiles import shared_bytes
 from ingot.kernels.weight.stored_weight import StoredWeight
 
 # More rows are the matrix library's, with the widened weight: every 256 rows unpack it again here. The limit
-# is an estimate from what 64 to 256 rows take (docs/performance-log.md).
+# is an estimate from what 64 to 256 rows take (docs/performance/packed-weights.md).
 PACKED_ROWS = 256
 FEW_OUTPUTS = 8192  # of the tiles below: an output or down product
 SPLIT_OUTPUTS = 16383  # up to here the sums of a whole product are split as well, where programs are few
