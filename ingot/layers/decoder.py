@@ -18,7 +18,7 @@ from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
-from ingot.layers.batch import Encoded, ForwardBatch, LayerCache, Spliced
+from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
 from ingot.layers.context import BuildContext
 from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.embedding import Embedding
@@ -26,7 +26,7 @@ from ingot.layers.forms import RawForm, Rows
 from ingot.layers.linear import Linear
 from ingot.layers.mlp import make_mlp
 from ingot.layers.norm import make_norm
-from ingot.layers.products import LayerProducts, Product
+from ingot.layers.products import LayerProducts, Product, SkippingProduct
 from ingot.layers.rotary import RotaryTable
 
 
@@ -62,12 +62,10 @@ class DecoderLayer(nn.Module):
         ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
         """
         attended = self._attended(x, batch, cache, rope, products)
-        if batch.encoded is None:
-            x, hidden = products.output.join(
-                attended, hidden, self.post_attention_layernorm, products.up.form
-            )
-        else:
-            x, hidden = self._join_encoded(attended, hidden, batch.encoded, batch, cache, products)
+        output = products.output
+        if batch.encoded is not None:
+            attended, hidden, output = self._attended_encoded(attended, hidden, batch, cache, products)
+        x, hidden = output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
         del attended  # memory of a long prompt
         batch.see("stream", hidden)
         inner = self._inner(x, batch, products)
@@ -90,30 +88,28 @@ class DecoderLayer(nn.Module):
         _see(batch, "attended", attended, products.output)
         return attended
 
-    def _join_encoded(
+    def _attended_encoded(
         self,
         attended: Rows,
         hidden: torch.Tensor,
-        encoded: Encoded,
         batch: ForwardBatch,
         cache: LayerCache,
         products: LayerProducts,
-    ) -> tuple[Rows, torch.Tensor]:
-        """The join of self-attention, then cross-attention and its join; to a request without an input these
-        two add nothing.
-        """
+    ) -> tuple[Rows, torch.Tensor, Product]:
+        """The join of self-attention, then cross-attention up to its output product."""
+        attention, encoded = self.encoder_attn, batch.encoded
+        assert attention is not None
+        assert encoded is not None
         assert products.encoded is not None
-        assert self.encoder_attn is not None
-        query, output = products.encoded
-        norm, form = self.post_attention_layernorm, products.up.form
-        x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, query.form)
-        attended = output.form.attention(
-            self.encoder_attn, self.encoder_attn.query(query.whole(x)), batch, cache
+        to_query, output = products.encoded
+        x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, to_query.form)
+        query = attention.query(to_query.whole(x))
+        attended = output.form.attention(attention, query, batch, cache)
+        return (
+            attended,
+            hidden,
+            SkippingProduct(output, encoded.lens == 0) if encoded.some_without else output,
         )
-        if not encoded.some_without or output.bias is None:  # of nothing attended there is only the bias
-            return output.join(attended, hidden, norm, form)
-        added = output.whole(attended).masked_fill((encoded.lens == 0)[:, None], 0)
-        return form.norm(norm, added, hidden)
 
     def _inner(self, x: Rows, batch: ForwardBatch, products: LayerProducts) -> Rows:
         """The MLP up to its down product."""

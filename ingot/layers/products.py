@@ -107,6 +107,20 @@ class Product:
         return form.norm(norm, self.whole(x), hidden)
 
 
+class SkippingProduct(Product):
+    """A product that adds nothing to the rows of ``skipped`` [T], not even its bias."""
+
+    def __init__(self, product: Product, skipped: torch.Tensor) -> None:
+        super().__init__(product.linear, overlap=product.overlap)
+        self.form = product.form
+        self.product = product
+        self.skipped = skipped
+
+    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``."""
+        return form.norm(norm, self.product.whole(x).masked_fill(self.skipped[:, None], 0), hidden)
+
+
 class AddedProduct(Product):
     """A dense one without a bias that the matrix library adds to the hidden states in place."""
 

@@ -95,7 +95,7 @@ class Ways:
         self.narrow: Table = NARROW_ROWS
         self.known = _known(self.config)
         # Then the hidden states of one token need no norm of their own: each product applies it.
-        # Where some requests skip cross-attention, their rows are left out before the next norm.
+        # Where some requests skip cross-attention (SkippingProduct), the next norm has rows to add.
         self.all_small = all_dense(decoder) and self.known and self.config.kind != "cross"
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:

@@ -116,7 +116,11 @@ class Scheduler:
             if request in step.preempted:
                 continue
             count = self._share(request, budget, last=not self.waiting and request is ready[-1])
-            if self._reserve(request, count, step) and (count := self._encoded(request, count, step)):
+            if not self._reserve(request, count, step):
+                continue
+            if request.inputs:
+                count = self._encoded(request, count, step)
+            if count:
                 step.requests.append(_scheduled(request, count))
                 budget = max(budget - count, 0)
         if not step.preempted:
@@ -129,7 +133,8 @@ class Scheduler:
         for item in step.requests:
             item.request.num_computed = item.start + item.count
             self.cache.publish(item.request)
-            if self.encoders is not None:
+        if self.encoders is not None:
+            for item in step.requests:
                 self.encoders.passed(item.request)
 
     def _admit(self, step: ScheduledBatch, budget: int) -> None:
@@ -147,9 +152,8 @@ class Scheduler:
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
             count = 0
             if needed <= self.cache.num_free:
-                count = self._encoded(
-                    request, self._share(request, budget, last=len(self.waiting) == 1), step
-                )
+                count = self._share(request, budget, last=len(self.waiting) == 1)
+                count = self._encoded(request, count, step) if request.inputs else count
             if not count:
                 self._release(request)
                 if step.requests or not self._take_from_held():
@@ -176,8 +180,7 @@ class Scheduler:
 
     def _encoded(self, request: Request, count: int, step: ScheduledBatch) -> int:
         """How many of ``count`` tokens can be computed with the inputs that are encoded by then."""
-        if self.encoders is None or not request.inputs:
-            return count
+        assert self.encoders is not None
         return self.encoders.share(request, count, step.jobs)
 
     def _release(self, request: Request) -> None:
