@@ -19,6 +19,7 @@ from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
+from ingot.engine.rotated import rotates
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
@@ -304,15 +305,20 @@ def _ways(setting: Setting) -> Iterator[_Way]:
 
 
 def _formats(setting: Setting) -> Iterator[Setting]:
-    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes. What is
-    quantized already has its own alone.
+    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
+    is quantized already has its own alone.
     """
     if setting.quant.source:
         yield setting
         return
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
     yield setting.replace(dtype="fp32", quant=QuantConfig())
-    yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)
+    for name in SCHEMES:
+        quant = QuantConfig(scheme=name)
+        if quant.rotation and not rotates(setting.model):
+            quant = quant.replace(rotation=False)
+        if setting.model.encoder is None or not quant.calibrated:
+            yield setting.replace(dtype=half, quant=quant)
 
 
 def _whole(setting: Setting) -> Setting | None:

@@ -35,24 +35,24 @@ _ROWS_PIECE = 1 << 26  # values of embedding and head on the device at a time
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
+def rotates(config: DecoderConfig) -> bool:
+    """Whether a rotation keeps a model: its norms do not take the mean off, and no encoder's outputs, which
+    stay as they are, meet its hidden states.
+    """
+    return config.norm == "rms_norm" and config.encoder is None
+
+
 def check_rotation(config: DecoderConfig) -> None:
     """Refuse a model that a rotation would change.
 
     Raises:
-        ConfigError: its norms take the mean off, which a rotation does not keep; or it has an encoder, whose
-            outputs would not be rotated.
+        ConfigError: as ``rotates`` says.
     """
-    if config.encoder is not None:
-        raise ConfigError(
-            "a model with an encoder cannot be rotated",
-            seen=f"{config.architecture}: kind {config.kind}",
-            flag="--no-rotate, or rotation: false in the --quant file",
-        )
-    if config.norm != "rms_norm":
+    if not rotates(config):
         raise ConfigError(
             "this model's hidden states cannot be rotated",
-            seen=f"{config.architecture}: {config.norm}",
-            allowed="models with RMSNorm",
+            seen=f"{config.architecture}: {config.norm}, kind {config.kind}",
+            allowed="models of text with RMSNorm",
             flag="--no-rotate, or rotation: false in the --quant file",
         )
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
 from ingot.kernels.rows.operand_rows import OperandRows
@@ -149,6 +150,11 @@ class Decoder(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.head_bias, ctx=head)
         self.tie()
         self.rotary = RotaryTable(config.rope, max_seq_len) if config.rope else None
+
+    @property
+    def kind(self) -> Kind:
+        """What becomes of the encoder's outputs."""
+        return self.config.kind
 
     @property
     def tied(self) -> bool:

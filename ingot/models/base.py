@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
 
 from ingot.checkpoint.weight_map import WeightMap
+from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
 from ingot.layers.batch import Spliced
@@ -31,11 +32,14 @@ _AGAIN = "correct config.json, or download it again"
 class Model(Protocol):
     """What sets models apart where they run; ``Decoder`` is one. Their layers run in layers/forward.py.
 
-    ``config.kind`` says what becomes of the encoded: ``text`` encodes nothing, ``prefix`` splices it into the
+    ``kind`` says what becomes of the encoded: ``text`` encodes nothing, ``prefix`` splices it into the
     embeddings, and in ``cross`` every layer attends to it.
     """
 
-    config: DecoderConfig
+    @property
+    def kind(self) -> Kind:
+        """As of the manifest."""
+        ...
 
     def encode(self, features: torch.Tensor) -> torch.Tensor:
         """Features of one input, in the model's dtype → [positions, encoder's hidden_size]."""
@@ -50,6 +54,10 @@ class Model(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] → [L, vocab_size], in the model's dtype."""
         ...
+
+
+if TYPE_CHECKING:
+    _DECODER: type[Model] = Decoder
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,9 @@ class InputRules:
 
 
 def no_inputs() -> RequestError:
-    """The error for an input to a model without an encoder."""
+    """The error for an input where nobody encodes it."""
     return RequestError(
-        "this model takes text only", seen="an input beside text", fix="leave it out, or take another engine"
+        "only text and token ids are taken here",
+        seen="an input",
+        fix="leave it out, or take an engine whose model has an encoder",
     )

@@ -135,16 +135,17 @@ def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity
 
 
 def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> tuple[int, int]:
-    """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs; and
-    bytes of these activations.
+    """Bytes of GPU memory left for the cache after weights, encoders, the largest step's activations and
+    graphs; and bytes of these activations.
     """
     torch.cuda.empty_cache()
     dtype, config = parse_dtype(setting.dtype), setting.runtime
     activations = measured_activations(model, device, dtype, setting.max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    reserve = ledger(setting, weights={}).of("reserve")
-    return int(free - total * (1 - config.memory_fraction)) - activations - reserve, activations
+    bill = ledger(setting, weights={})
+    taken = activations + bill.of("reserve") + bill.of("encoders")
+    return int(free - total * (1 - config.memory_fraction)) - taken, activations
 
 
 def largest_step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +18,11 @@ from ingot.engine.memory_sizes import step_buffer_bytes, weight_bytes
 from ingot.errors import ConfigError
 from ingot.models.registry import ARCHITECTURES, register
 from ingot.runtime.step_buffer import StepBuffer
+from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import PICTURES
 from tests.encoders.speech import SPEECH
+from tests.tiny_models import tiny_config
 
 
 @pytest.mark.parametrize("name", ["pictures", "speech"])
@@ -102,3 +105,19 @@ def test_names_are_registered_once() -> None:
         with pytest.raises(ConfigError, match="two architectures of one name"):
             register(other)
     assert before == ARCHITECTURES
+
+
+def test_plan_shows_the_encoder_cache_of_a_model_that_has_one(speech: Side) -> None:
+    shown = ingot("plan", speech.folder, "--gpu", "24GiB", "--max-batch-size", "4")
+    assert shown.exit_code == 0
+    assert "encoder cache" in shown.output
+    assert "keys and values of 256 positions" in shown.output
+    assert "w4a8" in shown.output  # not rotated
+    assert "rptq" not in shown.output  # it would need samples
+
+
+def test_plan_shows_schemes_that_do_not_rotate_a_model_with_layer_norm(tmp_path: Path) -> None:
+    tiny_config("gpt2", architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+    shown = ingot("plan", tmp_path / "config.json", "--gpu", "24GiB")
+    assert shown.exit_code == 0, shown.output
+    assert "w4a8" in shown.output

@@ -192,7 +192,7 @@ def test_schemes_that_look_at_text_or_rotate_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="has an encoder"):
         build(speech.folder, tmp_path / "engine", quant=QuantConfig("w4a16", method="gptq"))
-    with pytest.raises(ConfigError, match="with an encoder cannot be rotated"):
+    with pytest.raises(ConfigError, match="cannot be rotated"):
         LLM(pictures.folder, "cpu", quant=QuantConfig("w4a8", rotation=True))
 
 
