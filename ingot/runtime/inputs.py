@@ -109,7 +109,8 @@ class InputRules:
 
     def _tensor(self, features: object) -> torch.Tensor:
         try:
-            tensor = torch.as_tensor(features).detach().to("cpu", torch.float32)
+            # A copy: what the caller writes later is not what was hashed.
+            tensor = torch.as_tensor(features).detach().to("cpu", torch.float32, copy=True).contiguous()
         except (TypeError, ValueError, RuntimeError) as error:
             raise RequestError(
                 "an input's features must be a tensor of numbers", seen=error, fix="the input"
@@ -128,7 +129,7 @@ class InputRules:
                 seen=f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} are NaN or infinite",
                 fix="the input",
             )
-        return tensor.contiguous()
+        return tensor
 
 
 def no_inputs() -> RequestError:

@@ -138,6 +138,13 @@ def test_a_picture_is_encoded_once_for_all_that_show_it(
     assert len(encoded) == 2
 
 
+def test_a_picture_is_what_it_was_when_it_was_given(pictures: Side, expected: list[list[int]]) -> None:
+    shown = picture(100)
+    stream = pictures.open().stream(Prompt([MIXED[0][0], Input(shown), MIXED[0][2]]), GREEDY)  # type: ignore
+    shown.zero_()
+    assert [token for piece in stream for token in piece.token_ids] == expected[0]
+
+
 def test_beams_and_answers_of_a_picture_equal_hugging_faces(pictures: Side) -> None:
     parts = MIXED[0]
     given = [token for part in parts for token in ([PICTURE] * POSITIONS if isinstance(part, int) else part)]
