@@ -20,7 +20,6 @@ from ingot.layers.decoder import DecoderLayer
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [M, 2 I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 

@@ -43,14 +43,11 @@ class Work:
     @classmethod
     def of(cls, config: DecoderConfig, weight_bytes: int, kv_dtype: torch.dtype) -> Self:
         """The work of a model whose steps read ``weight_bytes`` of weights, its cache in ``kv_dtype``."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
-        mlp = (3 if config.mlp == "silu_gated" else 2) * hidden * inner
         return cls(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes_per_token(config, kv_dtype),
-            linear_flops=2 * config.num_layers * (attention + mlp),
-            head_flops=2 * hidden * config.vocab_size,
+            linear_flops=2 * config.num_layers * layer_weights(config),
+            head_flops=2 * config.hidden_size * config.vocab_size,
             pair_flops=4 * config.num_layers * config.q_size,
             window=config.sliding_window,
         )
@@ -71,6 +68,13 @@ class Work:
 
     def _seen(self, context: float) -> float:
         return min(context, self.window) if self.window else context
+
+
+def layer_weights(config: DecoderConfig) -> int:
+    """Numbers in the linear layers of one decoder layer."""
+    attention = 2 * (config.q_size + config.kv_size)
+    mlp = (3 if config.mlp == "silu_gated" else 2) * config.intermediate_size
+    return config.hidden_size * (attention + mlp)
 
 
 def causal_pairs(tokens: int, window: int = 0) -> int:

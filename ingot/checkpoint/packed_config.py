@@ -140,7 +140,6 @@ def _compressed(found: Json) -> PackedFormat:
 
 
 def _of_weights(group: Any, form: str) -> PackedFormat:
-    """The format of one of config_groups."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise _refused("compressed-tensors group", group, "an object with weights")

@@ -51,13 +51,11 @@ class Transpose(Rename):
     """``target`` is the stored matrix ``source`` [in, out] turned to [out, in], as GPT-2's Conv1D needs."""
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
-        """[out, in] of [in, out]."""
         if len(sources[0]) != 2:
             raise ValueError(f"only a matrix can be transposed, {self.source} is {list(sources[0])}")
         return sources[0][::-1]
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Rows become columns."""
         return sources[0].t()
 
 
@@ -75,16 +73,13 @@ class Concat:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names in the model that this rule makes."""
         return (self.target,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names in the checkpoint, without prefix, that this rule takes."""
         return self.sources
 
     def bind(self, stored: int, built: int) -> Concat:
-        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
         sources = tuple(_put(source, stored) for source in self.sources)
         return replace(self, target=_put(self.target, built), sources=sources)
 
@@ -98,7 +93,6 @@ class Concat:
         return (*sources[0][:dim], size, *sources[0][dim + 1 :])
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join along ``dim``."""
         parts, (place, size) = list(sources), self.gap
         if size:
             shape = list(parts[0].shape)
@@ -118,16 +112,13 @@ class Split:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names in the model that this rule makes."""
         return self.targets
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names in the checkpoint, without prefix, that this rule takes."""
         return (self.source,)
 
     def bind(self, stored: int, built: int) -> Split:
-        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
         targets = tuple(_put(target, built) for target in self.targets)
         return Split(targets, _put(self.source, stored), self.sizes, self.dim)
 

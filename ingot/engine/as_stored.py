@@ -74,7 +74,6 @@ class StoredWeights:
         self._load = load
 
     def load(self, name: str) -> torch.Tensor:
-        """A tensor that is whole, in the engine's dtype."""
         return self._load(name)
 
     def input_scale(self, name: str) -> torch.Tensor | None:

@@ -25,6 +25,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
+from ingot.engine.manifest import Manifest
 from ingot.engine.rotated import check_rotation, rotated
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
@@ -32,7 +33,7 @@ from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
 from ingot.models.base import Architecture
 from ingot.models.hf_values import check_end_tokens
-from ingot.models.registry import find_architecture
+from ingot.models.registry import architecture_named, find_architecture
 from ingot.quant.rounding import Quantized
 from ingot.quant.rptq import InBlocks
 from ingot.quant.schemes import is_dense
@@ -179,6 +180,12 @@ def empty_model(
     ctx = BuildContext(quant, plan, parse_dtype(build.dtype))
     with torch.device("meta"):
         return architecture.build(config, ctx, build.max_seq_len)
+
+
+def model_of(manifest: Manifest, plan: KernelPlan | None = None) -> Decoder:
+    """The empty modules of an engine; without a plan kernels have their defaults."""
+    architecture = architecture_named(manifest.model.architecture)
+    return empty_model(architecture, manifest.model, manifest.build, manifest.quant, plan or KernelPlan())
 
 
 def packed_tensors(

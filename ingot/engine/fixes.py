@@ -19,7 +19,7 @@ from ingot.config.quant import SCHEMES, QuantConfig
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
-from ingot.engine.rotated import rotates
+from ingot.engine.rotated import can_rotate
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
@@ -315,7 +315,7 @@ def _formats(setting: Setting) -> Iterator[Setting]:
     yield setting.replace(dtype="fp32", quant=QuantConfig())
     for name in SCHEMES:
         quant = QuantConfig(scheme=name)
-        if quant.rotation and not rotates(setting.model):
+        if quant.rotation and not can_rotate(setting.model):
             quant = quant.replace(rotation=False)
         if setting.model.encoder is None or not quant.calibrated:
             yield setting.replace(dtype=half, quant=quant)

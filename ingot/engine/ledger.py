@@ -299,7 +299,6 @@ def _encoder_items(setting: Setting) -> Iterator[Item]:
 
 
 def _stored_as(setting: Setting, kind: str) -> str:
-    """What a kind of weights is stored in."""
     quant = setting.quant
     if kind == "head" and setting.model.tie_word_embeddings and quant.head == "none":
         return "tied: the embedding's"

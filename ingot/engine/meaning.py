@@ -14,13 +14,11 @@ from pathlib import Path
 
 import torch
 
-from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import empty_model
+from ingot.engine.assemble import model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.layers.linear import Linear, linears
-from ingot.models.registry import architecture_named
 from ingot.quant.schemes import is_dense
 
 _FOLDED = ("awq", "smoothquant")
@@ -31,10 +29,7 @@ class EngineWeights:
 
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self.manifest = manifest or Manifest.read(folder)
-        build, quant = self.manifest.build, self.manifest.quant
-        architecture = architecture_named(self.manifest.model.architecture)
-        model = empty_model(architecture, self.manifest.model, build, quant, KernelPlan())
-        self._linears = linears(model)
+        self._linears = linears(model_of(self.manifest))
         self._reader = WeightsReader(folder / WEIGHTS_FILE)
 
     @property

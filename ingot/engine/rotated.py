@@ -35,7 +35,7 @@ _ROWS_PIECE = 1 << 26  # values of embedding and head on the device at a time
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
-def rotates(config: DecoderConfig) -> bool:
+def can_rotate(config: DecoderConfig) -> bool:
     """Whether a rotation keeps a model: its norms do not take the mean off, and no encoder's outputs, which
     stay as they are, meet its hidden states.
     """
@@ -46,9 +46,9 @@ def check_rotation(config: DecoderConfig) -> None:
     """Refuse a model that a rotation would change.
 
     Raises:
-        ConfigError: as ``rotates`` says.
+        ConfigError: as ``can_rotate`` says.
     """
-    if not rotates(config):
+    if not can_rotate(config):
         raise ConfigError(
             "this model's hidden states cannot be rotated",
             seen=f"{config.architecture}: {config.norm}, kind {config.kind}",

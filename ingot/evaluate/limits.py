@@ -62,7 +62,6 @@ class Delta:
     stderr: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return asdict(self)
 
 
@@ -118,15 +117,8 @@ def _delta(limit: Limit, ours: float, theirs: float | None) -> Delta:
     delta = ours if theirs is None else ours - theirs
     if limit.relative and theirs is not None:
         delta = 100 * delta / theirs if theirs else math.nan
-    return Delta(
-        limit.metric,
-        ours,
-        theirs,
-        delta,
-        limit.most,
-        limit.unit,
-        math.isfinite(delta) and abs(delta) <= limit.most,
-    )
+    within = math.isfinite(delta) and abs(delta) <= limit.most
+    return Delta(limit.metric, ours, theirs, delta, limit.most, limit.unit, within)
 
 
 def _number(value: str, given: str) -> float:

@@ -143,7 +143,6 @@ def _evaluated(
 
 
 def _limits(verb: str, thresholds: Mapping[str, float]) -> list[Limit]:
-    """The verb's own limits of differences, with the user's in their place."""
     return [
         replace(limit, most=thresholds.get(delta_name(verb, limit.metric), limit.most))
         for limit in limits_for(verb)
@@ -176,7 +175,6 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
 
 
 def _window(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Window and stride of running text."""
     return (settings["window"], settings["stride"]) if "window" in settings else None
 
 

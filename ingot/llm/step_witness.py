@@ -76,7 +76,6 @@ class TokenRows:
         return self._layers[layer]
 
     def cached(self, record: int, layer: int) -> list[torch.Tensor]:
-        """A layer's cached tensors of a record's tokens."""
         return [tensor[self.valid[record]] for tensor in self.records[record].cached[layer]]
 
     def meant(self, tensors: Sequence[torch.Tensor], side: int) -> torch.Tensor:
@@ -155,7 +154,6 @@ class StepWitness:
         self.logits_rows = self._logits_rows(counts)
 
     def value(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
-        """As of ``Witness``."""
         number = self._met[place]
         self._met[place] += 1
         had = self._logits() if place == "logits" else self._had(place, number)
@@ -185,7 +183,6 @@ class StepWitness:
         return had
 
     def cached(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> list[KeysValues]:
-        """As of ``Witness``."""
         for side, computed in enumerate((keys, values)):
             own = [self._rows.cached(n, layer) for n in self._numbers]
             place = ("keys", "values")[side]

@@ -107,7 +107,8 @@ def run_layer(
     for count, end in zip(inputs.counts, ends, strict=True):
         rows = slice(end - count, end)
         hidden = _own(inputs.hidden[rows], weight)
-        batch = _batch(inputs, rows, num_blocks, max_seq_len, device)
+        positions, turned = (t[rows].to(device) for t in (inputs.positions, inputs.rope_rows))
+        batch = request_batch(positions, turned, end, num_blocks, max_seq_len)
         pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
     return torch.cat(pieces)
 
@@ -135,12 +136,16 @@ def _own(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return rows.to(like.device, like.dtype, copy=True)
 
 
-def _batch(
-    inputs: LayerInputs, rows: slice, num_blocks: int, max_seq_len: int, device: torch.device
+def request_batch(
+    positions: torch.Tensor, rope_rows: torch.Tensor, end: int, num_blocks: int, max_seq_len: int
 ) -> ForwardBatch:
-    """One call's batch: a request whose blocks lie in order, so that a token's slot is its position."""
-    count = rows.stop - rows.start
-    positions = inputs.positions[rows].to(device)
+    """The last of the first ``end`` tokens of a request, whose blocks lie in order: a token's slot is its
+    position.
+
+    Args:
+        positions, rope_rows: [T] int64, of these tokens.
+    """
+    count, device = len(positions), positions.device
 
     def row(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -148,11 +153,11 @@ def _batch(
     return ForwardBatch(
         input_ids=torch.zeros(count, dtype=torch.int64, device=device),
         positions=positions,
-        rope_rows=inputs.rope_rows[rows].to(device),
+        rope_rows=rope_rows,
         slot_mapping=positions,
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         query_start=row(0, count),
-        seq_lens=row(rows.stop),
+        seq_lens=row(end),
         logits_indices=torch.tensor([count - 1], device=device),
         max_query_len=count,
         max_seq_len=max_seq_len,

@@ -27,9 +27,8 @@ def check(report: Report, steps: int) -> None:
     assert len(report.greedy) == steps + 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [*((kind, "fp32") for kind in CLASSES), *((kind, "bf16") for kind in CLASSES)]
-)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", CLASSES)
 def test_huggingface_class(kind: str, dtype: str, originals: dict[str, Path]) -> None:
     report = align(originals[kind], originals[kind], [random_ids(12)], steps=2, device="cpu", dtype=dtype)
     assert report.reference.startswith("Hugging Face's ")

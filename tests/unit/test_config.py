@@ -16,14 +16,6 @@ from ingot.config.sampling import MAX_LOGPROBS, VALUE_NAMES, SamplingParams
 from ingot.errors import ConfigError, RequestError
 
 
-def test_configs_of_a_call_are_at_hand() -> None:
-    from ingot import RuntimeConfig as Shown
-    from ingot import __all__
-
-    assert Shown is RuntimeConfig
-    assert "RuntimeConfig" in __all__
-
-
 @dataclass(frozen=True)
 class Inner(JsonConfig):
     size: int
@@ -164,7 +156,7 @@ def test_a_refused_value_names_its_field(name: str, value: Any) -> None:
     for make in (lambda: SamplingParams(**{name: value}), lambda: SamplingParams.from_json({name: value})):
         with pytest.raises(RequestError) as caught:
             make()
-        assert name in f"{caught.value.what} {caught.value.fix}"
+        assert caught.value.fix == name
         assert isinstance(caught.value, ValueError)
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 

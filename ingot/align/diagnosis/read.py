@@ -44,7 +44,7 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
     match kind:
         case "input_norm":
             return norm_spec(config, f"{name}.input_layernorm", vectors(model))
-        case "post_attention_norm" | "post_norm":
+        case "post_norm":
             return norm_spec(config, f"{name}.post_attention_layernorm", vectors(model))
         case "mlp":
             return read_mlp(f"{name}.mlp", model, config)
@@ -70,7 +70,6 @@ def all_positions(divergence: Divergence) -> torch.Tensor | None:
 
 
 def vectors(model: Decoder) -> ReadVector:
-    """Norms' weights and biases by name, in fp32."""
     return lambda name: model.get_parameter(name).float()
 
 
@@ -106,7 +105,6 @@ def rope_spec(rope: RopeConfig, positions: torch.Tensor, prompt_len: int) -> Rop
 
 
 def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
-    """The feed-forward."""
     plain = plain_mlp(config, name)
     down, down_bias = linear_tensors(model, f"{name}.down_proj")
     if plain.on is None:
@@ -128,7 +126,6 @@ def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
 def read_layer(
     name: str, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> LayerSpec:
-    """A whole layer."""
     return LayerSpec(
         name=name,
         input_norm=norm_spec(config, f"{name}.input_layernorm", vectors(model)),
@@ -139,6 +136,5 @@ def read_layer(
 
 
 def read_embedding(model: Decoder, positions: torch.Tensor) -> EmbeddingSpec:
-    """Token embeddings, and learned positions where the model has them."""
     places = None if model.embed_positions is None else model.embed_positions.weight.float()
     return EmbeddingSpec("embed_tokens", model.embed_tokens.weight.float(), places, positions)

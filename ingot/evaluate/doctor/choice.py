@@ -48,12 +48,10 @@ class Settled:
 
 
 def expected(mix: Mapping[str, Option]) -> float:
-    """The errors of all layers added up."""
     return math.fsum(option.error for option in mix.values())
 
 
 def cost(mix: Mapping[str, Option]) -> float:
-    """The costs of all layers added up."""
     return math.fsum(option.cost for option in mix.values())
 
 

@@ -103,14 +103,10 @@ def comments(found: Diagnosis, command: str) -> list[str]:
 
 
 def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
-    groups = _grouped(found.layers, key)
+    summed = _summed(found, key)
     rows = [
-        (
-            name,
-            *(score(math.fsum(layer.kl[scheme] for layer in own)) for scheme in _narrow(found)),
-            _share(found, own),
-        )
-        for name, own in groups.items()
+        (name, *map(score, summed[name].values()), _share(found, own))
+        for name, own in _grouped(found.layers, key).items()
     ]
     return Table(f"summed by {what}", (what, *_narrow(found), "share"), tuple(rows))
 

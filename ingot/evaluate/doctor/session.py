@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
 from ingot.device import parse_dtype, resolve_device
@@ -83,7 +83,6 @@ class Layer:
 
     @property
     def index(self) -> int:
-        """Of its decoder layer."""
         return layer_index(self.name)
 
 
@@ -182,21 +181,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         assembly = Assembly.of(source, build, QuantConfig())
         texts = _texts(documents, assembly.model_config.vocab_size)
-        layers = options_of(assembly, wanted.quant, ladder)
-        dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
-        num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
-        if device.type == "cpu":
-            _expect_room(assembly, texts)
-        try:
-            with torch.inference_mode(), steady_threads(num_bytes, device):
-                probe = Probe(dense_model(assembly), load, texts, device, dtype)
-                found = _Session(wanted, ladder, layers, probe, progress).run()
-        except torch.OutOfMemoryError:
-            raise OutOfMemoryError(
-                "the checkpoint and its texts do not fit in the device's memory",
-                seen=f"{device}",
-                fix="--device cpu, or fewer tokens: --limit, --max-tokens",
-            ) from None
+        found = _diagnosed(wanted, ladder, assembly, source, texts, device, progress)
     facts = {
         "checkpoint": wanted.checkpoint,
         "dtype": build.dtype,
@@ -206,6 +191,33 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         "machine": machine(device),
     }
     return replace(found, facts=facts)
+
+
+def _diagnosed(
+    wanted: Wanted,
+    ladder: tuple[str, ...],
+    assembly: Assembly,
+    source: Checkpoint,
+    texts: Sequence[Text],
+    device: torch.device,
+    progress: Progress,
+) -> Diagnosis:
+    """Without the facts."""
+    layers = options_of(assembly, wanted.quant, ladder)
+    dtype, load = parse_dtype(assembly.build.dtype), partial(assembly.load, checkpoint=source)
+    num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
+    if device.type == "cpu":
+        _expect_room(assembly, texts)
+    try:
+        with torch.inference_mode(), steady_threads(num_bytes, device):
+            probe = Probe(dense_model(assembly), load, texts, device, dtype)
+            return _Session(wanted, ladder, layers, probe, progress).run()
+    except torch.OutOfMemoryError:
+        raise OutOfMemoryError(
+            "the checkpoint and its texts do not fit in the device's memory",
+            seen=f"{device}",
+            fix="--device cpu, or fewer tokens: --limit, --max-tokens",
+        ) from None
 
 
 def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
