@@ -127,7 +127,7 @@ class Calls:
     def _check(self, entry: Entry, params: SamplingParams, which: str) -> None:
         """Refuse a request that cannot be served; ``which`` goes before the message."""
         try:
-            self._executor.check(entry.ids, params, entry.inputs)
+            self._executor.admission.check(entry.ids, params, entry.inputs)
         except RequestError as error:
             raise RequestError(
                 which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag

@@ -123,9 +123,9 @@ class Executor:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
         Raises:
-            RequestError: as ``check``.
+            RequestError: as ``Admission.check``.
         """
-        ids = self.check(prompt_ids, params, inputs)
+        ids = self.admission.check(prompt_ids, params, inputs)
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
@@ -137,12 +137,6 @@ class Executor:
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
             self._start(self.admission.request(name, ids, params, index, inputs), request_id)
-
-    def check(
-        self, prompt_ids: Sequence[int], params: SamplingParams, inputs: Sequence[RequestInput] = ()
-    ) -> list[int]:
-        """The prompt's ids, when the request can be served; raises as ``Admission.check``."""
-        return self.admission.check(prompt_ids, params, inputs)
 
     def active_ids(self) -> set[str]:
         """Ids of the requests that are not finished."""
