@@ -51,23 +51,23 @@ def record_engine(
     *,
     as_served: bool = False,
 ) -> list[int]:
-    """Run the prompt and ``steps`` cached decode steps, which fit the engine, module by module; write every
-    stage.
+    """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
 
     Args:
+        ids, steps: together no longer than the engine allows.
         forced: tokens to feed after the prompt; None: the greedy choices.
-        as_served: run as requests do, with fused kernels and CUDA graphs where there are any; only the logits
-            of each step's last token are written.
+        as_served: run as requests do, with fused kernels and CUDA graphs; only the logits of each step's last
+            token are written.
 
     Returns:
-        The greedy choices after the prompt and after each step, ``steps + 1`` of them.
+        The greedy choices after the prompt and after each step.
 
     Raises:
         RequestError: the prompt has ids that the model does not know.
     """
     executor = llm.executor
-    checked = executor.admission.checked_ids(ids, room=0)
-    request = executor.admission.request(_NAME, checked, SamplingParams(max_new_tokens=None), 0)
+    given, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
+    request = executor.admission.request(_NAME, given, params, 0)
     request.all_logits = not as_served
     writer = TraceWriter(path)
     try:
@@ -78,9 +78,8 @@ def record_engine(
         raise
     finally:
         executor.scheduler.finish(request)
-    writer.metadata["dtype"] = str(llm.engine.dtype).removeprefix("torch.")
-    writer.metadata["names"] = OWN_NAMES
-    writer.metadata["model"] = llm.engine.manifest.model.architecture
+    dtype, model = str(llm.engine.dtype).removeprefix("torch."), llm.engine.manifest.model.architecture
+    writer.metadata |= {"dtype": dtype, "names": OWN_NAMES, "model": model}
     writer.close()
     return choices
 

@@ -21,6 +21,7 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.mlp import MLP, GatedMLP
+from ingot.layers.norm import RMSNorm
 from ingot.runtime.one_layer import hidden_after, request_batch
 
 _BLOCK = 64
@@ -89,7 +90,9 @@ class Isolated:
         x = self._get(step, self._source(stage))
         if x is None:
             return None
-        return self._cast(model.norm)(x)[0] if stage == "final_norm" else self._cast(model.lm_head)(x)
+        if stage == "final_norm":
+            return self._cast(model.norm)(x)[0]
+        return model.capped(self._cast(model.lm_head)(x))
 
     def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
         layer = self.model.layers[index]
@@ -120,6 +123,9 @@ class Isolated:
             norm = layers[index].post_attention_layernorm  # type: ignore[assignment]
         elif index + 1 < len(layers):
             norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
+        post = layers[index].self_attn_norm if kind == "residual" else layers[index].mlp_norm
+        if isinstance(post, RMSNorm):
+            branch = self._cast(post)(branch)[0]
         return self._cast(norm)(branch, stream)[1]
 
     def _cast(self, module: _Module) -> _Module:

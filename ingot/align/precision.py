@@ -70,8 +70,9 @@ def permute_channels(model: Decoder) -> torch.Tensor:
     _permute_outputs(model.norm, hidden)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        _permute_outputs(layer.input_layernorm, hidden)
-        _permute_outputs(layer.post_attention_layernorm, hidden)
+        posts = [post for post in (layer.self_attn_norm, layer.mlp_norm) if post is not None]
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm, *posts):
+            _permute_outputs(norm, hidden)
         _select(layer.self_attn.qkv_proj, "weight", hidden, 1)
         _permute_outputs(layer.self_attn.o_proj, hidden)
         _permute_mlp(layer.mlp, hidden, inner)

@@ -38,6 +38,7 @@ from ingot.llm import LLM
 
 ORIGINALS = ("auto", "hf", "ingot")
 _OTHER_ORDER = ", different summation order"
+_BY_MODULE = RuntimeConfig(cuda_graphs=False, fused_decode=False)
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,11 @@ class OwnPath(Reference):
         return stop_ids_of_files(self.checkpoint), "the checkpoint's configs"
 
     def _load(self, precision: Precision, length: int) -> LLM:
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
         llm = LLM(
             self.checkpoint,
             str(self.device),
             compute_dtype=dtype_name(precision.compute),
-            runtime=runtime,
+            runtime=_BY_MODULE.replace(cache_tokens=room_for(length)),
             max_batch_size=1,
             max_seq_len=length,
             layers=self.layers,
@@ -173,7 +173,8 @@ class HuggingFace(Reference):
 
 def _lower(model: Any, precision: Precision) -> None:
     """Round a model in fp32 where it stands, and compute so."""
-    if precision.compute == torch.float64:  # eager attention has an fp32 softmax inside
+    # Eager attention has an fp32 softmax inside; the other kind has no softcap.
+    if precision.compute == torch.float64 and model._supports_sdpa:
         model.set_attn_implementation("sdpa")
     round_weights(model, precision.weights)
     # not the buffers: rotary frequencies stay fp32, as when it is loaded
@@ -209,8 +210,8 @@ class Trace(Reference):
         return super().stop_ids(expected)[0], "the trace"
 
     def _load(self, precision: Precision) -> LLM:
-        cache, dtype = room_for(self.max_seq_len), dtype_name(precision.compute)
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache, kv_dtype="model")
+        runtime = _BY_MODULE.replace(cache_tokens=room_for(self.max_seq_len), kv_dtype="model")
+        dtype = dtype_name(precision.compute)
         return LLM(self.engine, str(self.device), compute_dtype=dtype, runtime=runtime)
 
 

@@ -30,9 +30,14 @@ _LLAMA = (
 )
 _GPT2 = ("ln_1", "attn", "ln_2/in", "ln_2", "mlp", "")
 LLAMA_NAMES = dict(zip(LAYER_STAGES, _LLAMA, strict=True))
+GEMMA2_NAMES = LLAMA_NAMES | {
+    "residual": "pre_feedforward_layernorm/in",
+    "post_norm": "pre_feedforward_layernorm",
+}
 GPT2_NAMES = dict(zip(LAYER_STAGES, _GPT2, strict=True))
 # (the layers, the embedding, the final norm, a layer's modules), most specific first
 _FAMILIES = (
+    ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
     ("layers", "embed_tokens", "norm", LLAMA_NAMES),
     ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # what is embedded: tokens and, in GPT-2, positions
 )
@@ -156,9 +161,9 @@ class StageFile:
         if self.metadata.get("names") == OWN_NAMES:
             return {}
         for layers, embedding, norm, names in _FAMILIES:
-            first = f"{layers}.0.{names['input_norm']}"
+            first, later = (f"{layers}.0.{names[kind]}" for kind in ("input_norm", "post_norm"))
             prefix = next((k[2 : -len(first)] for k in self._keys if _ends(k, first)), None)
-            if prefix is not None:
+            if prefix is not None and f"0/{prefix}{later}" in self._keys:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
                 found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
                 return found
@@ -178,7 +183,8 @@ class StageFile:
 
 def hf_patterns(keys: Iterable[str]) -> list[str]:
     """The modules of a class that are stages, as ``trace`` takes them: those of ``keys`` that end alike."""
-    ends = {"norm", "ln_f", "embed_tokens", *LLAMA_NAMES.values(), *GPT2_NAMES.values()}
+    named = (*LLAMA_NAMES.values(), *GEMMA2_NAMES.values(), *GPT2_NAMES.values())
+    ends = {"norm", "ln_f", "embed_tokens", *named}
     wanted = {end for end in ends if end and not end.endswith("/in")}
     return [k for k in keys if k.rpartition(".")[2] in wanted or k.rpartition(".")[2].isdigit()]
 

@@ -276,12 +276,7 @@ def _stop_ids(model: Any) -> list[int] | None:
 
 
 @torch.no_grad()
-def run_steps(
-    model: Any,
-    ids: Sequence[int],
-    steps: int,
-    forced: Sequence[int] | None = None,
-) -> list[int]:
+def run_steps(model: Any, ids: Sequence[int], steps: int, forced: Sequence[int] | None = None) -> list[int]:
     """The prompt, then ``steps`` tokens one by one, with the model's cache where it takes one.
 
     Args:

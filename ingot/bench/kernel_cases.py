@@ -86,7 +86,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
     for tokens in sorted({min(tokens, s.window) for tokens in (s.prompt_tokens, PREFILL_TOKENS)}):
         if tokens <= s.config.max_positions:
             yield prefill_attention_case(s, tokens)
-    if s.config.mlp == "silu_gated":
+    if s.config.gated:
         for rows in sorted({*s.rows, PREFILL_TOKENS}):
             yield silu_mul_case(s, rows)
 
@@ -251,9 +251,8 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
         scale, longest = c.attention_scale, s.max_seq_len
-        return paged_attention(
-            q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles, arrivals=arrivals
-        )
+        place = (q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles)
+        return paged_attention(*place, arrivals=arrivals, softcap=c.attention_softcap)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
@@ -280,9 +279,8 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
 
     def ours(i: int) -> object:
         sizes = (tokens, c.attention_scale)
-        return prefill_attention(
-            q, keys, values, tables, start, lengths, *sizes, window=c.sliding_window, tiles=tiles
-        )
+        place = (q, keys, values, tables, start, lengths, *sizes, c.sliding_window, tiles)
+        return prefill_attention(*place, softcap=c.attention_softcap)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(near_q, near_keys, near_values, causal=True)

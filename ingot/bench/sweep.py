@@ -20,16 +20,7 @@ from ingot.bench.kernels import read_shape
 from ingot.bench.latency import Latency, check_length
 from ingot.bench.machine import machine
 from ingot.bench.side import Say, SideSpec, check_classes, silent
-from ingot.bench.sweep_line import (
-    DOES_NOT_FIT,
-    OK,
-    Line,
-    LineWanted,
-    Quality,
-    Told,
-    doubling,
-    measure_apart,
-)
+from ingot.bench.sweep_line import DOES_NOT_FIT, OK, Line, LineWanted, Quality, Told, doubling, measure_apart
 from ingot.bench.sweep_record import record_of
 from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint

@@ -30,7 +30,8 @@ class Work:
         linear_flops: of one token in all linear layers of the stack, 2 an element of their weights.
         head_flops: of one row of logits.
         pair_flops: of one query with one key in all layers: 4 an element of the query heads.
-        window: tokens that a query sees at most; 0: all.
+        window: tokens that a query sees at most in layers with a window; 0: all.
+        windowed: the share of layers with a window.
     """
 
     weight_bytes: int
@@ -39,6 +40,7 @@ class Work:
     head_flops: int
     pair_flops: int
     window: int = 0
+    windowed: float = 1.0
 
     @classmethod
     def of(cls, config: DecoderConfig, weight_bytes: int, kv_dtype: torch.dtype) -> Self:
@@ -50,6 +52,7 @@ class Work:
             head_flops=2 * config.hidden_size * config.vocab_size,
             pair_flops=4 * config.num_layers * config.q_size,
             window=config.sliding_window,
+            windowed=1 - len(config.full_layers) / config.num_layers,
         )
 
     def decode_bytes(self, batch: int, context: float) -> float:
@@ -62,18 +65,20 @@ class Work:
 
     def prefill_flops(self, batch: int, tokens: int) -> float:
         """Operations from ``batch`` prompts of ``tokens`` tokens to their first logits, attention causal."""
-        return batch * (
-            tokens * self.linear_flops + self.head_flops + causal_pairs(tokens, self.window) * self.pair_flops
-        )
+        near, all_ = causal_pairs(tokens, self.window), causal_pairs(tokens)
+        pairs = all_ + self.windowed * (near - all_)
+        return batch * (tokens * self.linear_flops + self.head_flops + pairs * self.pair_flops)
 
     def _seen(self, context: float) -> float:
-        return min(context, self.window) if self.window else context
+        """Tokens that a query sees, on average over layers."""
+        near = min(context, self.window) if self.window else context
+        return context + self.windowed * (near - context)
 
 
 def layer_weights(config: DecoderConfig) -> int:
     """Numbers in the linear layers of one decoder layer."""
     attention = 2 * (config.q_size + config.kv_size)
-    mlp = (3 if config.mlp == "silu_gated" else 2) * config.intermediate_size
+    mlp = (3 if config.gated else 2) * config.intermediate_size
     return config.hidden_size * (attention + mlp)
 
 

@@ -59,6 +59,14 @@ class Transpose(Rename):
         return sources[0].t()
 
 
+class PlusOne(Rename):
+    """``target`` is the stored ``source`` plus one, in fp32: Gemma stores the weights of its norms so."""
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Add one."""
+        return sources[0].float() + 1
+
+
 @dataclass(frozen=True)
 class Concat:
     """``target`` is the stored ``sources`` joined along ``dim``; the dtype is the one that holds them all.

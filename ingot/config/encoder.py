@@ -67,7 +67,7 @@ class StackConfig(JsonConfig):
     intermediate_size: int
     num_layers: int
     num_heads: int
-    mlp: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     mlp_bias: bool = True
     norm_eps: float = 1e-5
 

@@ -31,6 +31,7 @@ from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
+from ingot.layers.norm import RMSNorm
 from ingot.models.base import Architecture
 from ingot.models.hf_values import check_end_tokens
 from ingot.models.registry import architecture_named, find_architecture
@@ -132,18 +133,22 @@ class Assembly:
         where it was rotated and is packed with its input in 8 bits. A layer's rotated one is on
         ``device``, where it was turned (None: the CPU), all others are on the CPU.
         """
-        dtype = parse_dtype(self.build.dtype)
         if not self.quant.rotation:
             return self.original(target, checkpoint)
         tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint), device)
         path, _, leaf = target.rpartition(".")
         module = self.model.get_submodule(path)
         narrow = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
-        return tensor.float() if narrow else cast_weight(target, tensor, dtype)
+        return tensor.float() if narrow else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor of the checkpoint by the model's name for it, in the engine's dtype."""
-        return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
+        """One tensor of the checkpoint by the model's name for it, as ``dtype_of`` says."""
+        return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
+
+    def dtype_of(self, target: str) -> torch.dtype:
+        """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
 
 
 def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -271,4 +276,4 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             allowed=f"0:{config.num_layers}",
             flag="--layers",
         )
-    return config.replace(num_layers=end - start)
+    return config.cut(start, end)

@@ -33,6 +33,7 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
+from ingot.kernels.attention.scores import capped_rows
 from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
@@ -103,7 +104,7 @@ def _counted(
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Bytes of the largest single weight before packing: embedding, joined gate and up, or joined q, k, v."""
     qkv = config.q_size + 2 * config.kv_size
-    inner = (2 if config.mlp == "silu_gated" else 1) * config.intermediate_size
+    inner = (2 if config.gated else 1) * config.intermediate_size
     return max(config.vocab_size, qkv, inner) * config.hidden_size * dtype.itemsize
 
 
@@ -148,7 +149,7 @@ def activation_bytes(
 
     ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
     more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
-    request's keys and values.
+    request's keys and values; scores where they have a softcap.
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
     CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
@@ -159,9 +160,11 @@ def activation_bytes(
     rows = most_logits(runtime.token_budget, max_batch_size)
     layer: float = max(_layer_elements(config))
     if not kernels:
+        padding = -(-tokens // runtime.block_size) * runtime.block_size / tokens
         layer = max(
             layer,
-            *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens),
+            *_twin_elements(config, padding),
+            _capped_elements(config, tokens, padding),
             *([_widened_cache_elements(config)] if runtime.kv_dtype in NARROW_CACHES else []),
         )
     most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
@@ -186,7 +189,7 @@ def _layer_elements(config: DecoderConfig) -> Iterator[int]:
     h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
     yield 2 * h + 2 * q + 2 * k
     yield 5 * h + q
-    yield 4 * h + inner * (3 if config.mlp == "silu_gated" else 2)
+    yield 4 * h + inner * (3 if config.gated else 2)
     yield 7 * h + inner
 
 
@@ -196,11 +199,23 @@ def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
     if config.norm == "rms_norm":
         yield 6 * h + q
         yield 8 * h + inner
-    if config.mlp == "silu_gated":
+    if config.gated:
         yield 4 * h + 4 * inner
     rotated = config.rope.dim + max(2 * q, q + 2 * k) if config.rope is not None else 0
     yield 2 * h + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
     yield 2 * h + 2 * q + max(3 * k * padding, 2 * k * padding + q)
+
+
+def _capped_elements(config: DecoderConfig, tokens: int, padding: float) -> float:
+    """``_layer_elements`` of a twin's attention with a softcap, which has scores and masks of one byte; 0
+    without one.
+    """
+    if not config.attention_softcap:
+        return 0
+    rows = min(capped_rows(config.num_heads, tokens), tokens)
+    masks = (tokens + rows) / 4
+    keys = 4 * config.kv_size * padding
+    return 2 * config.hidden_size + 3 * config.q_size + keys + config.num_heads * rows + masks
 
 
 def _widened_cache_elements(config: DecoderConfig) -> int:

@@ -94,6 +94,7 @@ class CalibratedWeights:
         self._fp32 = {name for name, linear in linears(assembly.model).items() if linear.scheme.packs_fp32}
         self._quant = assembly.quant
         self._dtype = parse_dtype(assembly.build.dtype)
+        self._dtype_of = assembly.dtype_of
         self._device = device
         self._load = load
         self._tell = tell or _silent
@@ -120,7 +121,7 @@ class CalibratedWeights:
             return self._load(name)
         tensor = self._reach(index).weight(name)
         wide = name.removesuffix(".weight") in self._fp32
-        return tensor.float() if wide else cast_weight(name, tensor, self._dtype)
+        return tensor.float() if wide else cast_weight(name, tensor, self._dtype_of(name))
 
     def numbers(self, name: str) -> Quantized | InBlocks | None:
         """The numbers of one linear layer, once; None: it is not narrow, or it is the head.

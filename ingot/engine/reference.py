@@ -27,7 +27,7 @@ import torch
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized, row_pieces
-from ingot.layers.checking import Hooks, PlainAttention, Turns, norm_spec, plain_layer, turns_of
+from ingot.layers.checking import Hooks, PlainAttention, Turns, capped, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.int8_blocks import Int8Blocks
@@ -170,6 +170,9 @@ class ReferenceRun(Hooks):
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
         hidden = self._rows("embed_tokens.weight", [i for s in spans for i in s.ids])
+        if self.config.embedding_scale != 1:
+            scale = torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = self.arithmetic.round(hidden * self.arithmetic.round(scale))
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
@@ -180,7 +183,7 @@ class ReferenceRun(Hooks):
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
         turns = self._turns(where, spans)
-        return plain_layer(self.config, f"layers.{index}", self._vector, where, turns).run(hidden, self)
+        return plain_layer(self.config, index, self._vector, where, turns).run(hidden, self)
 
     def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
         """[T, hidden_size] after the last norm."""
@@ -191,7 +194,10 @@ class ReferenceRun(Hooks):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
         tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
-        return self.had("logits", self.product("lm_head", hidden, tied))
+        logits = self.product("lm_head", hidden, tied)
+        if self.config.logit_softcap:
+            logits = self.arithmetic.round(capped(logits, self.config.logit_softcap))
+        return self.had("logits", logits)
 
     def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """What the witness had there; without one what was computed."""

@@ -96,7 +96,7 @@ class RptqLayers:
             _move_rows(layer, f"{path}.qkv_proj", config.q_size + config.kv_size, rows, config.qkv_bias)
         else:
             order = channel_order(ranges.lowest, ranges.highest)
-            gated = config.mlp == "silu_gated"
+            gated = config.gated
             maker = f"{path}.gate_up_proj" if gated else f"{path}.up_proj"
             rows = torch.cat([order, order + len(order)]) if gated else order
             _move_rows(layer, maker, 0, rows, config.mlp_bias)

@@ -19,7 +19,6 @@ import torch
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.config.quant import HEAD, SEARCH
-from ingot.device import parse_dtype
 from ingot.engine.assemble import Assembly, cast_weight
 from ingot.engine.calibrate import Load, naming
 from ingot.engine.input_statistics import SeenInputs
@@ -57,7 +56,7 @@ class SmoothedWeights:
         }
         self._config = assembly.model_config
         self._quant = assembly.quant
-        self._dtype = parse_dtype(assembly.build.dtype)
+        self._dtype_of = assembly.dtype_of
         self._device = device
         self._load = load
         self._layers = layers
@@ -80,7 +79,7 @@ class SmoothedWeights:
         self._reach(int(parts[1]))
         tensor = self._layer.weight(name)
         narrow = name.removesuffix(".weight") in self._schemes
-        return tensor if narrow else cast_weight(name, tensor, self._dtype)
+        return tensor if narrow else cast_weight(name, tensor, self._dtype_of(name))
 
     def numbers(self, name: str) -> None:
         """Numbers are rounded by the scheme."""
@@ -135,11 +134,11 @@ class SmoothedWeights:
         return found.scales
 
     def _stored(self, site: RescalingSite, scales: torch.Tensor) -> torch.Tensor:
-        """What a norm is divided by once it is in the engine's dtype; a product's rows are not rounded."""
+        """What a norm is divided by once it is in its dtype; a product's rows are not rounded."""
         if site.rows is not None:
             return scales
         weight = self._layer.weight(f"{site.maker}.weight").float()
-        kept = (weight / scales).to(self._dtype).float()
+        kept = (weight / scales).to(self._dtype_of(f"{site.maker}.weight")).float()
         good = (kept != 0) & torch.isfinite(kept)
         return torch.where(good, weight / torch.where(good, kept, torch.ones_like(kept)), scales)
 

@@ -88,26 +88,11 @@ class Side(Protocol):
 def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
     """The spec of ``hf``, ``hf:CHECKPOINT``, or an engine or checkpoint, on the same device."""
     is_class, path = against_parts(against)
+    plain = spec.replace(dtype=dtype, quant="none", kv_dtype="auto")
     if is_class:
-        return spec.replace(
-            path=path or spec.path,
-            kind=HUGGINGFACE,
-            dtype=dtype,
-            quant="none",
-            kv_dtype="auto",
-            batch=batch,
-            name="huggingface",
-        )
-    own = is_engine(Path(against))
-    name = "against" if spec.name == INGOT else INGOT
-    return spec.replace(
-        path=against,
-        dtype=dtype,
-        quant="none",
-        kv_dtype="auto",
-        max_seq_len=None if own else spec.max_seq_len,
-        name=name,
-    )
+        return plain.replace(path=path or spec.path, kind=HUGGINGFACE, batch=batch, name="huggingface")
+    most = None if is_engine(Path(against)) else spec.max_seq_len
+    return plain.replace(path=against, max_seq_len=most, name="against" if spec.name == INGOT else INGOT)
 
 
 def check_side(spec: SideSpec) -> None:

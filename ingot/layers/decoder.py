@@ -1,4 +1,4 @@
-"""A pre-norm decoder from its config.
+"""A decoder from its config.
 
 Owns the stack that every model of Ingot has: embedding, layers of attention and MLP, final norm, head. Beside
 it may be an encoder, which is the architecture's own. What sets decoders apart is in ``DecoderConfig`` and in
@@ -17,6 +17,7 @@ from torch import nn
 from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import HEAD
+from ingot.kernels.activation.softcap import softcap
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache, Spliced
@@ -35,19 +36,22 @@ class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)): the one way through a layer, in any step and any scheme.
     Between them a layer of kind ``cross`` attends to what an encoder made of the request's input.
 
-    It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it.
+    It starts behind its first norm, and ends behind the next layer's: a norm ends what is before it. With
+    post-norms ``self_attn_norm`` and ``mlp_norm`` norm what attention and MLP add.
     """
 
-    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: DecoderConfig, ctx: BuildContext, index: int) -> None:
         super().__init__()
         self.input_layernorm = make_norm(config, ctx)
-        self.self_attn = Attention(config, ctx.at("self_attn"))
+        self.self_attn = Attention(config, ctx.at("self_attn"), config.window(index))
+        self.self_attn_norm = make_norm(config, ctx) if config.post_norms else None
         self.encoder_attn: CrossAttention | None = None
         if config.kind == "cross":
             self.encoder_attn_layernorm = make_norm(config, ctx)
             self.encoder_attn = CrossAttention(config, ctx.at("encoder_attn"))
         self.post_attention_layernorm = make_norm(config, ctx)
         self.mlp = make_mlp(config, ctx.at("mlp"))
+        self.mlp_norm = make_norm(config, ctx) if config.post_norms else None
 
     def forward(
         self,
@@ -63,14 +67,16 @@ class DecoderLayer(nn.Module):
         ``hidden`` may be written over; ``products`` are this layer's, for this kind of step (ways.py).
         """
         attended = self._attended(x, batch, cache, rope, products)
+        norm, post = self.post_attention_layernorm, self.self_attn_norm
         output = products.output
         if batch.encoded is not None:
             attended, hidden, output = self._attended_encoded(attended, hidden, batch, cache, products)
-        x, hidden = output.join(attended, hidden, self.post_attention_layernorm, products.up.form)
+        x, hidden = output.join(attended, hidden, norm, products.up.form, post)
         del attended  # memory of a long prompt
         batch.see("stream", hidden)
         inner = self._inner(x, batch, products)
-        x, hidden = products.down.join(inner, hidden, products.next_norm, products.after.form)
+        norm, post = products.next_norm, self.mlp_norm
+        x, hidden = products.down.join(inner, hidden, norm, products.after.form, post)
         batch.see("stream", hidden)
         return x, hidden
 
@@ -106,11 +112,9 @@ class DecoderLayer(nn.Module):
         x, hidden = products.output.join(attended, hidden, self.encoder_attn_layernorm, to_query.form)
         query = attention.query(to_query.whole(x))
         attended = output.form.attention(attention, query, batch, cache)
-        return (
-            attended,
-            hidden,
-            SkippingProduct(output, encoded.lens == 0) if encoded.some_without else output,
-        )
+        if encoded.some_without:
+            output = SkippingProduct(output, encoded.lens == 0)
+        return attended, hidden, output
 
     def _inner(self, x: Rows, batch: ForwardBatch, products: LayerProducts) -> Rows:
         """The MLP up to its down product."""
@@ -138,12 +142,12 @@ class Decoder(nn.Module):
         self.config = config
         self.quant = ctx.quant
         self.encoder = encoder
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, ctx, config.embedding_scale)
         self.embed_positions = (
             Embedding(config.max_positions, config.hidden_size, ctx) if config.rope is None else None
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(config, ctx.at(f"layers.{index}")) for index in range(config.num_layers)
+            DecoderLayer(config, ctx.at(f"layers.{index}"), index) for index in range(config.num_layers)
         )
         self.norm = make_norm(config, ctx)
         head = ctx.at(HEAD)
@@ -155,6 +159,11 @@ class Decoder(nn.Module):
     def kind(self) -> Kind:
         """What becomes of the encoder's outputs."""
         return self.config.kind
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the hidden states."""
+        return self.embed_tokens.weight.dtype
 
     @property
     def tied(self) -> bool:
@@ -189,4 +198,9 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] → [L, vocab_size], in the model's dtype."""
-        return self.lm_head(hidden)
+        return self.capped(self.lm_head(hidden))
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """The head's results [L, vocab_size] with the model's softcap, if it has one; written over."""
+        cap = self.config.logit_softcap
+        return softcap(logits, cap) if cap else logits

@@ -28,6 +28,7 @@ from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_bloc
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
 from ingot.kernels.norm.kernel import Parts
+from ingot.kernels.norm.post_norm import post_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.overlap import overlaps
@@ -54,6 +55,12 @@ class Form(Protocol):
         """(norm(x + residual), x + residual), x [T, hidden_size]."""
         ...
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Rows, torch.Tensor]:
+        """(norm(s), s), s = residual + post(x); RMSNorms."""
+        ...
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
@@ -73,9 +80,12 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class DenseForm:
-    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends."""
+    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends; ``fused``: a
+    kernel may do more than a module.
+    """
 
     overlap: bool = False
+    fused: bool = True
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -83,6 +93,14 @@ class DenseForm:
         """By the module."""
         rows, stream = norm(x, residual, overlap_tiles(x) if self.overlap else None)
         return rows, stream
+
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one kernel; by the modules where nothing is fused."""
+        if not self.fused:
+            return self.norm(norm, post(x)[0], residual)
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
@@ -124,6 +142,12 @@ class EndedForm:
         """As of ``Form``."""
         return rms_norm(x, norm.weight, norm.eps, residual, self._tiles(norm, x), self.ending)
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Form``."""
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps, ending=self.ending)
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
@@ -142,7 +166,7 @@ class OperandForm(EndedForm):
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
         """In one kernel."""
         assert isinstance(mlp, GatedMLP)
-        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)))
+        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)), mlp.activation)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
@@ -163,7 +187,8 @@ class Int8Form(EndedForm):
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_int8(x, self.static)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_int8(x, self.static, activation=mlp.activation)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
@@ -185,7 +210,8 @@ class BlockForm(EndedForm):
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_in_blocks(x, self.steps)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
 
     def attention(
         self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache

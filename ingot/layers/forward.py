@@ -73,4 +73,4 @@ class Operations:
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]
-        return self._starts[-1].whole(x)
+        return decoder.capped(self._starts[-1].whole(x))

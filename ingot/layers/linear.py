@@ -14,6 +14,7 @@ from torch import nn
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
+from ingot.layers.norm import RMSNorm
 from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
 from ingot.quant.int8_products import Int8Products
 from ingot.quant.schemes import Dense, is_dense
@@ -108,5 +109,7 @@ def any_rounded(model: nn.Module) -> bool:
 
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
     """The dtype of a module's stored tensor in a model that computes in ``compute``."""
+    if isinstance(module, RMSNorm) and module.wide:
+        return torch.float32
     fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
     return compute if stored.is_floating_point and not fixed else stored

@@ -56,8 +56,12 @@ def _range(first: int, last: int) -> str:
 def _of_step(decoder: Decoder, ways: Ways, step: Step) -> str:
     """Products by kernel: ``qkv, up: packed kernels; head: small kernels``."""
     by_kernel: dict[str, dict[str, None]] = {}
+    apart = decoder.config.gated and decoder.config.activation != "silu"
     for name, product in _products(Operations(decoder, ways, step)):
-        by_kernel.setdefault(_word(product), {})[name] = None
+        word = _word(product)
+        if name == "up" and apart and isinstance(product, SmallProduct):
+            word += ", activation apart"
+        by_kernel.setdefault(word, {})[name] = None
     if len(by_kernel) == 1:
         return next(iter(by_kernel))
     return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_kernel.items())

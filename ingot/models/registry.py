@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ingot.errors import CheckpointError, ConfigError, EngineError
 from ingot.models.base import Architecture
+from ingot.models.gemma2 import GEMMA2
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
 from ingot.models.mistral import MISTRAL
@@ -20,7 +21,7 @@ from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
 
-ARCHITECTURES: list[Architecture] = [GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3]
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3]
 
 
 def register(architecture: Architecture) -> None:

@@ -23,7 +23,7 @@ from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.product.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.product.small_linear import small_linear
-from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import (
     PIECE,

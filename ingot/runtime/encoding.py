@@ -32,7 +32,7 @@ class Encoding:
         block_size: int,
         device: torch.device,
     ) -> None:
-        config, self.dtype = model.config, model.norm.weight.dtype
+        config, self.dtype = model.config, model.dtype
         assert config.encoder is not None
         self.model = model
         self.block_size = block_size

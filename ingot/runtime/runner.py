@@ -61,7 +61,7 @@ class Runner:
         self.model = model
         self.encoding = encoding
         self.caches = caches
-        able = model.norm.weight.dtype.itemsize == 2 and device.type == "cuda"
+        able = model.dtype.itemsize == 2 and device.type == "cuda"
         self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len

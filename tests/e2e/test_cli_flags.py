@@ -49,7 +49,7 @@ def test_recast_tensors_are_told_in_one_line(tiny: Path, engine: Path, tmp_path:
 def test_batch_invariance_is_asked_for(
     engine: Path, verb: str, setups: list[tuple[BuildConfig, RuntimeConfig]]
 ) -> None:
-    words = [verb, engine, *(["Hi"] if verb == "run" else []), "--max-new-tokens", 2]
+    words = [verb, engine, *(["Hi"] if verb == "run" else []), "--max-new-tokens", 2, "--threads", 1]
     plain, invariant = (ingot(*words, *flag, stdin="Hi\n") for flag in ((), ("--batch-invariant",)))
     assert plain.exit_code == invariant.exit_code == 0
     assert plain.stdout == invariant.stdout

@@ -22,7 +22,7 @@ from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
-KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen")
+KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen")
 SHAPE = str(Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-7b.json")
 GIB = 1 << 30
 
@@ -31,7 +31,7 @@ GIB = 1 << 30
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS[:-1]:
-        save_model(tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2")), root / kind)
+        save_model(tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2", "gemma2")), root / kind)
     write_tiny(root / "qwen")
     return {kind: root / kind for kind in KINDS}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from ingot import LLM, Prompt, SamplingParams
 from ingot.errors import RequestError
 from tests.e2e.mixed import GREEDY, TEXTS
-from tests.e2e.watch import check_idle
+from tests.e2e.watch import check_idle, watch
 
 
 @pytest.fixture(scope="module")
@@ -157,4 +158,21 @@ def test_a_closed_or_unread_stream_leaves_nothing(llm: LLM) -> None:
     next(stream)
     assert llm.executor.has_work
     stream.close()  # type: ignore[attr-defined]
+    check_idle(llm)
+
+
+def test_an_answer_that_met_its_stop_string_is_computed_no_further(tiny: Path) -> None:
+    """Though another one beside it goes on."""
+    llm = LLM(tiny, "cpu")
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    whole = llm.generate("hello", params)[0].text
+    assert whole is not None
+    stop = whole[3:6]
+    with watch(llm) as seen:
+        first, other = llm.generate(["hello", "another"], [params.replace(stop=(stop,)), params])
+    assert (first.text, first.stopped_by) == (whole[: whole.index(stop)], stop)
+    assert len(other.token_ids) == 60
+    steps = Counter(share.request_id for step in seen.steps for share in step)
+    few, many = sorted(steps.values())
+    assert few <= len(first.token_ids) + 1 < many
     check_idle(llm)

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
 from ingot.errors import EngineError, RequestError
 from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.watch import before_steps, check_idle, watch
 from tests.tiny_models import random_ids
 
-THREADS, ANSWERS = 8, 50
+THREADS, ANSWERS = 8, 25
 LONG = GREEDY.replace(max_new_tokens=100)
 pytestmark = pytest.mark.timeout(120)
 
@@ -353,3 +354,25 @@ def test_steps_use_as_many_cpu_threads_as_the_caller_has_set(
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    llm.generate([1, 2, 3], GREEDY)
+    (own,) = set(threading.enumerate()) - before
+    del llm
+    assert not own.is_alive()
+
+
+def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
+    """As one that is held in a global when the process ends."""
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    stream = llm.stream([1, 2, 3], GREEDY)
+    next(stream)
+    loop = llm._calls.loop
+    loop._orders.put(None)
+    loop._thread.join()
+    assert not loop._thread.is_alive()
+    stream.close()  # type: ignore[attr-defined]
+    assert loop._orders.qsize() == 1  # the order to end its call: left there, and nobody waits for it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ingot import LLM, build
 from ingot.engine import golden
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Made, Metric, Proof, digest, read_note, read_proof, read_when
+from ingot.engine.proof import Made, Proof, digest, read_proof
 from ingot.layers import attention, mlp, norm
 from ingot.llm.replay import FACTOR
 from ingot.llm.verify import Verification, verify
@@ -28,7 +27,7 @@ from tests.tiny_models import save_model, tiny_config
 
 Built = dict[str, Path]
 Copy = Callable[[str], Path]
-KINDS = ("llama", "qwen2", "qwen3", "gpt2")
+KINDS = ("llama", "qwen2", "qwen3", "gpt2", "gemma2")
 ODD: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 11},
     "tied": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
@@ -312,108 +311,19 @@ def rewrite(engine: Path, proof: Proof, **claims: Any) -> Proof:
     return changed
 
 
-class TestStanding:
-    def test_an_unproven_engine_says_so(
-        self, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine = tmp_path / "engine"
-        assert ingot("build", checkpoint, "-o", engine, "--device", "cpu", "--no-proof").exit_code == 0
-        assert {path.name for path in engine.iterdir()} == {
-            "manifest.json",
-            "plan.json",
-            "weights.safetensors",
-        }
-        LLM(engine, "cpu")
-        (record,) = caplog.records
-        assert "unproven" in record.getMessage()
-        assert verify(engine, "cpu").verdict == "unproven"
-        assert ingot("verify", engine, "--device", "cpu").exit_code == 3
-        assert "unproven" in ingot("inspect", engine).stdout
-
-    def test_a_failed_verify_is_remembered_until_it_passes(
-        self, copy: Copy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine = copy("llama")
-        LLM(engine, "cpu")
-        assert not caplog.records
-        with monkeypatch.context() as patch:
-            patch.setattr(mlp, "silu_mul", off(mlp.silu_mul, 0.01))
-            assert verify(engine, "cpu").noted
-        LLM(engine, "cpu")
-        assert "failed its last" in caplog.text
-        assert "layers.0.mlp" in caplog.text
-        caplog.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr("ingot.engine.proof.platform.node", lambda: "elsewhere")
-            LLM(engine, "cpu")
-        assert not caplog.records, "another machine's failure is not this one's"
-        assert verify(engine, "cpu").verdict == "proven"
-        LLM(engine, "cpu")
-        assert not caplog.records
-        note = read_note(engine)
-        assert note is not None
-        assert note.passed
-
-    def test_a_folder_that_cannot_be_written(self, copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = copy("llama")
-        engine.chmod(0o555)
-        if os.access(engine, os.W_OK):  # root may write anywhere
-
-            def refused(*_: object, **__: object) -> None:
-                raise PermissionError("no")
-
-            monkeypatch.setattr(Path, "write_text", refused)
-        before = contents(engine)
-        found = verify(engine, "cpu")
-        engine.chmod(0o755)
-        assert (found.verdict, found.noted) == ("proven", False)
-        assert contents(engine) == before
-
-    def test_a_broken_note_is_none(self, copy: Copy) -> None:
-        engine = copy("llama")
-        for text in ("{", "[]", '{"verified": {"passed": false}}', "null"):
-            (engine / "verify.json").write_text(text)
-            assert (read_note(engine), read_when(engine)) == (None, None)
-            assert LLM(engine, "cpu").logits([1]).shape == (1, 97)
-
-    def test_verify_keeps_when_the_proof_was_made(self, copy: Copy) -> None:
-        engine = copy("llama")
-        made = read_when(engine)
-        assert made is not None
-        found = verify(engine, "cpu")
-        assert (found.verdict, read_when(engine)) == ("proven", made)
-        assert (found.proven_by or {})["time"] == made.time
-        assert made.time in ingot("inspect", engine).stdout
-        (engine / "verify.json").unlink()
-        assert ingot("verify", engine, "--device", "cpu").exit_code == 0
-        assert read_when(engine) is None
-        assert "proven by" in ingot("inspect", engine).stdout
-
-    def test_text_and_json(self, copy: Copy) -> None:
-        engine = copy("qwen")
-        shown = ingot("verify", engine, "--device", "cpu")
-        assert (shown.exit_code, shown.stdout.splitlines()[0].startswith("proven ")) == (0, True)
-        assert "% of a row of logits" in shown.stdout
-        told = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
-        assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
-        assert told["proven_by"]["dtype"] == "fp16"
-        inspected = json.loads(ingot("inspect", engine, "--json").stdout)
-        assert inspected["proof"]["cases"]["long"] == [200, 16]
-        assert inspected["doubt"] is None
-        assert "golden cases" in ingot("inspect", engine).stdout
-        assert ingot("diff", engine, engine).exit_code == 0
-
-    def test_metrics_are_shown_and_judged(self, copy: Copy) -> None:
-        engine = copy("llama")
-        proof = read_proof(engine)
-        assert proof is not None
-        metric = Metric("perplexity", 7.5, 8.0, "lower", "wiki.jsonl", "00" * 32, "meta/llama", 7.4)
-        rewrite(engine, proof, metrics=(metric,))
-        shown = ingot("verify", engine, "--device", "cpu")
-        assert shown.exit_code == 0
-        assert "perplexity 7.5 (limit <= 8) on wiki.jsonl" in shown.stdout
-        rewrite(engine, proof, metrics=(metric.replace(limit=7.0),))
-        assert kinds_and_names(verify(engine, "cpu")) == [("metric", "perplexity")]
+def test_text_and_json(copy: Copy) -> None:
+    engine = copy("qwen")
+    shown = ingot("verify", engine, "--device", "cpu")
+    assert (shown.exit_code, shown.stdout.splitlines()[0].startswith("proven ")) == (0, True)
+    assert "% of a row of logits" in shown.stdout
+    told = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
+    assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
+    assert told["proven_by"]["dtype"] == "fp16"
+    inspected = json.loads(ingot("inspect", engine, "--json").stdout)
+    assert inspected["proof"]["cases"]["long"] == [200, 16]
+    assert inspected["doubt"] is None
+    assert "golden cases" in ingot("inspect", engine).stdout
+    assert ingot("diff", engine, engine).exit_code == 0
 
 
 def test_a_model_that_gives_no_numbers_is_built_without_a_proof(

@@ -20,6 +20,7 @@ from ingot.layers.linear import linears
 from tests.quant.conftest import Made
 from tests.tiny_models import make_model, random_ids, tiny_config
 
+AWQ = QuantConfig("w4a16", 64, symmetric=True, method="awq", layers={"*.qkv_proj": "none"})
 MIXED = QuantConfig("w4a16", 32, head="w8a16", layers={"*.o_proj": "none", "layers.1.*": "w8a16"})
 
 
@@ -59,6 +60,17 @@ def test_activations_in_8_bits_have_a_floor(checkpoints: dict[str, Path], made: 
     assert all(report.aligned for report in reports)
     rounded, exact = (max(row.floor for row in report.rows) for report in reports)
     assert exact < rounded < 0.2
+
+
+@pytest.mark.parametrize("quant", [MIXED, QuantConfig("w8a8"), AWQ], ids=["w4a16", "w8a8", "awq"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_it_is_aligned_in_16_bits(
+    checkpoints: dict[str, Path], made: Made, kind: str, quant: QuantConfig
+) -> None:
+    """In the engine's own arithmetic; `test_engines.py` aligns every scheme in fp32."""
+    options = {"steps": 2, "device": "cpu", "dtype": "bf16"}
+    report = align(made(kind, quant, dtype="bf16"), checkpoints[kind], [random_ids(9)], **options)
+    assert report.aligned, report.first_stage
 
 
 @pytest.mark.parametrize("quant", ["w8a16", "w8a8"])

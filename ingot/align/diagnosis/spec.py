@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, rotated
+from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, capped, rotated
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -139,31 +139,34 @@ class _OwnWeights(Hooks):
 
 @dataclass(frozen=True)
 class SumSpec:
-    """A branch joining the stream of hidden states: stream · residual + x · branch."""
+    """A branch joining the stream of hidden states: stream · residual + x · branch, x normed by ``norm``."""
 
     name: str
     of: Literal["attention", "mlp"]
     stream: torch.Tensor
     residual: float = 1.0
     branch: float = 1.0
+    norm: NormSpec | None = None
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """The branch's output [T, hidden] → the sum."""
+        x = x if self.norm is None else self.norm.run(x)
         return self.stream * self.residual + x * self.branch
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits: (x · weightᵀ + bias) · scale."""
+    """Logits: (x · weightᵀ + bias) · scale, bent by ``cap`` > 0."""
 
     name: str
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: float = 1.0
+    cap: float = 0.0
 
     def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[T, hidden] → [T, vocabulary]."""
-        return product(x, self.weight, self.bias) * self.scale
+        return capped(product(x, self.weight, self.bias) * self.scale, self.cap)
 
 
 @dataclass(frozen=True)

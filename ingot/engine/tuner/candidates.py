@@ -13,8 +13,7 @@ from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import layer_norm, rms_norm
-from ingot.kernels.product import small_product
-from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.tiles import prefill_tiles, product_tiles
 from ingot.kernels.weight.stored_weight import stored
 
 Tiles = dict[str, int]
@@ -27,7 +26,7 @@ def candidates(
     size = dtype.itemsize
     if op.startswith("small_"):
         weight = stored(torch.empty(shape["n"], shape["k"], dtype=dtype, device="meta"))
-        return small_product.candidate_tiles(rows, weight, size, device)
+        return product_tiles.candidate_tiles(rows, weight, size, device)
     if op == "paged_attention":
         heads = (shape["kv"], shape["q"] // shape["kv"], shape["d"])
         return paged_attention.candidate_tiles(*heads, size, device, rows)
