@@ -2,7 +2,7 @@
 
 Owns the verb's flags, where tables, JSON and the file go, and the exit code. Knows no measurement.
 
-    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant w4a16 --budget kl=0.0005
+    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl=0.0005
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ingot.cli.flags import (
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
+from ingot.config.schemes import LADDERED, MILDEST, WEIGHT_ONLY, choosing, listed
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 LIMIT = 64
 _NONE_HOLDS = 1
+_TIMED = listed(name for name in LADDERED if name not in WEIGHT_ONLY)
+_EITHER = listed(name for name in LADDERED if name in WEIGHT_ONLY)
+_GROUPED = listed(choosing("symmetric"))
 _METRIC = "kl"
 _ENDS = (".yaml", ".yml")
 
@@ -55,28 +59,28 @@ class DoctorFlags:
     checkpoint: Checkpoint
     data: Annotated[Path, option(_DATA, shown=False)]
     quant: Annotated[
-        str, typer.Option(help="The scheme to start from: w4a16, w8a16 or w8a8.", show_default=False)
+        str, typer.Option(help=f"The scheme to start from: {listed(LADDERED, 'or')}.", show_default=False)
     ]
     budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl=X")]
     least: Annotated[
         str | None,
         typer.Option(
-            help="What the mix minimizes: bytes or time. w4a16 and w8a16 take either, w8a8 only time.",
+            help=f"What the mix minimizes: bytes or time. {_EITHER} take either, {_TIMED} only time.",
             metavar="bytes|time",
-            show_default="bytes; w8a8: time",
+            show_default=f"bytes; {_TIMED}: time",
         ),
     ] = None
     up_to: Annotated[
         str | None,
         typer.Option(
-            help="The highest precision that a layer may get: w8a16, or none: the engine's dtype.",
+            help=f"The highest precision that a layer may get: {MILDEST}, or none: the engine's dtype.",
             show_default="none",
         ),
     ] = None
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns per scale in w4a16: 32, 64, 128, or 0: one scale per row.",
+            help=f"Columns per scale in {_GROUPED}: 32, 64, 128, or 0: one scale per row.",
             show_default="128",
             rich_help_panel=RARELY,
         ),
@@ -85,7 +89,7 @@ class DoctorFlags:
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether w4a16 goes without zero points.",
+            help=f"Whether {_GROUPED} goes without zero points.",
             show_default="asymmetric",
             rich_help_panel=RARELY,
         ),

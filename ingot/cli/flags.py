@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.config.schemes import WITHOUT_SAMPLES
+
 RARELY = "Rarely needed"
 
 
@@ -38,7 +40,7 @@ Device = Annotated[str | None, option("auto, cuda, cuda:N or cpu.", shown="auto"
 Quant = Annotated[
     str | None,
     typer.Option(
-        help="Quantize a checkpoint on load: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine keeps "
+        help=f"Quantize a checkpoint on load: {', '.join(WITHOUT_SAMPLES)}, FILE.yaml; an engine keeps "
         "its own scheme.",
         show_default="none",
     ),

@@ -12,6 +12,7 @@ from ingot.cli.console import aligned, print_json, size_text, stdout
 from ingot.cli.flags import RARELY, AsJson, Revision, field_flags, given_of, option
 from ingot.cli.limits import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.schemes import NARROW
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
@@ -56,7 +57,7 @@ class PlanFlags:
     quant: Annotated[
         str | None,
         typer.Option(
-            help="none, w8a16, w4a16, w8a8, w4a8, rptq-w8a8, … or FILE.yaml.",
+            help=f"none, {', '.join(NARROW)} or FILE.yaml.",
             show_default="the engine's, or none",
         ),
     ] = None

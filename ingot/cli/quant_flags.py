@@ -15,18 +15,24 @@ from typing import Annotated
 from ingot.cli.flags import option
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
+from ingot.config.schemes import HEADS, NARROW, SCHEMES, choosing, listed, of_method
 
 RARE_QUANT = "Quantization, rarely needed"
 _PANEL = "Quantization"
-_QUANT = "Quantize: w8a16, w4a16, w8a8, w4a8, rptq-w8a8, -w4a8, -w4a4, or FILE.yaml."
-_BLOCK = "per block in RPTQ: 32 (not w4a8), 64, 128."
-_GROUP = f"Columns per scale in w4a16 (0: one scale per row) and w4a8, or {_BLOCK}"
-_SYMMETRIC = "Whether w4a16 goes without zero points."
-_METHOD = "How quantized values are chosen: round, or with --calib gptq, awq or (w8a8) smoothquant."
-_ACTIVATIONS = "Activation scales in w8a8: dynamic, one per token, or static, from --calib."
+_BY_ROW = listed(name for name in choosing("group") if 0 in SCHEMES[name].group)
+_COARSE = listed(name for name in choosing("group") if 32 not in SCHEMES[name].group)
+_SCALED = listed(choosing("activations"))
+_ROTATING = listed(choosing("rotation"))
+_QUANT = f"Quantize: {', '.join(NARROW)}, or FILE.yaml."
+_BLOCK = f"per block in RPTQ: 32 (not {_COARSE}), 64, 128."
+_GROUP = f"Columns per scale in {_BY_ROW} (0: one scale per row) and {_COARSE}, or {_BLOCK}"
+_SYMMETRIC = f"Whether {listed(choosing('symmetric'))} goes without zero points."
+_SMOOTH = f"({listed(of_method('smoothquant'))}) smoothquant"
+_METHOD = f"How quantized values are chosen: round, or with --calib gptq, awq or {_SMOOTH}."
+_ACTIVATIONS = f"Activation scales in {_SCALED}: dynamic, one per token, or static, from --calib."
 _ALPHA = "Strength of smoothquant: 0 to 1 (higher moves more of the outliers into the weights), or search."
-_SCALES = "Weight scales in w8a8: one per channel, or one per tensor."
-_ROTATE = "Whether w4a8 rotates the hidden states to spread outliers over channels."
+_SCALES = f"Weight scales in {listed(choosing('weight_scales'))}: one per channel, or one per tensor."
+_ROTATE = f"Whether {_ROTATING} rotates the hidden states to spread outliers over channels."
 _CALIB = "Calibration samples (.jsonl, .json or .txt), similar to what the engine will run."
 _SAMPLES = "Maximum samples to use from --calib, up to 512 tokens each."
 
@@ -48,7 +54,8 @@ class QuantFlags:
     alpha: Annotated[str | None, option(_ALPHA, shown="0.5", panel=RARE_QUANT)] = None
     weight_scales: Annotated[str | None, option(_SCALES, shown="channel", panel=RARE_QUANT)] = None
     rotate: Annotated[
-        bool | None, option(_ROTATE, "--rotate/--no-rotate", shown="rotate for w4a8", panel=RARE_QUANT)
+        bool | None,
+        option(_ROTATE, "--rotate/--no-rotate", shown=f"rotate for {_ROTATING}", panel=RARE_QUANT),
     ] = None
     calib: Annotated[Path | None, option(_CALIB, panel=_PANEL)] = None
     calib_samples: Annotated[int | None, option(_SAMPLES, shown="128", panel=RARE_QUANT)] = None
@@ -63,7 +70,7 @@ class QuantFlags:
             self.quant,
             group=self.group_size,
             symmetric=self.symmetric,
-            head="w8a16" if self.quant_head else None,
+            head=HEADS[-1] if self.quant_head else None,
             method=self.method,
             activations=self.activations,
             alpha=None if self.alpha is None else _number(self.alpha),

@@ -29,6 +29,7 @@ from ingot.cli.flags import (
 )
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import status_shown
+from ingot.config.schemes import WITHOUT_SAMPLES
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class SweepFlags:
         option("Folder for points.jsonl, sweep.json, sweep.html, sweep.png.", shown=False),
     ] = None
     quant: Annotated[
-        str, typer.Option(help="none, w8a16, w4a16, w8a8, w4a8 or FILE.yaml, separated by commas.")
+        str, typer.Option(help=f"none, {', '.join(WITHOUT_SAMPLES)} or FILE.yaml, separated by commas.")
     ] = "none"
     kv_dtype: Annotated[str, option(_KV_DTYPES)] = "model"
     dtype: Annotated[str, option(_DTYPES)] = "auto"

@@ -19,7 +19,6 @@ from ingot.engine.assemble import model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.layers.linear import Linear, linears
-from ingot.quant.schemes import is_dense
 
 _FOLDED = ("awq", "smoothquant")
 
@@ -35,9 +34,7 @@ class EngineWeights:
     @property
     def quantized(self) -> dict[str, str]:
         """Linear layers in fewer bits, by name, and their scheme."""
-        return {
-            name: linear.scheme.name for name, linear in self._linears.items() if not is_dense(linear.scheme)
-        }
+        return {name: linear.scheme.name for name, linear in self._linears.items() if not linear.scheme.dense}
 
     def names(self) -> Iterator[str]:
         """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
@@ -54,7 +51,7 @@ class EngineWeights:
         """One tensor on the CPU; a weight in fewer bits in fp32."""
         layer, _, leaf = name.rpartition(".")
         linear = self._linears.get(layer)
-        if leaf != "weight" or linear is None or is_dense(linear.scheme):
+        if leaf != "weight" or linear is None or linear.scheme.dense:
             return self._reader.read(name)
         return self._dequantized(layer, linear)
 
@@ -77,6 +74,6 @@ def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
     for quant in (one, other):
         if quant.method in _FOLDED:
             return f"{quant.method} rescales channels"
-        if quant.in_clusters:
+        if quant.in_blocks:
             return "RPTQ reorders channels"
     return "a rotation changes all weights" if one.rotation != other.rotation else None

@@ -38,7 +38,7 @@ from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
-from ingot.quant.schemes import LinearScheme, is_dense
+from ingot.quant.linear_scheme import LinearScheme
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch and its CUDA libraries
 CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a tiny model has answered
@@ -98,7 +98,7 @@ def _counted(
     for name, tensor in stored_tensors(model).items():
         weights[_kind_of(name)] += tensor.numel() * tensor.element_size()
     products = (_Product(m.out_features, m.in_features, m.scheme) for m in linears(model).values())
-    return _Contents(weights, tuple(dict.fromkeys(p for p in products if not is_dense(p.scheme))))
+    return _Contents(weights, tuple(dict.fromkeys(p for p in products if not p.scheme.dense)))
 
 
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -153,8 +153,8 @@ def activation_bytes(
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
     CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
-    numbers and scales count on top instead, on a CPU with a product's temporaries; of w4a8 with the weight
-    as int8, whole on a CPU, too.
+    values and scales count on top instead, on a CPU with a product's temporaries; of a weight of 4 bits with
+    the weight as int8, whole on a CPU, too.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)

@@ -30,11 +30,7 @@ from ingot.kernels.weight.stored_weight import StoredWeight, dequantized, row_pi
 from ingot.layers.checking import Hooks, PlainAttention, Turns, capped, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import Int8Products
-from ingot.quant.plain_rows import rounded_heads, rounded_rows
-from ingot.quant.schemes import Dense
-from ingot.quant.weight_only import WeightOnly
+from ingot.quant.plain_rows import rounded_heads
 
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
@@ -231,19 +227,11 @@ class ReferenceRun(Hooks):
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
         scheme = linear.scheme
-        if isinstance(scheme, Int8Products):
-            step = tensors["input_scale"] if scheme.static else None
-            near = rounded_rows(_wide(x), scheme.input_group, step, flips=self.arithmetic.flips).to(x)
-            x = self._rounded(name, x, near)
-            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
-        elif isinstance(scheme, Int8Blocks):
+        if scheme.rounds:
             near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
-            x = self._rounded(name, x, near)
-            x = x[:, tensors["order"].to(x.device).long()] if scheme.ordered else x
-            weight = scheme.int8_weight(tensors)
-            pieces = _int8_pieces(replace(weight, values=weight.values[:, : linear.in_features]), x)
+            x = scheme.gathered(self._rounded(name, x, near), tensors)
+            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         else:
-            assert isinstance(scheme, Dense | WeightOnly), scheme.name
             stored = scheme.stored(tensors, linear.in_features)
             pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
         y = torch.cat([x @ piece.T for piece in pieces], dim=-1)

@@ -10,8 +10,8 @@ no weight and no order of launches.
 |---|---|---|
 | DenseForm | [T, K] in the model's dtype | the matrix library's, the small kernels' |
 | OperandForm | the same, columns in the tensor cores' order | packed products |
-| Int8Form | int8 with scales per token, per head or static | w8a8, w4a8 |
-| BlockForm | int8 by blocks of reordered channels | RPTQ |
+| Int8Form | int8 with scales per token, per head or static | int8 products |
+| BlockForm | int8 by blocks of reordered channels | products by blocks |
 | RawForm | the hidden states themselves: the product applies the norm | the small kernels', one token |
 """
 

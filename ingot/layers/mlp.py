@@ -39,7 +39,8 @@ class GatedMLP(nn.Module):
 
         ``tiles`` are put over the plan's.
         """
-        return silu_mul(gate_up, self.tiles.at(gate_up.shape[0], tiles), self.activation)
+        choice = self.tiles.at(gate_up.shape[0], tiles)
+        return silu_mul(gate_up, tiles=choice, activation=self.activation)
 
 
 class MLP(nn.Module):

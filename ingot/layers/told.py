@@ -20,7 +20,6 @@ from ingot.layers.products import (
     SmallProduct,
 )
 from ingot.layers.ways import Step, Ways
-from ingot.quant.schemes import is_dense
 
 PLAIN = {"every step": "module by module"}  # where nothing is fused
 NAMES = ("qkv", "output", "up", "down")
@@ -76,4 +75,4 @@ def _products(operations: Operations) -> Iterator[tuple[str, Product]]:
 
 def _word(product: Product) -> str:
     word = _WORDS.get(type(product))
-    return word or ("matrix library" if is_dense(product.linear.scheme) else "weights widened per step")
+    return word or ("matrix library" if product.linear.scheme.dense else "weights widened per step")

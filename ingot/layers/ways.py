@@ -31,7 +31,6 @@ from ingot.layers.products import (
     Product,
     SmallProduct,
 )
-from ingot.quant.schemes import in_blocks, is_dense, is_int8, takes_small_products
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
@@ -112,17 +111,17 @@ class Ways:
         if not step.fused:
             return Product(linear, fused=False)
         overlap = step.decodes and self.known
-        if is_int8(linear.scheme) and self.known:
+        if linear.scheme.form == "int8" and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
-        if in_blocks(linear.scheme) and self.known:
+        if linear.scheme.form == "blocks" and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
-        if not takes_small_products(linear.scheme):
+        if not linear.scheme.small_products:
             return Product(linear, overlap=overlap)
         if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
             return found
-        if name in ("o", "down") and is_dense(linear.scheme) and not linear.has_bias:
+        if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
             return AddedProduct(linear, overlap=overlap)
         return Product(linear, overlap=overlap)
 

@@ -29,7 +29,7 @@ def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
     generator = torch.Generator().manual_seed(width)
     found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
     tensors = Int4InInt8(group=group).accept(found)
-    return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
+    return Int4InInt8(group=group).int4_weight({n: t.to(device) for n, t in tensors.items()}, width)
 
 
 @pytest.mark.grid

@@ -14,13 +14,14 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.quant import QuantConfig
-from ingot.engine import gptq_layers, input_statistics
+from ingot.engine import input_statistics
 from ingot.engine.assemble import Assembly
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.compare import compare_engines
 from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, OutOfMemoryError
 from ingot.layers.linear import linears
+from ingot.quant import weight_only
 from tests.e2e.terminal import ingot
 from tests.quant.conftest import Made
 from tests.quant.models import divergence
@@ -157,12 +158,12 @@ def test_a_second_build_reads_the_ranges_beside_the_engine(
     first = built(STATIC)
     assert "calibration 100 %" in told
     assert cache_path(tmp_path / "engine").is_file()
-    walked = input_statistics.calibrate
-    monkeypatch.setattr(input_statistics, "calibrate", None)
+    walked = input_statistics.Walk
+    monkeypatch.setattr(input_statistics, "Walk", None)
     assert built(STATIC) == first
     assert "ranges of engine.calibration.safetensors" in told
     built(SMOOTH.replace(alpha=0.7))
-    monkeypatch.setattr(input_statistics, "calibrate", walked)
+    monkeypatch.setattr(input_statistics, "Walk", walked)
     searched = SMOOTH.replace(alpha="search", activations="static")
     for quant, changes in ((searched, {}), (STATIC, {"calib_samples": 5}), (STATIC, {"dtype": "bf16"})):
         built(quant, **changes)
@@ -214,7 +215,7 @@ def test_a_device_without_memory(made: Made, tmp_path: Path, monkeypatch: pytest
     def too_large(*args: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(gptq_layers, "gptq", too_large)
+    monkeypatch.setattr(weight_only, "gptq", too_large)
     with pytest.raises(OutOfMemoryError, match=r"calibration does not fit.*layers\.0.*--device cpu"):
         made("llama", GPTQ)
     assert not (tmp_path / "engine").exists()

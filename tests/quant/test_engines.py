@@ -94,7 +94,11 @@ SCHEMES |= {  # whose layers round their inputs beside layers whose numbers are 
     )
     for method in ("gptq", "awq")
 }
+SCHEMES["rptq rounded beside w4a16"] = QuantConfig(  # which needs no samples of its own
+    "rptq-w8a8", 32, method="round", layers={"*.gate_up_proj": "w4a16"}
+)
 TURNS += [(f"{method} beside w8a8", "llama", "auto") for method in ("gptq", "awq")]
+TURNS += [("rptq rounded beside w4a16", "llama", "auto")]
 OFF = {"rptq-w4a4": 0.7, "rptq mixed": 0.4}  # of logits, relative; others by their weights' bits
 
 

@@ -11,9 +11,11 @@ import torch
 
 from ingot import LLM
 from ingot.config.quant import QuantConfig
-from ingot.engine.calibrate import Load
+from ingot.engine.assemble import Assembly
+from ingot.engine.calibrate import CalibratedLayer, Load
+from ingot.engine.calibrate import Held as HeldLayer
 from ingot.engine.rescaling import fold, rescaling_sites
-from ingot.engine.smoothed import SmoothedWeights
+from ingot.engine.smooth_layers import SmoothLayers
 from ingot.layers.linear import linears
 from ingot.quant.calibration import InputStatistics
 from tests.quant.conftest import Made
@@ -62,13 +64,12 @@ def test_factors_at_every_site_change_no_output(checkpoints: dict[str, Path], ki
 
 
 def smoothed(
-    folder: Path,
-    quant: QuantConfig,
-    load: Load,
-    layers: Iterator[dict[str, InputStatistics]],
-    dtype: str = "fp32",
-) -> SmoothedWeights:
-    return SmoothedWeights(planned(folder, quant, dtype), load, layers, CPU)
+    assembly: Assembly, load: Load, index: int, seen: dict[str, InputStatistics]
+) -> CalibratedLayer[InputStatistics]:
+    """A layer as the class that builds use leaves it."""
+    layer = CalibratedLayer(index, seen, HeldLayer(load, CPU))
+    assert not list(SmoothLayers(assembly, CPU).choose(layer)), "no input is static"
+    return layer
 
 
 def seen_of(decoder: torch.nn.Module, load: Load) -> Iterator[dict[str, InputStatistics]]:
@@ -88,9 +89,12 @@ def seen_of(decoder: torch.nn.Module, load: Load) -> Iterator[dict[str, InputSta
 def test_smoothing_alone_changes_no_output(checkpoints: dict[str, Path], kind: str) -> None:
     """The smoothed weights, before any is rounded, compute what the checkpoint does."""
     decoder, load = opened(checkpoints[kind], 128)
-    chosen = smoothed(checkpoints[kind], SMOOTH.replace(alpha=0.8), load, seen_of(decoder, load))
-    names = [n for n, _ in decoder.named_parameters() if n.startswith("layers.")]
-    changes = {name: chosen.load(name).float() for name in names}
+    assembly = planned(checkpoints[kind], SMOOTH.replace(alpha=0.8))
+    changes: dict[str, torch.Tensor] = {}
+    for index, seen in enumerate(seen_of(decoder, load)):
+        layer = smoothed(assembly, load, index, seen)
+        names = [n for n, _ in decoder.named_parameters() if n.startswith(f"layers.{index}.")]
+        changes |= {name: layer.weight(name).float() for name in names}
     moved = {n.rpartition(".")[0] for n, t in changes.items() if not torch.equal(t, load(n).float())}
     ids = [random_ids(40, seed=7)]
     exact = log_probs(decoder, load, ids)
@@ -114,9 +118,10 @@ def test_norm_and_columns_are_the_paper_s(golden: Path, alpha: float, tmp_path: 
     seen = next(seen_of(decoder, load))
     loud = InputStatistics.of(96)
     loud.add(given["act_max"][None])
-    layers = iter([seen | {"layers.0.self_attn.qkv_proj": loud}])
-    chosen = smoothed(tmp_path, SMOOTH.replace(alpha=alpha), lambda n: own.get(n, load(n)), layers)
-    norm, columns = (chosen.load(name) for name in own)
+    assembly = planned(tmp_path, SMOOTH.replace(alpha=alpha))
+    seen |= {"layers.0.self_attn.qkv_proj": loud}
+    layer = smoothed(assembly, lambda n: own.get(n, load(n)), 0, seen)
+    norm, columns = (layer.weight(name) for name in own)
     alive = given["act_max"] > 1e-5
     told = f"rms_a{alpha}_"
     torch.testing.assert_close(norm[alive], given[told + "norm_weight_after"][alive], rtol=1e-6, atol=1e-7)
@@ -139,10 +144,12 @@ def test_a_static_scale_is_the_largest_magnitude_that_was_seen(
 def test_a_norm_s_rounding_costs_nothing(checkpoints: dict[str, Path]) -> None:
     """In bf16 a norm's weight is off by up to 0.4 %: the columns take that up."""
     decoder, load = opened(checkpoints["llama"], 128)
-    narrow = smoothed(checkpoints["llama"], SMOOTH, load, seen_of(decoder, load), "bf16")
-    norm = narrow.load("layers.0.input_layernorm.weight")
+    assembly = planned(checkpoints["llama"], SMOOTH, "bf16")
+    layer = smoothed(assembly, load, 0, next(seen_of(decoder, load)))
+    name = "layers.0.input_layernorm.weight"
+    norm = assembly.cast(name, layer.weight(name))
     assert norm.dtype == torch.bfloat16
-    columns = narrow.load("layers.0.self_attn.qkv_proj.weight")
+    columns = layer.weight("layers.0.self_attn.qkv_proj.weight")
     exact = load("layers.0.self_attn.qkv_proj.weight") * load("layers.0.input_layernorm.weight")
     rows = slice(0, 48)  # queries and keys; values are divided by the output's scales
     torch.testing.assert_close((columns * norm.float())[rows], exact[rows], rtol=1e-5, atol=1e-6)

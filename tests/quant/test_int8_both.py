@@ -15,7 +15,7 @@ from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant import int8_products
 from ingot.quant.int8_both import Int8Both
 from ingot.quant.plain_rows import rounded_rows
-from ingot.quant.schemes import is_dense, is_int8, make_scheme, takes_small_products
+from ingot.quant.schemes import make_scheme
 
 FORMS = [Int8Both(), Int8Both(per_tensor=True), Int8Both(static=True), Int8Both(input_group=8)]
 STEP = torch.tensor([0.03])
@@ -110,10 +110,10 @@ def test_zeros_survive() -> None:
 def test_predicates_and_configs() -> None:
     scheme = make_scheme(QuantConfig("w8a8"), input_group=32)
     assert scheme == Int8Both(input_group=32)
-    assert (is_int8(scheme), is_dense(scheme), takes_small_products(scheme)) == (True, False, False)
+    assert (scheme.form, scheme.dense, scheme.small_products) == ("int8", False, False)
     config = QuantConfig("w8a8", activations="static", weight_scales="tensor")
     assert make_scheme(config, input_group=32) == Int8Both(static=True, per_tensor=True)
-    assert not is_int8(make_scheme(QuantConfig("w8a16")))
+    assert make_scheme(QuantConfig("w8a16")).form == "dense"
 
 
 def test_scales_stay_fp32_in_a_narrow_model() -> None:

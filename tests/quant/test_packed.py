@@ -22,7 +22,6 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
-from ingot.quant.schemes import takes_small_products
 from tests.e2e.terminal import ingot
 from tests.quant.models import divergence
 from tests.quant.packed_checkpoints import (
@@ -110,7 +109,7 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, write: Write, engin
         llm = LLM(path, "cpu")
         check_layers(llm, written.weights)
         schemes = [linear.scheme for linear in linears(llm.engine.model).values()]
-        assert all(map(takes_small_products, schemes)) != quant.act_order
+        assert all(scheme.small_products for scheme in schemes) != quant.act_order
         torch.testing.assert_close(llm.logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 

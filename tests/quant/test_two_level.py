@@ -11,7 +11,7 @@ from ingot.kernels.weight.int4_weight import Int4Weight, fits_int8
 from ingot.quant.gptq import HessianSum, gptq, output_error
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.rounding import dequantize, quantize
-from ingot.quant.two_level import MOST, quantize_two_level, steps_of, two_levels
+from ingot.quant.two_level import MOST, inner_scales, quantize_two_level, two_levels
 
 GROUPS = (128, 64)
 
@@ -40,7 +40,7 @@ def test_both_levels(kind: str, group: int) -> None:
     """
     weight = weights(kind)
     found = quantize_two_level(weight, group)
-    steps = steps_of(found)
+    steps = inner_scales(found)
     assert found.zeros is not None
     assert found.units is not None
     assert fits_int8(steps, found.zeros)
@@ -106,9 +106,9 @@ def test_gptq_keeps_outputs_better() -> None:
         scale_dtype=torch.float32,
         grid=levels.grid(),
     ).quantized
-    found = levels.quantized(chosen.numbers, 128)
+    found = levels.quantized(chosen.values, 128)
     assert found.zeros is not None
-    assert fits_int8(steps_of(found), found.zeros)
+    assert fits_int8(inner_scales(found), found.zeros)
     rounded = dequantize(quantize_two_level(weight, 128))
     better, worse = (output_error(weight - near, hessian) for near in (dequantize(found), rounded))
     assert better < 0.7 * worse

@@ -102,7 +102,7 @@ def as_launchers_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.layers.attention.rope_kv_write", place)
     monkeypatch.setattr("ingot.layers.attention.prefill_attention", lambda *_, out, **__: out)
     monkeypatch.setattr(
-        "ingot.layers.mlp.silu_mul", lambda x, *_: torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype)
+        "ingot.layers.mlp.silu_mul", lambda x, **_: torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype)
     )
 
 

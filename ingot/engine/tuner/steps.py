@@ -67,7 +67,7 @@ class Steps:
         self._context = min(CONTEXT, limits.max_seq_len)
         config = model.config.replace(num_layers=min(LAYERS, model.config.num_layers))
         # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
-        quant = QuantConfig() if model.quant.in_clusters else model.quant
+        quant = QuantConfig() if model.quant.in_blocks else model.quant
         quant = QuantConfig(quant.scheme, head=quant.head)
         self._model = empty_model(architecture_named(config.architecture), config, limits, quant, self.plan)
         self._fill()

@@ -120,7 +120,7 @@ def tune_model(
 
 def _tunable(quant: QuantConfig) -> set[str]:
     """The ops whose tiles a model takes from a plan; RPTQ's products take none."""
-    return {op for op in OPS if not (quant.in_clusters and op.startswith("small_"))}
+    return {op for op in OPS if not (quant.in_blocks and op.startswith("small_"))}
 
 
 def _plan(choices: Iterable[Choice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
