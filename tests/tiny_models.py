@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -24,6 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 _CLASSES = {
     "llama": LlamaConfig,
     "mistral": MistralConfig,
@@ -64,16 +65,20 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
     return _CLASSES[kind](**(sizes | _NO_SPECIALS | changes))
 
 
-@torch.no_grad()
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """The model of ``config`` with weights of unit gain and norms and biases away from 1 and 0."""
+    """The model of ``config`` with random weights."""
     attention = "eager" if config.model_type == "gemma2" else "sdpa"  # which has no softcap
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    return randomize(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), seed)
+
+
+@torch.no_grad()
+def randomize(model: Model, seed: int = 0) -> Model:
+    """Give a model weights of unit gain, and norms and biases away from 1 and 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.dim() == 1:
-            centred = name.endswith("bias") or config.model_type == "gemma2"
+            centred = name.endswith("bias") or model.config.model_type == "gemma2"
             weight.copy_(0.3 * noise + (0.0 if centred else 1.0))
         else:
             weight.copy_(1.3 * noise / min(weight.shape) ** 0.5)

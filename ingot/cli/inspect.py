@@ -61,7 +61,8 @@ def show(found: Description, params: SamplingParams) -> None:
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
     model, build = found.manifest.model, found.manifest.build
-    yield "architecture", f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}"
+    kind = "" if model.kind == "text" else f" ({model.kind})"
+    yield "architecture", f"{model.architecture}{kind}, {model.num_layers} layers, hidden {model.hidden_size}"
     heads = f"{model.num_heads} heads of {model.head_dim}, {model.num_kv_heads} for keys and values"
     yield "attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")
     yield "MLP", f"{model.mlp}, {model.intermediate_size} wide"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.encoder import EncoderConfig, Kind
 from ingot.errors import ConfigError
 
 # No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
@@ -68,8 +69,9 @@ class RopeConfig(JsonConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(JsonConfig):
-    """A decoder-only transformer.
+    """A decoder, alone or behind an encoder.
 
+    ``kind`` says what becomes of the ``encoder``'s outputs; ``text`` has none.
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
     ``sliding_window`` > 0 lets a token see only that many last tokens, itself included; ``full_layers`` are
@@ -109,6 +111,8 @@ class DecoderConfig(JsonConfig):
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    kind: Kind = "text"
+    encoder: EncoderConfig | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -130,6 +134,28 @@ class DecoderConfig(JsonConfig):
             raise ConfigError("embedding_scale must be positive", seen=self.embedding_scale)
         if (self.wide_norms or self.post_norms) and self.norm != "rms_norm":
             raise ConfigError("wide norms and post-norms must be RMSNorms", seen=self.norm)
+        self._check_encoder()
+
+    def _check_encoder(self) -> None:
+        encoder = self.encoder
+        if self.kind not in ("text", "prefix", "cross"):
+            raise ConfigError("unknown kind of model", seen=self.kind, allowed="text, prefix, cross")
+        if (self.kind == "text") != (encoder is None):
+            raise ConfigError("a model has an encoder unless its kind is text", seen=self.kind)
+        if encoder is None or self.kind == "cross":
+            return
+        if encoder.hidden_size != self.hidden_size:
+            raise ConfigError(
+                "an encoder whose outputs stand in the prompt has the decoder's hidden_size",
+                seen=encoder.hidden_size,
+                allowed=self.hidden_size,
+            )
+        if encoder.placeholder_id >= self.vocab_size:
+            raise ConfigError(
+                "placeholder_id is outside the vocabulary",
+                seen=encoder.placeholder_id,
+                allowed=f"0 to {self.vocab_size - 1}",
+            )
 
     @property
     def q_size(self) -> int:

@@ -78,13 +78,21 @@ class Assembly:
         Raises:
             CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
                 tensors that do not fit the model (all listed).
-            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, or the
-                checkpoint is quantized in another way than ``quant``.
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, the
+                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model with an
+                encoder.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
         config = _cut(whole, build)
+        if config.encoder is not None and quant.calibrated:
+            raise ConfigError(
+                "calibration reads text alone, and this model has an encoder",
+                seen=quant.needs_samples,
+                allowed="schemes that need no samples, such as w8a16",
+                flag="--quant",
+            )
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         packed = checkpoint.packed

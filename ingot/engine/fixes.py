@@ -305,8 +305,8 @@ def _ways(setting: Setting) -> Iterator[_Way]:
 
 
 def _formats(setting: Setting) -> Iterator[Setting]:
-    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes. What is
-    quantized already has its own alone.
+    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
+    is quantized already has its own alone.
     """
     if setting.quant.source:
         yield setting
@@ -317,7 +317,8 @@ def _formats(setting: Setting) -> Iterator[Setting]:
         quant = QuantConfig(scheme=name)
         if quant.rotation and not can_rotate(setting.model):
             quant = quant.replace(rotation=False)
-        yield setting.replace(dtype=half, quant=quant)
+        if setting.model.encoder is None or not quant.calibrated:
+            yield setting.replace(dtype=half, quant=quant)
 
 
 def _whole(setting: Setting) -> Setting | None:

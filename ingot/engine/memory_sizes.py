@@ -53,8 +53,8 @@ _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 
 def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``), in ``dtype``; what a linear layer stores is the
-    scheme's own layout. A tied head has none: it is the embedding.
+    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``, and the encoder's), in ``dtype``; what a linear
+    layer stores is the scheme's own layout. A tied head has none: it is the embedding.
     """
     return dict(_contents(config, quant, dtype).weights)
 
@@ -94,7 +94,7 @@ def _counted(
     """
     build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
     model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
-    weights = dict.fromkeys(WEIGHT_KINDS, 0)
+    weights = dict.fromkeys(WEIGHT_KINDS if config.encoder is None else (*WEIGHT_KINDS, "encoder"), 0)
     for name, tensor in stored_tensors(model).items():
         weights[_kind_of(name)] += tensor.numel() * tensor.element_size()
     products = (_Product(m.out_features, m.in_features, m.scheme) for m in linears(model).values())
@@ -230,11 +230,21 @@ def _head_bytes(config: DecoderConfig, dtype: torch.dtype, tokens: int, rows: in
 
 
 def step_buffer_bytes(
-    tokens: int, requests: int, table_width: int, logits: int, kv_heads: int, *, buffers: int = 1
+    tokens: int,
+    requests: int,
+    table_width: int,
+    logits: int,
+    kv_heads: int,
+    *,
+    buffers: int = 1,
+    encoded_width: int = 0,
 ) -> int:
     """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums."""
     eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
     four = requests * table_width + 2 * requests + buffers
+    if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
+        eight += tokens
+        four += requests * (encoded_width + 1)
     return 8 * eight + 4 * four + 4 * requests * kv_heads
 
 
@@ -245,12 +255,20 @@ def all_step_buffers_bytes(
     width = -(-max_seq_len // runtime.block_size)
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     heads = config.num_kv_heads
-    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads)
+    encoder = config.encoder if config.kind == "cross" else None
+    encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)
+    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads, encoded_width=encoded)
     if graphs:
         buckets = batch_buckets(max_batch_size)
         rows = sum(buckets)
-        total += step_buffer_bytes(rows, rows, width, rows, heads, buffers=len(buckets))
-        total += sum(step_buffer_bytes(t, r, width, r, 0) for t in TOKEN_BUCKETS for r in REQUEST_BUCKETS)
+        total += step_buffer_bytes(
+            rows, rows, width, rows, heads, buffers=len(buckets), encoded_width=encoded
+        )
+        total += sum(
+            step_buffer_bytes(t, r, width, r, 0, encoded_width=encoded)
+            for t in TOKEN_BUCKETS
+            for r in REQUEST_BUCKETS
+        )
     return total
 
 
@@ -277,12 +295,46 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits
 
 
+def encoder_blocks(config: DecoderConfig, runtime: RuntimeConfig, max_batch_size: int) -> int:
+    """Blocks of the encoder cache: as asked for, else as ``RuntimeConfig.encoder_positions`` says."""
+    if config.encoder is None:
+        return 0
+    one = -(-config.encoder.max_positions // runtime.block_size)
+    if runtime.encoder_positions is not None:
+        return -(-runtime.encoder_positions // runtime.block_size)
+    if config.kind == "cross":
+        return one * max_batch_size
+    return max(one, -(-2 * runtime.encoder_budget // runtime.block_size))
+
+
+def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of a position in the encoder cache: an embedding, or keys and values in all layers."""
+    values = config.hidden_size if config.kind == "prefix" else 2 * config.num_layers * config.kv_size
+    return values * dtype.itemsize
+
+
+def encoding_bytes(
+    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int
+) -> int:
+    """Bytes that the largest input takes while it is encoded; in kind ``prefix`` also of the rows that a step
+    splices.
+    """
+    if config.encoder is None:
+        return 0
+    values = config.encoder.max_positions * config.encoder.activation_values
+    if config.kind == "prefix":
+        values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
+    return values * dtype.itemsize
+
+
 def _kind_of(name: str) -> str:
     if name.startswith("embed_"):
         return "embedding"
     if name.startswith("lm_head."):
         return "head"
-    if ".self_attn." in name:
+    if name.startswith("encoder."):
+        return "encoder"
+    if "_attn." in name:
         return "attention"
     return "mlp" if ".mlp." in name else "norms"
 

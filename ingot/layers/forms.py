@@ -38,10 +38,12 @@ from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
 
 Norm = RMSNorm | LayerNorm
+AnyAttention = Attention | CrossAttention
 
 
 class Form(Protocol):
@@ -70,7 +72,7 @@ class Form(Protocol):
         ...
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Rows:
         """Attention of queries [T, num_heads, head_dim], as rows of num_heads * head_dim."""
         ...
@@ -111,7 +113,7 @@ class DenseForm:
         return mlp.activate(x, overlap_tiles(x) if self.overlap else None)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> torch.Tensor:
         """Attention as it is."""
         return attention.attend(query, batch, cache).flatten(1)
@@ -167,7 +169,7 @@ class OperandForm(EndedForm):
         return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)), mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> OperandRows:
         """Attention whose output ends so; heads are whole spans of columns."""
         return OperandRows(attention.attend(query, batch, cache, None, self.ending).flatten(1))
@@ -189,7 +191,7 @@ class Int8Form(EndedForm):
         return silu_mul_int8(x, self.static, activation=mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so."""
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
@@ -212,7 +214,7 @@ class BlockForm(EndedForm):
         return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so; heads that do not fill whole blocks are quantized in a pass of
         their own.

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
 from ingot.kernels.activation.gated_mlp import Gate, silu_mul
 from ingot.layers.context import BuildContext
@@ -45,7 +46,7 @@ class GatedMLP(nn.Module):
 class MLP(nn.Module):
     """down(act(up(x))) with GELU (exact or tanh) or ReLU."""
 
-    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: DecoderConfig | StackConfig, ctx: BuildContext) -> None:
         super().__init__()
         self.kind = config.activation
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias

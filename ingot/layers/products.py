@@ -46,6 +46,7 @@ class LayerProducts:
     Attributes:
         next_norm: of the next layer, or the final one.
         after: the product after it: the next layer's QKV, or the head.
+        encoded: cross-attention's query and output, in a layer that has it.
     """
 
     qkv: Product
@@ -54,6 +55,7 @@ class LayerProducts:
     down: Product
     next_norm: Norm
     after: Product
+    encoded: tuple[Product, Product] | None = None
 
 
 class Product:
@@ -106,6 +108,23 @@ class Product:
         if post is not None:
             return form.post_norm(norm, self.whole(x), hidden, post)
         return form.norm(norm, self.whole(x), hidden)
+
+
+class SkippingProduct(Product):
+    """A product that adds nothing to the rows of ``skipped`` [T], not even its bias."""
+
+    def __init__(self, product: Product, skipped: torch.Tensor) -> None:
+        super().__init__(product.linear, overlap=product.overlap)
+        self.form = product.form
+        self.product = product
+        self.skipped = skipped
+
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``; there is no ``post``."""
+        assert post is None
+        return form.norm(norm, self.product.whole(x).masked_fill(self.skipped[:, None], 0), hidden)
 
 
 class AddedProduct(Product):

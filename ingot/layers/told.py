@@ -69,6 +69,7 @@ def _of_step(decoder: Decoder, ways: Ways, step: Step) -> str:
 def _products(operations: Operations) -> Iterator[tuple[str, Product]]:
     for layer in operations.layers:
         yield from ((name, getattr(layer, name)) for name in NAMES)
+        yield from zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
     yield "head", operations.layers[-1].after
 
 

@@ -57,7 +57,8 @@ def folds(config: DecoderConfig) -> bool:
 
 def _folds_norms(config: DecoderConfig) -> bool:
     """Whether a product of one row can apply the norm before it, and add to the hidden states."""
-    return not (config.wide_norms or config.post_norms)
+    skips = config.kind == "cross"  # then the next norm adds some requests' rows alone (SkippingProduct)
+    return not (config.wide_norms or config.post_norms or skips)
 
 
 def _known(config: DecoderConfig) -> bool:
