@@ -18,10 +18,9 @@ import triton.language as tl
 
 from ingot.kernels.attention.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
 from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
-from ingot.kernels.cache.cache_checks import expect_cache
-from ingot.kernels.cache.cache_numbers import knows_asm, widened
-from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
-from ingot.kernels.cache.paged_tile import tile_rows
+from ingot.kernels.cache.narrow import knows_asm, widened
+from ingot.kernels.cache.scales import CacheScales, expect_cache, gather_pair, scale_pointers
+from ingot.kernels.cache.tile import tile_rows
 from ingot.kernels.checks import (
     expect,
     expect_float,

@@ -25,10 +25,9 @@ from ingot.kernels.attention.int8_heads import (
     store_heads,
 )
 from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
-from ingot.kernels.cache.cache_checks import expect_cache
-from ingot.kernels.cache.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
-from ingot.kernels.cache.paged_tile import tile_place
+from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache.scales import CacheScales, expect_cache, gather_pair, scale_pointers
+from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
