@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import triton
 
-from ingot.kernels.sampling.sampling import draw, greedy
+from ingot.kernels.sampling.draw import draw, greedy
 from ingot.runtime.sampler import RowSampling, SamplerOutput, SamplingTensors, sample, sample_reference
 
 VOCABULARY = 151936

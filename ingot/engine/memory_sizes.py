@@ -34,7 +34,7 @@ from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
 from ingot.kernels.attention.scores import capped_rows
-from ingot.kernels.cache.cache_scales import NARROW_CACHES, SCALE_BYTES
+from ingot.kernels.cache.scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ingot.device import expect_e4m3
-from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, CacheScales
+from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.layers.step_record import Recorded, StepRecord
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot.engine.reference import KeysValues, Span
-from ingot.kernels.cache.cache_scales import E4M3, dequantize_heads
+from ingot.kernels.cache.scales import E4M3, dequantize_heads
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear

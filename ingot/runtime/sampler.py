@@ -21,7 +21,7 @@ import torch
 
 from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
-from ingot.kernels.sampling.sampling import draw, greedy, greedy_reference
+from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
 from ingot.runtime.log_normaliser import WEIGHT_ONE, log_normaliser
 
 _SCAN_BLOCK = 512

@@ -20,8 +20,8 @@ from ingot.engine.ledger_source import read_setting
 from ingot.engine.loader import setting_of
 from ingot.engine.manifest import Manifest
 from ingot.errors import ConfigError
-from ingot.kernels.cache import cache_scales
-from ingot.kernels.cache.cache_scales import NARROW_CACHES, CacheScales
+from ingot.kernels.cache import scales as cache_scales
+from ingot.kernels.cache.scales import NARROW_CACHES, CacheScales
 from ingot.layers.batch import LayerCache
 from ingot.llm.replay import FACTOR
 from ingot.llm.repro import capture_layer, replay

@@ -13,8 +13,8 @@ import torch
 from ingot.kernels.attention.invariant_attention import invariant_attention_triton
 from ingot.kernels.attention.paged_attention import paged_attention_triton
 from ingot.kernels.attention.prefill_attention import prefill_attention_triton
-from ingot.kernels.cache.cache_scales import E4M3, CacheScales
 from ingot.kernels.cache.rope_kv_write import rope_kv_write_triton
+from ingot.kernels.cache.scales import E4M3, CacheScales
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, LONG, empty
 
 

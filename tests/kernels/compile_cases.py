@@ -22,7 +22,7 @@ from ingot.kernels.product.invariant_linear import NAMES, TILE_LIST, invariant_l
 from ingot.kernels.product.small_gate_up import small_gate_up_triton
 from ingot.kernels.product.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.product.small_qkv import small_qkv_triton
-from ingot.kernels.sampling.sampling import draw_triton, greedy_triton
+from ingot.kernels.sampling.draw import draw_triton, greedy_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words

@@ -20,8 +20,7 @@ SHARED_LIMIT = {80: 166_912, 90: 232_448}  # bytes a program may use
 LIMIT = 3600  # seconds, of a machine busy with other things: a guard against a hang, no measure of speed
 WARPGROUP_KERNELS = {"packed_direct_kernel"}  # of GPUs with warpgroup products and descriptors
 KERNELS = {
-    "keep_tokens_kernel",
-    "best_token_kernel",
+    "feed_tokens_kernel",
     "bin_scores_kernel",
     "find_cut_kernel",
     "few_gate_up_kernel",
@@ -35,7 +34,6 @@ KERNELS = {
     "invariant_linear_kernel",
     "invariant_meet_kernel",
     "layer_norm_kernel",
-    "take_tokens_kernel",
     "list_scores_kernel",
     "packed_direct_kernel",
     "packed_matmul_kernel",

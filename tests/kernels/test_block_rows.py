@@ -13,13 +13,12 @@ from ingot.kernels.activation.silu_mul_blocks import (
     silu_mul_in_blocks,
     silu_mul_in_blocks_triton,
 )
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_triton
 from ingot.kernels.rows.block_rows import BlockSteps, quantize_in_blocks
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
+from ingot.kernels.tiles.int8_tiles import small_int8_tiles
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
-EPS = 1e-6
 SHAPES = [(1, 16, 16), (3, 40, 32), (5, 96, 32), (2, 1000, 128), (1, 4096, 128)]  # rows, width, block
 
 
@@ -69,39 +68,6 @@ def test_in_blocks(
     found = impl(in_blocks, in_blocks_triton)(x, steps)
     assert_rows(found, quantize_in_blocks(x, steps))
     assert width < 96 or {int(found.values.min()), int(found.values.max())} == {steps.low, steps.high}
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize(("bits", "ordered"), [(8, True), (8, False), (4, True)])
-def test_rms_norm(
-    impl: Implementation,
-    dtype: torch.dtype,
-    shape: tuple[int, int, int],
-    with_residual: bool,
-    bits: int,
-    ordered: bool,
-) -> None:
-    rows, width, block = shape
-    x = normal(rows, width + 3, dtype=dtype, device=impl.device)[:, :width]
-    weight = normal(width, dtype=dtype, device=impl.device, seed=1)
-    residual = normal(rows, width, dtype=dtype, device=impl.device, seed=2) if with_residual else None
-    steps = block_steps(width, block, bits, ordered, impl.device)
-    norm = impl(rms_norm, rms_norm_triton)
-    found, s = norm(x, weight, EPS, residual, ending=steps)
-    y, expected_s = norm(x, weight, EPS, residual)
-    expected = quantize_in_blocks(y, steps)
-    if impl.device == "cuda":  # another kernel may add its squares in another order
-        off = (found.values.int() - expected.values.int()).abs()
-        assert int(off.max()) <= 1
-        assert float(off.float().mean()) < 1e-3
-    else:
-        assert_rows(found, expected)
-    assert torch.equal(s, expected_s)
-    assert (s is x) == (residual is None)
 
 
 @pytest.mark.grid
@@ -177,5 +143,14 @@ class TestRefused:
             in_blocks(torch.ones(2, 96, dtype=torch.int8), self.STEPS)
         with pytest.raises(IngotError, match="halves"):
             silu_mul_in_blocks(torch.ones(2, 191), self.STEPS)
-        with pytest.raises(IngotError, match="steps"):
-            rms_norm(torch.ones(2, 128), torch.ones(128), EPS, ending=self.STEPS)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("width", [4096, 11008])
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_products_of_a_7b_are_split(rows: int, width: int, block: int) -> None:
+    """Output and down product: a step is a block, every part has steps."""
+    tiles = small_int8_tiles(rows, 4096, width, torch.device("cpu"), block, split=True)
+    assert tiles["BLOCK_K"] == block
+    assert 1 < tiles["SPLITS"] <= width // block

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from ingot.errors import DeviceError
-from ingot.kernels.cache.cache_round import cache_numbers_of, cache_scale_of
-from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
+from ingot.kernels.cache.narrow import cache_scale_of, cache_values_of
+from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, dequantize_heads, quantize_heads
 from ingot.layers.batch import LayerCache
 from ingot.quant.plain_rows import rounded_heads
 from tests.kernels.numerics import normal
@@ -106,7 +106,7 @@ def round_kernel(x_ptr: tl.tensor, y_ptr: tl.tensor, s_ptr: tl.tensor, SIZE: tl.
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     scale, inverse = cache_scale_of(tl.max(tl.abs(x), axis=0), dtype)
     tl.store(s_ptr + tl.program_id(0), scale)
-    tl.store(y_ptr + places, cache_numbers_of(x, inverse, dtype))
+    tl.store(y_ptr + places, cache_values_of(x, inverse, dtype))
 
 
 @pytest.mark.parametrize("kind", NARROW_CACHES.values())

@@ -13,28 +13,16 @@ from ingot.kernels.activation.silu_mul_int8 import (
     silu_mul_int8,
     silu_mul_int8_triton,
 )
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
-from ingot.kernels.product.int8_linear import int8_linear_parts, int8_linear_parts_triton
-from ingot.kernels.rows.endings import InInt8
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, quantize_rows
-from tests.kernels.int8_case import int8_rows, int8_weight
-from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
+from ingot.kernels.rows.int8_rows import quantize_rows
+from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, normal
+from tests.kernels.test_block_rows import assert_rows
 
-EPS = 1e-6
 SHAPES = [(1, 1), (3, 7), (5, 96), (2, 1000), (1, 4096)]
 
 
 def static_scale(yes: bool, device: str) -> torch.Tensor | None:
     """One that cuts: normal numbers go to four and more."""
     return torch.tensor([2.0 / 127], device=device) if yes else None
-
-
-def assert_rows(actual: Int8Rows, expected: Int8Rows) -> None:
-    """The same numbers and scales."""
-    assert torch.equal(actual.values, expected.values)
-    assert torch.equal(actual.scales, expected.scales)
-    assert actual.group == expected.group
 
 
 @pytest.mark.grid
@@ -48,58 +36,6 @@ def test_quantized(impl: Implementation, dtype: torch.dtype, shape: tuple[int, i
     rows = impl(quantized, quantized_triton)(x, static=scale)
     assert_rows(rows, quantize_rows(x, static=scale))
     assert not static or shape[1] < 96 or int(rows.values.abs().max()) == 127
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize("static", [False, True])
-def test_rms_norm(
-    impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], with_residual: bool, static: bool
-) -> None:
-    x = normal(shape[0], shape[1] + 3, dtype=dtype, device=impl.device)[:, : shape[1]]
-    weight = normal(shape[1], dtype=dtype, device=impl.device, seed=1)
-    residual = normal(*shape, dtype=dtype, device=impl.device, seed=2) if with_residual else None
-    scale = static_scale(static, impl.device)
-    norm = impl(rms_norm, rms_norm_triton)
-    rows, s = norm(x, weight, EPS, residual, ending=InInt8(scale))
-    y, expected_s = norm(x, weight, EPS, residual)
-    assert_rows(rows, quantize_rows(y, static=scale))
-    assert torch.equal(s, expected_s)
-    assert (s is x) == (residual is None)
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("sums", ["fp32", "rows", "static"])
-def test_sum_norm(impl: Implementation, dtype: torch.dtype, biased: bool, static: bool, sums: str) -> None:
-    """From any parts to 16 and to 8 bits."""
-    rows, hidden = 3, 130
-    residual = normal(rows, hidden + 3, dtype=dtype, device=impl.device, seed=1)[:, :hidden]
-    weight = normal(hidden, dtype=dtype, device=impl.device, seed=2)
-    bias = normal(hidden, dtype=dtype, device=impl.device, seed=3) if biased else None
-    x, w = int8_rows(rows, 300, impl.device, static=sums == "static"), int8_weight(hidden, 300, impl.device)
-    tiles = {"BLOCK_N": 16, "BLOCK_K": 32, "SPLITS": 3, "num_stages": 2}
-    parts: Int8Sums | torch.Tensor = impl(int8_linear_parts, int8_linear_parts_triton)(x, w, tiles)
-    assert isinstance(parts, Int8Sums)
-    expected = parts.product().double() + residual.double() + (0 if bias is None else bias.double())
-    if sums == "fp32":
-        parts = normal(4, rows, hidden, dtype=torch.float32, device=impl.device, seed=4)
-        expected = expected - int8_product(x, w, torch.float32).double() + parts.double().sum(0)
-    norm = impl(sum_norm, sum_norm_triton)
-    y, total = norm(parts, residual, weight, EPS, bias)
-    assert_near(total, expected)
-    scale = static_scale(static, impl.device)
-    found, stream = norm(parts, residual, weight, EPS, bias, ending=InInt8(scale))
-    assert_rows(found, quantize_rows(y, static=scale))
-    assert torch.equal(stream, total)
-    normed, _ = rms_norm(total, weight, EPS)
-    assert_near(y, normed.double())
 
 
 @pytest.mark.grid
@@ -143,13 +79,9 @@ def test_no_rows(impl: Implementation) -> None:
 
 
 def test_refused() -> None:
-    x, weight = torch.zeros(2, 4), torch.ones(4)
-    with pytest.raises(IngotError, match="static has the wrong shape"):
-        rms_norm(x, weight, EPS, ending=InInt8(torch.ones(2)))
+    x = torch.zeros(2, 4)
     with pytest.raises(IngotError, match="static has the wrong dtype"):
         quantized(x, static=torch.ones(1).half())
-    with pytest.raises(IngotError, match="weight has the wrong shape"):
-        rms_norm(x, weight[:3], EPS, ending=InInt8())
     with pytest.raises(IngotError, match="two halves"):
         silu_mul_int8(torch.zeros(2, 5))
     with pytest.raises(IngotError, match="groups must divide"):

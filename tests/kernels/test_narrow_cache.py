@@ -13,8 +13,8 @@ from ingot.kernels.attention.invariant_attention import invariant_attention, inv
 from ingot.kernels.attention.paged_attention import candidate_tiles, paged_attention, paged_attention_triton
 from ingot.kernels.attention.paged_stream import paged_stream_triton
 from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
-from ingot.kernels.cache.cache_scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
 from ingot.kernels.cache.rope_kv_write import rope_kv_write, rope_kv_write_triton
+from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales, quantize_heads
 from tests.kernels import test_invariant_attention as invariant
 from tests.kernels import test_paged_attention as decode
 from tests.kernels import test_paged_stream as stream

@@ -7,8 +7,6 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.activation.operand import silu_mul_operand, silu_mul_operand_triton
-from ingot.kernels.norm.rms_norm import rms_norm, rms_norm_triton
-from ingot.kernels.norm.sum_norm import sum_norm, sum_norm_triton
 from ingot.kernels.product.packed_matmul import (
     packed_matmul,
     packed_matmul_parts,
@@ -16,14 +14,11 @@ from ingot.kernels.product.packed_matmul import (
     packed_matmul_triton,
     takes_operand,
 )
-from ingot.kernels.rows.endings import OperandOrder
 from ingot.kernels.rows.operand_rows import OperandRows, operand_rows
 from ingot.kernels.weight.stored_weight import StoredWeight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.test_packed_matmul import HALF_DTYPES, expected
 from tests.kernels.test_stored_weight import FORMS, random_weight
-
-EPS = 1e-6
 
 
 def columns_of_lanes() -> list[int]:
@@ -49,24 +44,7 @@ def test_the_order_is_the_lanes() -> None:
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [32, 96, 1056])
-def test_ends_are_the_same_numbers(impl: Implementation, dtype: torch.dtype, hidden: int) -> None:
-    """What the kernels compute anyway, in another order; the stream in its own."""
-    x = normal(5, hidden, dtype=dtype, device=impl.device)
-    residual, weight, bias = (
-        normal(*shape, dtype=dtype, device=impl.device, seed=seed)
-        for seed, shape in enumerate(((5, hidden), (hidden,), (hidden,)), start=1)
-    )
-    parts = normal(3, 5, hidden, dtype=torch.float32, device=impl.device, seed=4)
-    norm = impl(rms_norm, rms_norm_triton)
-    for added in (None, residual):
-        y, s = norm(x, weight, EPS, added, ending=OperandOrder())
-        wanted, stream = rms_norm(x, weight, EPS, added)
-        assert_near(y.natural(), wanted.double(), loosen=2)
-        assert_near(s, stream.double())
-    y, s = impl(sum_norm, sum_norm_triton)(parts, residual, weight, EPS, bias, ending=OperandOrder())
-    wanted, stream = sum_norm(parts, residual, weight, EPS, bias)
-    assert_near(y.natural(), wanted.double(), loosen=2)
-    assert_near(s, stream.double())
+def test_silu_mul(impl: Implementation, dtype: torch.dtype, hidden: int) -> None:
     gate_up = normal(5, 2 * hidden, dtype=dtype, device=impl.device, seed=5)
     inner = impl(silu_mul_operand, silu_mul_operand_triton)(gate_up)
     gate, up = gate_up.double().chunk(2, dim=1)
@@ -112,13 +90,8 @@ def test_refused() -> None:
             packed_matmul_triton(rows, other, tiles={"DIRECT": direct})
     with pytest.raises(IngotError, match="x has the wrong dtype"):
         packed_matmul(OperandRows(torch.ones(9, 64)), weight)
-    for call in (
-        lambda: rms_norm(torch.ones(2, 48), torch.ones(48), EPS, ending=OperandOrder()),
-        lambda: sum_norm(torch.ones(1, 2, 48), torch.ones(2, 48), torch.ones(48), EPS, ending=OperandOrder()),
-        lambda: silu_mul_operand(torch.ones(2, 96)),
-    ):
-        with pytest.raises(IngotError, match="whole spans"):
-            call()
+    with pytest.raises(IngotError, match="whole spans"):
+        silu_mul_operand(torch.ones(2, 96))
 
 
 @pytest.mark.gpu

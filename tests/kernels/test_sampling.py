@@ -14,8 +14,8 @@ import triton.language as tl
 
 from ingot.errors import DeviceError
 from ingot.kernels.checks import KernelArgumentError
-from ingot.kernels.sampling.sampling import draw, draw_triton, greedy, greedy_triton
-from ingot.kernels.sampling.sampling_rows import uniform_of, weights_of
+from ingot.kernels.sampling.draw import draw, draw_triton, greedy, greedy_triton
+from ingot.kernels.sampling.rows import uniform_of, weights_of
 from ingot.runtime.sampler import (
     RowSampling,
     SamplingTensors,

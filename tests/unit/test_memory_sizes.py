@@ -18,7 +18,7 @@ from ingot.engine.fixes import fits_by_card
 from ingot.engine.ledger import Setting
 from ingot.engine.memory_sizes import activation_bytes, kv_bytes_per_token, weight_bytes
 from ingot.engine.random_weights import random_decoder
-from ingot.kernels.cache.cache_scales import CacheScales
+from ingot.kernels.cache.scales import CacheScales
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.runtime.setup import largest_step, measured_activations, run_step

@@ -11,8 +11,7 @@ import math
 
 import torch
 
-from ingot.kernels.cache.cache_checks import expect_cache
-from ingot.kernels.cache.cache_scales import CacheScales
+from ingot.kernels.cache.scales import CacheScales, expect_cache
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,

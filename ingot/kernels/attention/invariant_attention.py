@@ -24,9 +24,9 @@ from ingot.kernels.attention.scores import (
     score_factors,
     softcapped,
 )
-from ingot.kernels.cache.cache_numbers import knows_asm, widened
-from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
-from ingot.kernels.cache.paged_tile import tile_rows
+from ingot.kernels.cache.narrow import knows_asm, widened
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.tile import tile_rows
 from ingot.kernels.checks import expect_range, next_power_of_two, runs_on_gpu
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice

@@ -20,8 +20,8 @@ from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_poi
 from ingot.kernels.attention.paged_single import paged_attention_single_kernel
 from ingot.kernels.attention.paged_stream import paged_stream_triton
 from ingot.kernels.attention.scores import plain_attention, score_factors
-from ingot.kernels.cache.cache_numbers import knows_asm
-from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.narrow import knows_asm
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.checks import (
     expect,
     expect_range,

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import store_heads
 from ingot.kernels.attention.scores import LEAST_SCORE
-from ingot.kernels.cache.paged_tile import split_bounds
+from ingot.kernels.cache.tile import split_bounds
 from ingot.kernels.overlap import start_next, wait_for_previous
 
 

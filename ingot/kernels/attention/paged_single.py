@@ -14,9 +14,8 @@ import triton.language as tl
 from ingot.kernels.attention.int8_heads import store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, merged_splits
 from ingot.kernels.attention.scores import LEAST_SCORE, softcapped
-from ingot.kernels.cache.cache_numbers import widened
-from ingot.kernels.cache.cache_words import query_words, word_numbers, word_products
-from ingot.kernels.cache.paged_tile import held_rows, split_bounds
+from ingot.kernels.cache.narrow import query_words, widened, word_products
+from ingot.kernels.cache.tile import held_rows, split_bounds
 from ingot.kernels.overlap import start_next, wait_for_previous
 
 
@@ -72,7 +71,7 @@ def _attend(
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits; with
-    ``low`` it and the queries are words of four numbers (cache_words.py).
+    ``low`` it and the queries are words of four numbers (narrow.py).
     """
     chains: tl.constexpr = q.shape[0]
     width: tl.constexpr = q.shape[1]
@@ -96,7 +95,7 @@ def _attend(
     if NARROW:
         p = p * tl.reshape(v_scale, (RUN, chains))
     if low is not None:
-        wide_v = word_numbers(v, ASM)
+        wide_v = word_values(v, ASM)
     else:
         wide_v = widened(v, tl.float32, ASM) if NARROW else v.to(tl.float32)
     acc = acc * fade[:, None] + tl.sum(p[:, :, None] * wide_v, axis=0)

@@ -19,9 +19,9 @@ import triton.language as tl
 from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
 from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
-from ingot.kernels.cache.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.cache_scales import CacheScales, scale_pointers
-from ingot.kernels.cache.paged_tile import split_bounds, tile_rows
+from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache.scales import CacheScales, scale_pointers
+from ingot.kernels.cache.tile import split_bounds, tile_rows
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, next_power_of_two
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
 from ingot.kernels.tiles.stream_tiles import pair_programs, stream_tiles

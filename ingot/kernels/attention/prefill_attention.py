@@ -31,9 +31,9 @@ from ingot.kernels.attention.scores import (
     score_factors,
     softcapped,
 )
-from ingot.kernels.cache.cache_numbers import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.cache_scales import CacheScales, gather_pair, scale_pointers
-from ingot.kernels.cache.paged_tile import tile_place
+from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
     merge_tiles,

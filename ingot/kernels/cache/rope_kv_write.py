@@ -9,7 +9,7 @@ Owns the formulas below and the cache's slot arithmetic. Knows no model and no b
 
     q = rope_kv_write(qkv, table, rows, positions, slots, keys, values, 32, 8, 128)
 
-A product whose sums are in parts is added up here (placed_heads.py: ``QkvParts``).
+A product whose sums are in parts is added up here (heads.py: ``QkvParts``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache.cache_checks import expect_cache
-from ingot.kernels.cache.cache_round import cache_scale_of
-from ingot.kernels.cache.cache_scales import CacheScales, scale_pointers, write_tokens
-from ingot.kernels.cache.placed_heads import QkvParts, head_columns, largest, normed, store_heads
+from ingot.kernels.cache.heads import QkvParts, Roles, head_columns, largest, normed, store_heads
+from ingot.kernels.cache.narrow import cache_scale_of
+from ingot.kernels.cache.scales import CacheScales, expect_cache, scale_pointers, write_tokens
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
@@ -82,12 +81,14 @@ def rope_kv_write_kernel(
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     real = heads < HEADS + 2 * KV_HEADS
     is_q = heads < HEADS
     is_v = heads >= HEADS + KV_HEADS
     base = qkv_ptr + token * qkv_stride + (heads * HEAD_DIM)[:, None]
+    bias = None if bias_ptr is None else bias_ptr + (heads * HEAD_DIM)[:, None]
     half_cols = tl.arange(0, BLOCK_HALF)
     in_half = half_cols < HALF
     tail_cols = 2 * HALF + tl.arange(0, BLOCK_TAIL)
@@ -97,13 +98,12 @@ def rope_kv_write_kernel(
     squares = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
     if HALF > 0:
         half_mask = real[:, None] & in_half[None, :]
-        first = head_columns(base, bias_ptr, part_stride, heads, half_cols, half_mask, q_ptr, HEAD_DIM, PARTS)
-        second = head_columns(base, bias_ptr, part_stride, heads, HALF + half_cols, half_mask, q_ptr,
-                              HEAD_DIM, PARTS)  # fmt: skip
+        first = head_columns(base, bias, part_stride, half_cols, half_mask, dtype, PARTS)
+        second = head_columns(base, bias, part_stride, HALF + half_cols, half_mask, dtype, PARTS)
         squares += tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
     if 2 * HALF < HEAD_DIM:
         tail_mask = real[:, None] & in_tail[None, :]
-        tail = head_columns(base, bias_ptr, part_stride, heads, tail_cols, tail_mask, q_ptr, HEAD_DIM, PARTS)
+        tail = head_columns(base, bias, part_stride, tail_cols, tail_mask, dtype, PARTS)
         squares += tl.sum(tail * tail, axis=1)
 
     factor = tl.full([BLOCK_HEADS], 1.0, dtype=tl.float32)
@@ -113,7 +113,6 @@ def rope_kv_write_kernel(
     block = slot // BLOCK_SIZE
     offset = block * block_stride + (slot - block * BLOCK_SIZE) * token_stride
     has_slot = slot + heads * 0 >= 0  # one a head: a scalar condition would widen the masks to integers
-    q_row = q_ptr + token * (HEADS * HEAD_DIM)
     rstd = tl.rsqrt(squares / HEAD_DIM + norm_eps)
 
     if HALF > 0:
@@ -133,28 +132,30 @@ def rope_kv_write_kernel(
         tail = tail * factor[:, None]
 
     NARROW: tl.constexpr = key_scale_ptr is not None
+    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS)
+    stored = Roles(is_q[:, None], (is_k & has_slot)[:, None], (is_v & real & has_slot)[:, None])
     inverse = squares
     if NARROW:
         most = tl.zeros([BLOCK_HEADS], dtype=tl.float32)
         if HALF > 0:
-            most = tl.maximum(largest(turned_first, q_ptr), largest(turned_second, q_ptr))
+            most = tl.maximum(largest(turned_first, dtype), largest(turned_second, dtype))
         if 2 * HALF < HEAD_DIM:
-            most = tl.maximum(most, largest(tail, q_ptr))
+            most = tl.maximum(most, largest(tail, dtype))
         scale, inverse = cache_scale_of(most, key_ptr.dtype.element_ty)
-        is_kv = (heads >= HEADS) & real & has_slot
         # Scales have the caches' shape without channels, which stand side by side.
         row = offset // HEAD_DIM + (heads - HEADS) % KV_HEADS * (head_stride // HEAD_DIM)
-        tl.store(key_scale_ptr + row, scale, mask=is_kv & (heads < HEADS + KV_HEADS))
-        tl.store(value_scale_ptr + row, scale, mask=is_kv & is_v)
+        tl.store(key_scale_ptr + row, scale, mask=is_k & has_slot)
+        tl.store(value_scale_ptr + row, scale, mask=is_v & real & has_slot)
+    places = Roles(
+        q_ptr + token * (HEADS * HEAD_DIM) + (heads * HEAD_DIM)[:, None],
+        key_ptr + offset + ((heads - HEADS) * head_stride)[:, None],
+        value_ptr + offset + ((heads - HEADS - KV_HEADS) * head_stride)[:, None],
+    )
     if HALF > 0:
-        store_heads(turned_first, heads, half_cols, in_half, q_row, key_ptr + offset, value_ptr + offset,
-                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
-        store_heads(turned_second, heads, HALF + half_cols, in_half, q_row, key_ptr + offset,
-                     value_ptr + offset, head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot,
-                     NARROW)  # fmt: skip
+        store_heads(turned_first, half_cols, in_half, places, stored, inverse, NARROW)
+        store_heads(turned_second, HALF + half_cols, in_half, places, stored, inverse, NARROW)
     if 2 * HALF < HEAD_DIM:
-        store_heads(tail, heads, tail_cols, in_tail, q_row, key_ptr + offset, value_ptr + offset,
-                     head_stride, inverse, HEADS, KV_HEADS, HEAD_DIM, has_slot, NARROW)  # fmt: skip
+        store_heads(tail, tail_cols, in_tail, places, stored, inverse, NARROW)
 
 
 def default_tiles() -> dict[str, int]:
@@ -199,37 +200,16 @@ def rope_kv_write_triton(
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, choice["BLOCK_HEADS"]))
         rope_kv_write_kernel[grid](
-            source,
-            bias,
-            cos_sin,
-            rope_rows,
-            positions,
-            slot_mapping,
-            q,
-            key_cache,
-            value_cache,
-            *scale_pointers(scales),
-            q_norm_weight,
-            k_norm_weight,
-            source.stride(-2),
-            source.stride(0) if split else 0,
-            0 if cos_sin is None else cos_sin.stride(0),
-            *key_cache.stride()[:3],
-            norm_eps,
-            1.0 / math.log(logn_length) if logn_length else 0.0,
-            HEADS=num_heads,
-            KV_HEADS=num_kv_heads,
-            HEAD_DIM=head_dim,
-            HALF=half,
-            BLOCK_HALF=next_power_of_two(half),
-            BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
-            BLOCK_SIZE=key_cache.shape[2],
-            PARTS=source.shape[0] if split else 0,
-            LOGN=logn_length > 0,
-            BLOCK_HEADS=choice["BLOCK_HEADS"],
-            OVERLAP=choice["OVERLAP"],
+            source, bias, cos_sin, rope_rows, positions, slot_mapping, q, key_cache, value_cache,
+            *scale_pointers(scales), q_norm_weight, k_norm_weight,
+            source.stride(-2), source.stride(0) if split else 0, 0 if cos_sin is None else cos_sin.stride(0),
+            *key_cache.stride()[:3], norm_eps, 1.0 / math.log(logn_length) if logn_length else 0.0,
+            HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, HALF=half,
+            BLOCK_HALF=next_power_of_two(half), BLOCK_TAIL=next_power_of_two(head_dim - 2 * half),
+            BLOCK_SIZE=key_cache.shape[2], BLOCK_HEADS=choice["BLOCK_HEADS"],
+            PARTS=source.shape[0] if split else 0, LOGN=logn_length > 0, OVERLAP=choice["OVERLAP"],
             **launch_options(choice, source.device),
-        )
+        )  # fmt: skip
     return q
 
 
@@ -328,7 +308,7 @@ def rope_kv_write(
         logn_length: the trained length in tokens; 0: no logn scaling.
         tiles: ``BLOCK_HEADS``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
         scales: of caches in 8 bits, which are contiguous then; keys and values are rounded to the dtype of
-            qkv, then quantized (cache_scales.py).
+            qkv, then quantized (scales.py).
 
     Returns:
         [T, num_heads, head_dim], dtype of qkv: the queries, ready for attention.
@@ -343,21 +323,11 @@ def rope_kv_write(
         expect(name, indices, (like.shape[0],), like=like, dtype=torch.int64)
     expect_cache(key_cache, value_cache, num_kv_heads, head_dim, like=like, scales=scales)
     expect_options(like, cos_sin, q_norm_weight, k_norm_weight, head_dim, logn_length)
-    arguments = (
-        qkv,
-        cos_sin,
-        rope_rows,
-        positions,
-        slot_mapping,
-        key_cache,
-        value_cache,
-        num_heads,
-        num_kv_heads,
-    )
-    options = (head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
+    places = (qkv, cos_sin, rope_rows, positions, slot_mapping, key_cache, value_cache)
+    heads = (num_heads, num_kv_heads, head_dim, q_norm_weight, k_norm_weight, norm_eps, logn_length)
     if runs_on_gpu(like):
-        return rope_kv_write_triton(*arguments, *options, tiles, scales)
-    return rope_kv_write_reference(*arguments, *options, scales)
+        return rope_kv_write_triton(*places, *heads, tiles, scales)
+    return rope_kv_write_reference(*places, *heads, scales)
 
 
 def _expect_qkv(qkv: torch.Tensor | QkvParts, width: int) -> torch.Tensor:
@@ -382,6 +352,7 @@ def expect_options(
     head_dim: int,
     logn_length: int,
 ) -> None:
+    """Raise unless a table, norm weights and a logn length fit heads of this size."""
     if cos_sin is not None:
         expect("cos_sin", cos_sin, (None, None), like=qkv, dtype=torch.float32)
         width = cos_sin.shape[1]

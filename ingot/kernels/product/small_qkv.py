@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ingot.kernels.cache.cache_checks import expect_cache
 from ingot.kernels.cache.rope_kv_write import expect_options, rope_kv_write_reference
+from ingot.kernels.cache.scales import expect_cache
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,

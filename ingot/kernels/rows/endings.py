@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from ingot.kernels.checks import KernelArgumentError, expect_static
-from ingot.kernels.rows.int8_round import row_scales, store_block_numbers, store_int8_row
+from ingot.kernels.rows.int8_round import as_wide, block_numbers, row_scales, store_int8_row
 from ingot.kernels.rows.int8_rows import Int8Rows, quantize_rows
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows, operand_place, operand_rows
 
@@ -135,7 +135,8 @@ def store_row(
         wide = y.to(tl.float32)
         if order is not None:
             wide = tl.gather(wide, order, axis=0)
-        store_block_numbers(wide, y_ptr + row * WIDTH, step, zero, COUNT, WIDTH, BITS, y.dtype)
+        values = block_numbers(wide, cols, step, zero, COUNT, BITS)
+        tl.store(as_wide(y_ptr + row * WIDTH + cols, y.dtype), values, mask=cols < WIDTH)
     elif scale_ptr is not None:
         inside = cols < COUNT
         store_int8_row(y.to(tl.float32), y_ptr + row * WIDTH, scale_ptr, row, inside, STATIC, y.dtype)

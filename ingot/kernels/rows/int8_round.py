@@ -115,23 +115,6 @@ def block_numbers(
     return tl.where(cols < COUNT, zeroed_numbers(wide, step, zero, BITS), 0).to(tl.int8)
 
 
-@triton.jit
-def store_block_numbers(
-    wide: tl.tensor,
-    y_ptr: tl.tensor,
-    step: tl.tensor,
-    zero: tl.tensor,
-    COUNT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BITS: tl.constexpr,
-    DTYPE: tl.constexpr,
-) -> None:
-    """Store a row [BLOCK] of COUNT values of DTYPE at ``y_ptr`` in WIDTH numbers."""
-    cols = tl.arange(0, wide.shape[0])
-    numbers = block_numbers(wide, cols, step, zero, COUNT, BITS)
-    tl.store(as_wide(y_ptr + cols, DTYPE), numbers, mask=cols < WIDTH)
-
-
 def row_scales(rows: int, static: torch.Tensor | None, device: torch.device) -> torch.Tensor:
     """What a kernel writes its scales to, one a row; or the static one, which it reads."""
     return torch.empty(rows, dtype=torch.float32, device=device) if static is None else static

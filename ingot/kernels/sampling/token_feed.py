@@ -20,53 +20,52 @@ NOT_A_NUMBER = -1  # what is kept of a row whose logits hold NaN
 
 
 @triton.jit
-def take_tokens_kernel(
+def feed_tokens_kernel(
     ids_ptr: tl.tensor,
     rows_ptr: tl.tensor,
+    values_ptr: tl.tensor,
     table_ptr: tl.tensor,
     out_ptr: tl.tensor,
     count: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """BLOCK tokens a program."""
+    """BLOCK tokens a program: with rows some are taken from the table, without all are kept in it."""
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < count
     ids = tl.load(ids_ptr + lane, mask=inside, other=0)
-    rows = tl.load(rows_ptr + lane, mask=inside, other=-1)
-    fed = tl.load(table_ptr + rows, mask=rows >= 0, other=0)
-    tl.store(out_ptr + lane, tl.where(rows >= 0, tl.maximum(fed, 0), ids), mask=inside)
+    if rows_ptr is not None:
+        rows = tl.load(rows_ptr + lane, mask=inside, other=-1)
+        fed = tl.load(table_ptr + rows, mask=rows >= 0, other=0)
+        tl.store(out_ptr + lane, tl.where(rows >= 0, tl.maximum(fed, 0), ids), mask=inside)
+    else:
+        values = tl.load(values_ptr + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(table_ptr + lane, tl.where(values == values, ids, -1), mask=inside)  # NaN is not itself
 
 
-@triton.jit
-def keep_tokens_kernel(
-    ids_ptr: tl.tensor, values_ptr: tl.tensor, table_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+def _launch(
+    ids: torch.Tensor,
+    rows: torch.Tensor | None,
+    values: torch.Tensor | None,
+    table: torch.Tensor,
+    out: torch.Tensor | None,
 ) -> None:
-    """BLOCK rows a program."""
-    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = lane < count
-    ids = tl.load(ids_ptr + lane, mask=inside, other=0)
-    values = tl.load(values_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-    tl.store(table_ptr + lane, tl.where(values == values, ids, -1), mask=inside)  # NaN differs from itself
+    count = ids.shape[0]
+    if count:
+        feed_tokens_kernel[(triton.cdiv(count, BLOCK),)](
+            ids, rows, values, table, out, count, BLOCK=BLOCK, num_warps=2
+        )
 
 
 def take_tokens_triton(input_ids: torch.Tensor, feed_rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`take_tokens`, unchecked."""
     out = torch.empty_like(input_ids)
-    count = input_ids.shape[0]
-    if count:
-        take_tokens_kernel[(triton.cdiv(count, BLOCK),)](
-            input_ids, feed_rows, table, out, count, BLOCK=BLOCK, num_warps=2
-        )
+    _launch(input_ids, feed_rows, None, table, out)
     return out
 
 
 def keep_tokens_triton(token_ids: torch.Tensor, values: torch.Tensor, table: torch.Tensor) -> None:
     """Launch the kernel; arguments as in :func:`keep_tokens`, unchecked."""
-    count = token_ids.shape[0]
-    if count:
-        keep_tokens_kernel[(triton.cdiv(count, BLOCK),)](
-            token_ids, values, table, count, BLOCK=BLOCK, num_warps=2
-        )
+    _launch(token_ids, None, values, table, None)
 
 
 def take_tokens_reference(

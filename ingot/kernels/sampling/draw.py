@@ -30,10 +30,10 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.overlap import launch_options, overlaps
-from ingot.kernels.sampling.sampling_bins import bin_scores_kernel, list_scores_kernel
-from ingot.kernels.sampling.sampling_cut import find_cut_kernel
-from ingot.kernels.sampling.sampling_pick import pick_token_kernel, tile_weights_kernel
-from ingot.kernels.sampling.sampling_rows import best_token_kernel, tile_tops_kernel
+from ingot.kernels.sampling.bins import bin_scores_kernel, list_scores_kernel
+from ingot.kernels.sampling.cut import find_cut_kernel
+from ingot.kernels.sampling.pick import pick_token_kernel, tile_weights_kernel
+from ingot.kernels.sampling.rows import tile_tops_kernel
 
 MAX_VOCAB = 2**22 - 1  # times 2**40 is an int64
 
@@ -57,11 +57,6 @@ def draw_tiles(vocab: int, select: bool, device: torch.device) -> dict[str, int]
     }  # fmt: skip
 
 
-def _shape(vocab: int, tile: int) -> dict[str, int]:
-    tiles = triton.cdiv(vocab, tile)
-    return {"VOCAB": vocab, "TILES": tiles, "TILE": tile}
-
-
 def _grid(rows: int, tiles: int, programs: int) -> tuple[int, int]:
     return min(tiles, max(programs // rows, 1)), rows
 
@@ -83,16 +78,16 @@ def greedy_triton(
     rows, vocab = logits.shape
     if not rows:
         return token_ids, values
-    shape = _shape(vocab, choice["TILE"])
-    options = launch_options(choice, logits.device)
-    best = torch.empty((rows, shape["TILES"]), dtype=torch.int64, device=logits.device)
-    tile_tops_kernel[_grid(rows, shape["TILES"], choice["PROGRAMS"])](
-        logits, best, None, None, None, None, None, logits.stride(0),
-        **shape, BINS=1, OVERLAP=choice["OVERLAP"], **options,
-    )  # fmt: skip
-    best_token_kernel[(rows,)](
-        best, token_ids, values, TILES=shape["TILES"], BLOCK_TILES=next_power_of_two(shape["TILES"]),
-        OVERLAP=choice["OVERLAP"], **options,
+    count = triton.cdiv(vocab, choice["TILE"])
+    shape = {"VOCAB": vocab, "TILES": count, "TILE": choice["TILE"], "OVERLAP": choice["OVERLAP"],
+             **launch_options(choice, logits.device)}  # fmt: skip
+    best = torch.empty((rows, count), dtype=torch.int64, device=logits.device)
+    tile_tops_kernel[_grid(rows, count, choice["PROGRAMS"])](
+        logits, best, None, None, None, None, None, logits.stride(0), BINS=1, **shape
+    )
+    pick_token_kernel[(rows,)](
+        None, None, None, None, None, best, None, None, None, None, None, token_ids, values, None,
+        BLOCK_TILES=next_power_of_two(count), **shape,
     )  # fmt: skip
     return token_ids, values
 
@@ -114,72 +109,49 @@ def draw_triton(
     token_ids, values = _outputs(logits)
     if not rows:
         return token_ids, values
+    count = triton.cdiv(vocab, choice["TILE"])
+    given = {
+        "logits_ptr": logits, "temperature_ptr": temperature, "top_k_ptr": top_k, "top_p_ptr": top_p,
+        "min_p_ptr": min_p, "seed_ptr": seed, "step_ptr": step, "token_ptr": token_ids, "value_ptr": values,
+        "row_stride": logits.stride(0), "VOCAB": vocab, "TILES": count, "TILE": choice["TILE"],
+        "BLOCK_TILES": next_power_of_two(count), "BINS": choice["BINS"], "LIST": choice["LIST"],
+        "SHORT": max(choice["LIST"] // 8, 1), "OVERLAP": choice["OVERLAP"],
+        **_scratch(rows, count, choice, select, device),
+    }  # fmt: skip
+    options = launch_options(choice, device)
 
-    def scratch(width: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((rows, width), dtype=dtype, device=device)
+    def launch(kernel: Any, grid: tuple[int, ...], warps: str = "num_warps") -> None:
+        own = {name: given[name] for name in kernel.arg_names}
+        kernel[grid](**own, **{**options, "num_warps": choice[warps]})
 
-    shape = _shape(vocab, choice["TILE"])
-    options = {"OVERLAP": choice["OVERLAP"], **launch_options(choice, device)}
-    grid = _grid(rows, shape["TILES"], choice["PROGRAMS"])
-    best = scratch(shape["TILES"], torch.int64)
-    high, low = (scratch(shape["TILES"], torch.float32) for _ in range(2))
-    bins = _new_bins(rows, choice["BINS"] if select else 0, device)
-    tile_tops_kernel[grid](
-        logits, best, high, low, **bins, row_stride=logits.stride(0), **shape, BINS=choice["BINS"],
-        **{**options, "num_warps": choice["TOPS_WARPS"]},
-    )  # fmt: skip
-    row = {"logits_ptr": logits, "temperature_ptr": temperature, "row_stride": logits.stride(0), **options,
-           "VOCAB": vocab, "TILE": choice["TILE"]}  # fmt: skip
-    tops = {"high_ptr": high, "TILES": shape["TILES"], "BLOCK_TILES": next_power_of_two(shape["TILES"])}
-    cut: dict[str, Any] = {"cut_ptr": None, "kept_ptr": None}
+    grid = _grid(rows, count, choice["PROGRAMS"])
+    launch(tile_tops_kernel, grid, "TOPS_WARPS")
     if select:
-        filters = {"top_k_ptr": top_k, "top_p_ptr": top_p, **bins}
-        cut = _find_cut(rows, choice, row, {**tops, "low_ptr": low}, filters)
-    sums = {
-        "cut_ptr": cut["cut_ptr"],
-        "min_p_ptr": min_p,
-        "weight_ptr": scratch(shape["TILES"], torch.int64),
-        "equals_ptr": scratch(shape["TILES"], torch.int32) if select else None,
-    }
-    tile_weights_kernel[grid](**row, **tops, **sums)
-    pick_token_kernel[(rows,)](
-        **row, **tops, **sums, kept_ptr=cut["kept_ptr"], seed_ptr=seed, step_ptr=step, best_ptr=best,
-        token_ptr=token_ids, value_ptr=values,
-    )  # fmt: skip
+        cut_grid = _grid(rows, count, choice["CUT_PROGRAMS"])
+        launch(bin_scores_kernel, cut_grid, "BIN_WARPS")
+        launch(list_scores_kernel, cut_grid, "BIN_WARPS")
+        launch(find_cut_kernel, (rows,), "CUT_WARPS")
+    launch(tile_weights_kernel, grid)
+    launch(pick_token_kernel, (rows,))
     return token_ids, values
 
 
-def _new_bins(rows: int, bins: int, device: torch.device) -> dict[str, Any]:
-    """Memory for each row's histogram, and for the number of scores listed; none for no bins."""
-    if not bins:
-        return {"bin_weights_ptr": None, "bin_counts_ptr": None, "listed_ptr": None}
-    return {
-        "bin_weights_ptr": torch.empty((rows, bins), dtype=torch.int64, device=device),
-        "bin_counts_ptr": torch.empty((rows, bins), dtype=torch.int32, device=device),
-        "listed_ptr": torch.empty(rows, dtype=torch.int32, device=device),
-    }
-
-
-def _find_cut(
-    rows: int, choice: dict[str, int], row: dict[str, Any], tops: dict[str, Any], filters: dict[str, Any]
-) -> dict[str, torch.Tensor]:
-    """Launch what finds the cut of each row; where it lies, and how many of its equals stay."""
-    device, bins, width = row["logits_ptr"].device, choice["BINS"], choice["LIST"]
-    grid = _grid(rows, tops["TILES"], choice["CUT_PROGRAMS"])
-    listed_ptr = filters.pop("listed_ptr")
-    row = {**row, **filters, "num_warps": choice["BIN_WARPS"],
-           "span_ptr": torch.empty((rows, 2), dtype=torch.float64, device=device)}  # fmt: skip
-    bin_scores_kernel[grid](**row, **tops, BINS=bins, LIST=width)
-    scores = torch.empty((rows, width), dtype=torch.float32, device=device)
-    row |= {"list_ptr": scores, "listed_ptr": listed_ptr, "BINS": bins, "LIST": width}
-    list_scores_kernel[grid](**row, high_ptr=tops["high_ptr"], TILES=tops["TILES"])
-    cut = {
-        "cut_ptr": torch.empty(rows, dtype=torch.float32, device=device),
-        "kept_ptr": torch.empty(rows, dtype=torch.int64, device=device),
-    }
-    short = max(width // 8, 1)
-    find_cut_kernel[(rows,)](**{**row, "num_warps": choice["CUT_WARPS"]}, **cut, SHORT=short)
-    return cut
+def _scratch(
+    rows: int, tiles: int, choice: dict[str, int], select: bool, device: torch.device
+) -> dict[str, torch.Tensor | None]:
+    """What kernels leave for those after them, a row each; None for what only a selection needs."""
+    floats, counts = torch.float32, torch.int32
+    always = {"best_ptr": (tiles, torch.int64), "high_ptr": (tiles, floats), "low_ptr": (tiles, floats),
+              "weight_ptr": (tiles, torch.int64)}  # fmt: skip
+    selection = {
+        "bin_weights_ptr": (choice["BINS"], torch.int64), "bin_counts_ptr": (choice["BINS"], counts),
+        "span_ptr": (2, torch.float64), "list_ptr": (choice["LIST"], floats), "listed_ptr": (1, counts),
+        "cut_ptr": (1, floats), "kept_ptr": (1, torch.int64), "equals_ptr": (tiles, counts),
+    }  # fmt: skip
+    made: dict[str, torch.Tensor | None] = dict.fromkeys(selection)
+    for name, (width, dtype) in (always | selection if select else always).items():
+        made[name] = torch.empty((rows, width), dtype=dtype, device=device)
+    return made
 
 
 def greedy(logits: torch.Tensor, tiles: Mapping[str, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ Owns how a logit becomes a key and a score, a score a weight, and what the first
 TILE logits: its best token (key and id in one number), its highest and its lowest score. Knows no filter and
 no draw.
 
-    top = row_top(high_ptr, row, TILES, BLOCK_TILES)
+    top = top_of(of_tiles(high_ptr, row, float("-inf"), TILES, BLOCK_TILES))
     weights = weights_of(scores, top, temperature)
 """
 
@@ -51,10 +51,17 @@ def load_scores(row_ptr: tl.tensor, ids: tl.tensor, VOCAB: tl.constexpr) -> tl.t
 
 
 @triton.jit
-def row_top(high_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr) -> tl.tensor:
-    """A row's highest score, float64; the least number for a row that is -inf throughout."""
+def of_tiles(
+    ptr: tl.tensor, row: tl.tensor, other: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
+) -> tl.tensor:
+    """What a row's tiles have at ``ptr``: [BLOCK_TILES], ``other`` from TILES on."""
     tiles = tl.arange(0, BLOCK_TILES)
-    high = tl.load(high_ptr + row * TILES + tiles, mask=tiles < TILES, other=float("-inf"))
+    return tl.load(ptr + row * TILES + tiles, mask=tiles < TILES, other=other)
+
+
+@triton.jit
+def top_of(high: tl.tensor) -> tl.tensor:
+    """A row's highest score, float64, of its tiles' highest; the least number if it is -inf throughout."""
     return tl.maximum(tl.max(high, axis=0), -FLOAT32_MAX).to(tl.float64)
 
 
@@ -129,24 +136,5 @@ def best_token(
     best_ptr: tl.tensor, row: tl.tensor, TILES: tl.constexpr, BLOCK_TILES: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """The lowest id, int64, among a row's highest logits, and that logit; NaN is above all."""
-    tiles = tl.arange(0, BLOCK_TILES)
-    best = tl.max(tl.load(best_ptr + row * TILES + tiles, mask=tiles < TILES, other=LEAST), axis=0)
+    best = tl.max(of_tiles(best_ptr, row, LEAST, TILES, BLOCK_TILES), axis=0)
     return (best & INT32_MAX) ^ INT32_MAX, value_of((best >> 32).to(tl.int32))
-
-
-@triton.jit
-def best_token_kernel(
-    best_ptr: tl.tensor,
-    token_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    TILES: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """One row a program: the best of its tiles."""
-    start_next(OVERLAP)
-    wait_for_previous(OVERLAP)
-    row = tl.program_id(0).to(tl.int64)
-    token, value = best_token(best_ptr, row, TILES, BLOCK_TILES)
-    tl.store(token_ptr + row, token)
-    tl.store(value_ptr + row, value)

@@ -1,16 +1,16 @@
-"""A KV cache in 8 bits: what its numbers mean, and how keys and values become numbers.
+"""A KV cache in 8 bits: what its values mean, and how keys and values become 8 bits.
 
-Owns the scales that stand beside such a cache, its two kinds of numbers, and its rule in plain PyTorch: each
-token's head of keys, and of values, has a scale of its own. Numbers of int8 are those of a group of
+Owns the scales that stand beside such a cache, its two kinds of values, its rule in plain PyTorch, and the
+checks of any paged cache. Each token's head of keys, and of values, has a scale of its own. int8 follows
 int8_rows.py; of e4m3 (1 sign, 4 exponent, 3 fraction bits; "FP8 formats for deep learning", Micikevicius et
-al., 2022) the largest magnitude m becomes 448: the scale is m / 448 and numbers are x · (448 / m), rounded to
+al., 2022) the largest magnitude m becomes 448: the scale is m / 448 and values are x · (448 / m), rounded to
 the nearest, ties to even. Knows no attention; kernels that write or read such a cache are held against this
 file.
 
     scales = CacheScales.zeros(num_blocks, num_kv_heads, block_size, device)
     write_tokens(key_cache, scales.keys, blocks, offsets, k)     # quantized where there are scales
 
-keys = key_cache · scales.keys, number by number: exact in fp32, rounded once in 16 bits.
+keys = key_cache · scales.keys, value by value: exact in fp32, rounded once in 16 bits.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
+from ingot.kernels.checks import KernelArgumentError, expect
 from ingot.kernels.rows.int8_rows import LEAST_MAGNITUDE, quantize_rows
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MOST = 448.0
 NARROW_CACHES = {"int8": torch.int8, "fp8": E4M3}  # what the caches in 8 bits hold, by the user's words
-SCALE_BYTES = 4  # fp32: the rule's own; 16 bits would round a scale after its numbers were chosen
+SCALE_BYTES = 4  # fp32: the rule's own; 16 bits would round a scale after its values were chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +55,53 @@ def scale_pointers(scales: CacheScales | None) -> tuple[Any, Any]:
     return (None, None) if scales is None else scales.tensors
 
 
+def expect_cache(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_kv_heads: int | None,
+    head_dim: int,
+    like: torch.Tensor,
+    scales: CacheScales | None = None,
+) -> None:
+    """Raise unless both are paged caches [num_blocks, num_kv_heads, block_size, head_dim] of one layout: in
+    the dtype of ``like``, or contiguous and in 8 bits with scales.
+    """
+    dtype = like.dtype if scales is None else key_cache.dtype
+    if scales is not None and dtype not in NARROW_CACHES.values():
+        allowed = ", ".join(map(str, NARROW_CACHES.values()))
+        raise KernelArgumentError("key_cache has the wrong dtype", seen=dtype, allowed=allowed)
+    expect("key_cache", key_cache, (None, num_kv_heads, None, head_dim), like=like, dtype=dtype)
+    expect("value_cache", value_cache, tuple(key_cache.shape), like=like, dtype=dtype)
+    if scales is not None:
+        whole = {"key_cache": key_cache, "key scales": scales.keys, "value scales": scales.values}
+        for name in ("key scales", "value scales"):
+            expect(name, whole[name], tuple(key_cache.shape[:3]), like=like, dtype=torch.float32)
+        for name, tensor in whole.items():
+            if not tensor.is_contiguous():
+                raise KernelArgumentError(f"{name} is not contiguous", seen=tensor.stride())
+    if key_cache.stride() != value_cache.stride():
+        raise KernelArgumentError(
+            "key_cache and value_cache differ in layout",
+            seen=value_cache.stride(),
+            allowed=key_cache.stride(),
+        )
+
+
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Heads x [..., head_dim] of any float dtype → numbers in ``dtype``, int8 or e4m3, of the same shape, and
+    """Heads x [..., head_dim] of any float dtype → values in ``dtype``, int8 or e4m3, of the same shape, and
     fp32 scales [...].
     """
     if dtype == E4M3:
         wide = x.float()
         most = wide.abs().amax(dim=-1, keepdim=True).clamp(min=LEAST_MAGNITUDE)
-        numbers = (wide * (E4M3_MOST / most)).clamp(-E4M3_MOST, E4M3_MOST).to(E4M3)
-        return numbers, (most / torch.full_like(most, E4M3_MOST))[..., 0]  # by a tensor: as int8_rows.py
+        values = (wide * (E4M3_MOST / most)).clamp(-E4M3_MOST, E4M3_MOST).to(E4M3)
+        return values, (most / torch.full_like(most, E4M3_MOST))[..., 0]  # by a tensor: as int8_rows.py
     rows = quantize_rows(x.reshape(-1, x.shape[-1]))
     return rows.values.view(x.shape), rows.scales.view(x.shape[:-1])
 
 
 def dequantize_heads(values: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What numbers [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
+    """What values [..., head_dim] and scales [...] mean, rounded to ``dtype``."""
     return (values.float() * scales[..., None]).to(dtype)
 
 
@@ -112,7 +145,7 @@ def gather_pair(
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of some tokens of one request, [num_kv_heads, end - start, head_dim] each: of caches in
-    8 bits what their numbers mean, in ``dtype``.
+    8 bits what their values mean, in ``dtype``.
     """
     keys, values = (gather_tokens(cache, table, start, end) for cache in (key_cache, value_cache))
     if scales is None:

@@ -3,18 +3,19 @@
 Owns four steps of rope_kv_write.py's kernel, each for a piece of some heads' channels, and the form of a QKV
 product whose sums are not added up. Knows no rotation.
 
-    store_heads(x, heads, cols, inside, q_row, keys, values, head_stride, inverse, ...)
+    store_heads(x, cols, inside, places, stored, inverse, NARROW)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache.cache_round import cache_numbers_of
+from ingot.kernels.cache.narrow import cache_values_of
 from ingot.kernels.rows.int8_round import as_wide
 
 
@@ -38,20 +39,26 @@ class QkvParts:
         return (whole if self.bias is None else whole + self.bias.float()).to(self.dtype)
 
 
+class Roles(NamedTuple):
+    """Pointers [H, 1] to where each head would be stored as what it may be; or masks [H, 1] of what it is."""
+
+    q: tl.tensor
+    k: tl.tensor
+    v: tl.tensor
+
+
 @triton.jit
 def head_columns(
     base: tl.tensor,
-    bias_ptr: tl.tensor,
+    bias: tl.tensor,
     part_stride: tl.tensor,
-    heads: tl.tensor,
     cols: tl.tensor,
     mask: tl.tensor,
-    like_ptr: tl.tensor,
-    HEAD_DIM: tl.constexpr,
+    DTYPE: tl.constexpr,
     PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """Channels ``cols`` of some heads in fp32: as they are, or of PARTS the sum with the bias, rounded to the
-    dtype of ``like_ptr``.
+    """Channels ``cols`` of the heads at ``base`` [H, 1] in fp32: as they are, or of PARTS the sum with the
+    bias, rounded to DTYPE.
     """
     if PARTS == 0:
         x = tl.load(base + cols[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -59,10 +66,9 @@ def head_columns(
         x = tl.zeros(mask.shape, dtype=tl.float32)
         for part in tl.static_range(PARTS):
             x += tl.load(base + part * part_stride + cols[None, :], mask=mask, other=0.0)
-        if bias_ptr is not None:
-            places = bias_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :]
-            x += tl.load(places, mask=mask, other=0.0).to(tl.float32)
-        x = x.to(like_ptr.dtype.element_ty).to(tl.float32)
+        if bias is not None:
+            x += tl.load(bias + cols[None, :], mask=mask, other=0.0).to(tl.float32)
+        x = x.to(DTYPE).to(tl.float32)
     return x
 
 
@@ -87,43 +93,33 @@ def normed(
 
 
 @triton.jit
-def largest(x: tl.tensor, like_ptr: tl.tensor) -> tl.tensor:
+def largest(x: tl.tensor, DTYPE: tl.constexpr) -> tl.tensor:
     """The largest magnitude of each head's channels [H, C] as they are stored in 16 bits; fp32."""
-    return tl.max(tl.abs(x.to(like_ptr.dtype.element_ty).to(tl.float32)), axis=1)
+    return tl.max(tl.abs(x.to(DTYPE).to(tl.float32)), axis=1)
 
 
 @triton.jit
 def store_heads(
     x: tl.tensor,
-    heads: tl.tensor,
     cols: tl.tensor,
     inside: tl.tensor,
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    head_stride: tl.tensor,
+    places: Roles,
+    stored: Roles,
     inverse: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_SLOT: tl.tensor,
     NARROW: tl.constexpr,
 ) -> None:
-    """Store each head's channels by its role: query output, key cache or value cache.
+    """Store channels ``cols`` of each head by its role: query output, key cache or value cache.
 
     NARROW: keys and values in 8 bits, multiplied by their heads' ``inverse`` first.
     """
-    x = x.to(q_ptr.dtype.element_ty)
-    kept = cache_numbers_of(x.to(tl.float32), inverse[:, None], key_ptr.dtype.element_ty) if NARROW else x
-    is_q = heads < HEADS
-    is_k = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & HAS_SLOT
-    is_v = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & HAS_SLOT
-    dtype: tl.constexpr = q_ptr.dtype.element_ty
-    keys = key_ptr + ((heads - HEADS) * head_stride)[:, None] + cols[None, :]
-    values = value_ptr + ((heads - HEADS - KV_HEADS) * head_stride)[:, None] + cols[None, :]
+    dtype: tl.constexpr = places.q.dtype.element_ty
+    x = x.to(dtype)
+    keys, values = places.k + cols[None, :], places.v + cols[None, :]
+    kept = x
     if NARROW:
+        kept = cache_values_of(x.to(tl.float32), inverse[:, None], places.k.dtype.element_ty)
         keys, values = as_wide(keys, dtype), as_wide(values, dtype)
-    tl.store(keys, kept, mask=is_k[:, None] & inside[None, :])
-    tl.store(values, kept, mask=is_v[:, None] & inside[None, :])
-    # Queries last: after them the compiler cannot lay out numbers of a partly turned fp32 head (3.6, 3.7).
-    tl.store(q_ptr + (heads * HEAD_DIM)[:, None] + cols[None, :], x, mask=is_q[:, None] & inside[None, :])
+    tl.store(keys, kept, mask=stored.k & inside[None, :])
+    tl.store(values, kept, mask=stored.v & inside[None, :])
+    # Queries last: after them the compiler cannot lay out values of a partly turned fp32 head (3.6, 3.7).
+    tl.store(places.q + cols[None, :], x, mask=stored.q & inside[None, :])

@@ -12,11 +12,13 @@ sums are of integers, so no order of programs changes them. Knows not where in a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.sampling.sampling_rows import FLOAT32_MAX, WEIGHT_ONE, load_scores, weights_of
+from ingot.kernels.sampling.rows import WEIGHT_ONE, load_scores, of_tiles, top_of, weights_of
 
 PLACES = ("temperature_ptr", "top_k_ptr", "top_p_ptr")  # rows of a stack: their alignment varies with B
 FARTHEST = tl.constexpr(28.0)  # exp(-28) 2**40 < 1: what lies farther below the top weighs nothing
@@ -25,33 +27,54 @@ COMPARED_TILES = tl.constexpr(256)  # each with each,
 COMPARED_ONCE = tl.constexpr(16)  # with as many at a time
 
 
+class Filters(NamedTuple):
+    """What a row asks for."""
+
+    temperature: tl.tensor
+    top_k: tl.tensor
+    top_p: tl.tensor
+
+
+class Span(NamedTuple):
+    """A row's highest score, a score below which no cut lies, and how many bins a unit of score has."""
+
+    top: tl.tensor
+    lowest: tl.tensor
+    scale: tl.tensor
+
+
 @triton.jit
-def bins_of(
-    scores: tl.tensor, top: tl.tensor, lowest: tl.tensor, scale: tl.tensor, BINS: tl.constexpr
-) -> tl.tensor:
+def load_filters(
+    temperature_ptr: tl.tensor, top_k_ptr: tl.tensor, top_p_ptr: tl.tensor, row: tl.tensor
+) -> Filters:
+    """Those of one row."""
+    return Filters(tl.load(temperature_ptr + row), tl.load(top_k_ptr + row), tl.load(top_p_ptr + row))
+
+
+@triton.jit
+def cuts(filters: Filters) -> tl.tensor:
+    """Whether a row is cut at all."""
+    return (filters.temperature > 0) & ((filters.top_k > 0) | (filters.top_p < 1))
+
+
+@triton.jit
+def _new_span(top: tl.tensor, lowest: tl.tensor, BINS: tl.constexpr) -> Span:
+    return Span(top, lowest, BINS / tl.maximum(top - lowest, LEAST_SPAN))
+
+
+@triton.jit
+def load_span(span_ptr: tl.tensor, row: tl.tensor, BINS: tl.constexpr) -> Span:
+    """The span that ``bin_scores_kernel`` left of a row."""
+    return _new_span(tl.load(span_ptr + 2 * row), tl.load(span_ptr + 2 * row + 1), BINS)
+
+
+@triton.jit
+def bins_of(scores: tl.tensor, span: Span, BINS: tl.constexpr) -> tl.tensor:
     """Bin 0 holds the highest scores; -1 where a score lies below every cut."""
     exact = scores.to(tl.float64)
-    near = exact >= lowest
-    bins = (tl.where(near, top - exact, 0.0) * scale).to(tl.int32)
+    near = exact >= span.lowest
+    bins = (tl.where(near, span.top - exact, 0.0) * span.scale).to(tl.int32)
     return tl.where(near, tl.minimum(bins, BINS - 1), -1)
-
-
-@triton.jit
-def _kth_high(
-    high_ptr: tl.tensor,
-    high: tl.tensor,
-    row: tl.tensor,
-    top_k: tl.tensor,
-    TILES: tl.constexpr,
-    BLOCK_TILES: tl.constexpr,
-) -> tl.tensor:
-    """The top_k-th of the tiles' highest scores, -inf where there are fewer; each is compared with each."""
-    as_high = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
-    for start in range(0, TILES, COMPARED_ONCE):
-        some = start + tl.arange(0, COMPARED_ONCE)
-        other = tl.load(high_ptr + row * TILES + some, mask=some < TILES, other=float("-inf"))
-        as_high += (other[None, :] >= high[:, None]).to(tl.int32)
-    return tl.max(tl.where(tl.sum(as_high, axis=1) >= top_k, high, float("-inf")), axis=0)
 
 
 @triton.jit
@@ -59,35 +82,34 @@ def _span(
     high_ptr: tl.tensor,
     low_ptr: tl.tensor,
     row: tl.tensor,
-    temperature: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
+    filters: Filters,
     VOCAB: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK_TILES: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
-    """A row's highest score, and a score below which no cut lies; both float64."""
-    tiles = tl.arange(0, BLOCK_TILES)
-    high = tl.load(high_ptr + row * TILES + tiles, mask=tiles < TILES, other=float("-inf"))
-    low = tl.load(low_ptr + row * TILES + tiles, mask=tiles < TILES, other=float("inf"))
-    top = tl.maximum(tl.max(high, axis=0), -FLOAT32_MAX).to(tl.float64)
+    BINS: tl.constexpr,
+) -> Span:
+    """A row's span, by its tiles' highest and lowest scores."""
+    temperature, top_k, top_p = filters
+    high = of_tiles(high_ptr, row, float("-inf"), TILES, BLOCK_TILES)
+    low = of_tiles(low_ptr, row, float("inf"), TILES, BLOCK_TILES)
+    top = top_of(high)
     lowest = tl.maximum(tl.min(low, axis=0).to(tl.float64), top - FARTHEST * temperature)
     if top_k > 0:
         if BLOCK_TILES <= COMPARED_TILES:
-            kth = _kth_high(high_ptr, high, row, top_k, TILES, BLOCK_TILES)
+            # The top_k-th of the tiles' highest scores, -inf where there are fewer: each compared with each.
+            as_high = tl.zeros([BLOCK_TILES, COMPARED_ONCE], dtype=tl.int32)
+            for start in range(0, TILES, COMPARED_ONCE):
+                some = start + tl.arange(0, COMPARED_ONCE)
+                other = tl.load(high_ptr + row * TILES + some, mask=some < TILES, other=float("-inf"))
+                as_high += (other[None, :] >= high[:, None]).to(tl.int32)
+            kth = tl.max(tl.where(tl.sum(as_high, axis=1) >= top_k, high, float("-inf")), axis=0)
             lowest = tl.maximum(lowest, kth.to(tl.float64))
     else:
         least = tl.sum(weights_of(high, top, temperature), axis=0).to(tl.float64)
         # All tokens below weigh at most VOCAB exp(-reach), which is to be less than 1 - top_p of the total.
         mass = VOCAB * WEIGHT_ONE / ((1.0 - top_p) * tl.maximum(least, 1.0))
         lowest = tl.maximum(lowest, top - (tl.log(mass) + 0.01) * temperature)
-    return top, tl.minimum(lowest, top)
-
-
-@triton.jit
-def scale_of(top: tl.tensor, lowest: tl.tensor, BINS: tl.constexpr) -> tl.tensor:
-    """Bins in a unit of score."""
-    return BINS / tl.maximum(top - lowest, LEAST_SPAN)
+    return _new_span(top, tl.minimum(lowest, top), BINS)
 
 
 @triton.jit
@@ -124,15 +146,14 @@ def bin_scores_kernel(
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
-        top, lowest = _span(high_ptr, low_ptr, row, temperature, top_k, top_p, VOCAB, TILES, BLOCK_TILES)
+    filters = load_filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
+    temperature, top_k, top_p = filters
+    if cuts(filters):
+        span = _span(high_ptr, low_ptr, row, filters, VOCAB, TILES, BLOCK_TILES, BINS)
+        top, lowest, _ = span
         if tl.program_id(0) == 0:
             tl.store(span_ptr + 2 * row, top)
             tl.store(span_ptr + 2 * row + 1, lowest)
-        scale = scale_of(top, lowest, BINS)
         weighed = (top_p < 1) & (all_listed(top_k, LIST) == 0)
         beyond = tl.zeros([], dtype=tl.int64)
         farthest = tl.where(top_k > 0, lowest, top - FARTHEST * temperature)
@@ -140,7 +161,7 @@ def bin_scores_kernel(
             if tl.load(high_ptr + row * TILES + tile).to(tl.float64) >= farthest:
                 ids = tile * TILE + tl.arange(0, TILE)
                 scores = load_scores(logits_ptr + row * row_stride, ids, VOCAB)
-                bins = bins_of(scores, top, lowest, scale, BINS)
+                bins = bins_of(scores, span, BINS)
                 place = row * BINS + bins
                 if top_k > 0:
                     tl.atomic_add(bin_counts_ptr + place, 1, mask=bins >= 0, sem="relaxed")
@@ -196,10 +217,9 @@ def list_scores_kernel(
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
-    temperature = tl.load(temperature_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
-    if (temperature > 0) & ((top_k > 0) | (top_p < 1)):
+    filters = load_filters(temperature_ptr, top_k_ptr, top_p_ptr, row)
+    _, top_k, top_p = filters
+    if cuts(filters):
         bins = tl.arange(0, BINS)
         k_bin = count_bin(tl.load(bin_counts_ptr + row * BINS + bins), top_k, BINS)
         first, last = k_bin, k_bin
@@ -211,8 +231,8 @@ def list_scores_kernel(
                 first = tl.minimum(weight_bin(weights, least.to(tl.float64) * top_p), k_bin)
                 last = tl.minimum(weight_bin(weights, most.to(tl.float64) * top_p), k_bin)
         # Scores instead of bins: a comparison for a product. A little more than the bins hold is listed.
-        top = tl.load(span_ptr + 2 * row)
-        width = 1.0 / scale_of(top, tl.load(span_ptr + 2 * row + 1), BINS)
+        top, _, scale = load_span(span_ptr, row, BINS)
+        width = 1.0 / scale
         p_low, k_low = top - (last + 1.001) * width, top - (k_bin + 1.001) * width
         p_high = tl.where(top_p < 1, top - (first - 0.001) * width, float("-inf"))
         k_high = tl.where(k_bin < BINS, top - (k_bin - 0.001) * width, float("-inf"))

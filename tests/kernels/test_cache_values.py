@@ -1,4 +1,7 @@
-"""Integer products of queries with int8 keys: exact sums, and how near the query's numbers are."""
+"""Bytes of a cache in kernels: widened, in every place of a register, and multiplied by queries exactly.
+
+The assembly is read and carried out here.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,53 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.cache import cache_words
-from ingot.kernels.cache.cache_words import query_words, word_numbers, word_products
+from ingot.kernels.cache import narrow
+from ingot.kernels.cache.narrow import query_words, widened, word_products, word_values
 from tests.kernels.carried_out import carried_out
 from tests.kernels.numerics import normal
 
+TEXTS = {
+    torch.float16: (narrow._HALVES, 2),
+    torch.bfloat16: (narrow._BRAINS, 2),
+    torch.float32: (narrow._FLOATS, 4),
+}
 ROWS, TOKENS, WIDTH = 4, 8, 32
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BYTES = torch.arange(-128, 128).to(torch.int8)
+
+
+@pytest.mark.parametrize("dtype", TEXTS)
+@pytest.mark.parametrize("turn", range(4))
+def test_every_byte_in_every_place(dtype: torch.dtype, turn: int) -> None:
+    text, outputs = TEXTS[dtype]
+    found = []
+    for word in BYTES.roll(turn).view(torch.int32).tolist():
+        registers = carried_out(text.value, {f"${outputs}": word & 0xFFFFFFFF})
+        found += [registers[f"${i}"] for i in range(outputs)]
+    wide = torch.tensor(found, dtype=torch.int64).to(torch.uint32).view(dtype)
+    assert torch.equal(wide.float(), BYTES.roll(turn).float())
+
+
+@triton.jit
+def copy_kernel(
+    x_ptr: tl.tensor, y_ptr: tl.tensor, SIZE: tl.constexpr, ASM: tl.constexpr, ORDER: tl.constexpr
+) -> None:
+    places = tl.arange(0, SIZE)
+    tl.store(y_ptr + places, widened(tl.load(x_ptr + places), y_ptr.dtype.element_ty, ASM, ORDER))
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", TEXTS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_in_a_kernel(dtype: torch.dtype, device: str, kind: torch.dtype, order: bool) -> None:
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("the kernel itself runs here")
+    numbers = BYTES.view(kind)
+    numbers = torch.where(numbers.float().isnan(), 0.0, numbers.float()).to(kind)
+    y = torch.full((256,), torch.nan, dtype=dtype, device=device)
+    copy_kernel[(1,)](numbers.to(device), y, SIZE=256, ASM=device == "cuda", ORDER=order)
+    assert torch.equal(y.float().cpu(), numbers.float())
 
 
 @triton.jit
@@ -41,7 +84,7 @@ def words_kernel(
     keys = tl.load(key_ptr + tokens * (WIDTH // 4) + words[None, None, :])
     sums = tl.sum(word_products(high[None, :, :], low[None, :, :], keys, ASM), axis=2)
     tl.store(score_ptr + tl.arange(0, TOKENS)[:, None] * ROWS + rows[None, :], sums)
-    tl.store(wide_ptr + tokens * WIDTH + cols[None, None, :], word_numbers(keys, ASM))
+    tl.store(wide_ptr + tokens * WIDTH + cols[None, None, :], word_values(keys, ASM))
 
 
 def run(q: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -80,6 +123,6 @@ def test_the_assembly_of_products(high: int, low: int) -> None:
     keys = torch.tensor([-128, 127, -1, 0], dtype=torch.int8)
     words = [torch.full((4,), b, dtype=torch.int8).view(torch.int32).item() & 0xFFFFFFFF for b in (high, low)]
     registers = {"$1": words[0], "$2": words[1], "$3": int(keys.view(torch.int32).item()) & 0xFFFFFFFF}
-    found = carried_out(cache_words._PRODUCTS.value, registers)["$0"]
+    found = carried_out(narrow._PRODUCTS.value, registers)["$0"]
     expected = int(keys.long().sum()) * (128 * high + low)
     assert found == expected & 0xFFFFFFFF
