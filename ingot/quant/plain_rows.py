@@ -1,6 +1,6 @@
 """Activations as values of 8 or 4 bits hold them, in plain floating point.
 
-Owns the rules of kernels/rows/int8_rows.py, block_rows.py and cache_scales.py a second time, for references
+Owns the rules of kernels/rows/int8_rows.py, block_rows.py and kernels/cache/scales.py a second time, for references
 that share nothing with what they judge: any dtype, no values but what they mean. Knows no layer.
 
     near = rounded_rows(x, group=128)                     # [T, K]

@@ -14,7 +14,7 @@ import triton.language as tl
 from ingot.kernels.attention.int8_heads import store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, merged_splits
 from ingot.kernels.attention.scores import LEAST_SCORE, softcapped
-from ingot.kernels.cache.narrow import query_words, widened, word_products
+from ingot.kernels.cache.narrow import query_words, widened, word_products, word_values
 from ingot.kernels.cache.tile import held_rows, split_bounds
 from ingot.kernels.overlap import start_next, wait_for_previous
 
