@@ -1,15 +1,8 @@
 """Activations as values of 8 or 4 bits hold them, in plain floating point.
 
-Owns the rules of kernels/rows/int8_rows.py, block_rows.py and kernels/cache/scales.py a second time, for references
-that share nothing with what they judge: any dtype, no values but what they mean. Knows no layer.
-
-    near = rounded_rows(x, group=128)                     # [T, K]
-    near = rounded_heads(keys, "fp8")                     # [T, kv_heads, head_dim]
-    near = rounded_blocks(x, scales, zeros, 128, bits=8, order=order)
-    near = rounded_rows(x, flips=True)                    # what another rounding of x may give
-
-Where x lies between two values, its last bits decide which it becomes. So two right computations of the same
-layer differ by one scale, here and there, and by all that follows from them.
+Owns the rules of kernels/rows/int8_rows.py, kernels/rows/block_rows.py and kernels/cache/scales.py a second
+time, for references that share nothing with what they judge: any dtype, no values but what they mean. Knows
+no layer.
 """
 
 from __future__ import annotations
