@@ -5,7 +5,7 @@ the GPU's clocks favour none. First the tiles: at 8, 16, 32 and 64 rows every op
 takes each of its candidates (equal shares for full waves of programs, x pipelined with the weights or not)
 and keeps what makes the step faster. Then the ways: at every number of rows today's step, the fused step with
 today's and with the new tiles, and steps that leave products to the matrix library with early launches around
-them. The last line says what to enter: tiles by bucket of rows (kernels/product/matrix_product.py), and the
+them. The last line says what to enter: tiles by bucket of rows (kernels/tiles/tables.py), and the
 table of row numbers (layers/ways.py, DENSE_ROWS). About 60 s on an H200 with 16 cores.
 
     python benchmarks/decode_variants.py --json variants.json

@@ -26,10 +26,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.doubts import doubts
-from ingot.bench.ingot_side import IngotSide
 from ingot.bench.latency import Latency, measure_latency
 from ingot.bench.load import fixed, mixed
 from ingot.bench.machine import machine
+from ingot.bench.opening import IngotSide
 from ingot.bench.side import SideSpec
 from ingot.bench.throughput import measure_throughput
 

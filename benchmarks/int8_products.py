@@ -31,7 +31,6 @@ import triton
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
-from ingot.kernels.product.small_product import MAX_ROWS
 from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight
 from ingot.kernels.tiles.int8_tiles import (
@@ -43,6 +42,7 @@ from ingot.kernels.tiles.int8_tiles import (
     small_int8_candidates,
     small_int8_tiles,
 )
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 
 ROWS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 SHAPES = {"qkv": (12288, 4096), "o": (4096, 4096), "gate_up": (22016, 4096), "down": (4096, 11008)}

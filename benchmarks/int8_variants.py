@@ -5,7 +5,7 @@ as layers/forward.py goes.
 First the defaults, then every op's tiles in turn; what makes the step faster stays for the next op. Those of
 4 bits, which have products up to 16 rows, load straight into registers; of 8 bits the parts of the products
 of many rows are among them from 17 rows on. A case's kernels are compiled by all cores before it is timed,
-and its figures written when it ends. A line a case says what to enter in ``kernels/tiles/int8_tiles.py``.
+and its figures written when it ends. A line a case says what to enter in ``kernels/tiles/tables.py``.
 
     python benchmarks/int8_variants.py --json docs/results/int8_variants.json
     python benchmarks/int8_variants.py --cases 8x8,4x1 --limit-s 60  # bits x rows
@@ -39,7 +39,7 @@ from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton, int8_linear_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.product.small_qkv import small_int8_qkv_triton
 from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, quantize_rows
 from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, small_int8_candidates, small_int8_tiles
@@ -107,7 +107,7 @@ class Int8Stack(Stack):
         large, tiles = plan.get(op, DEFAULT)
         weight = self.int8[op][layer]
         if op == "qkv":
-            return small_int8_qkv_triton(x, weight, None, *self.place(self.batch, layer), 0, tiles)
+            return small_int8_qkv_triton(x, weight, None, *self.place(self.batch, layer), tiles=tiles)
         if op == "gate_up":
             return int8_linear_triton(x, weight, torch.float16, None, None, None, tiles)
         return (int8_matmul_parts_triton if large else int8_linear_parts_triton)(x, weight, tiles)

@@ -4,7 +4,7 @@ the whole step, 16 layers of the 7B shape in a CUDA graph, without a head.
 First the ways: all products in the small kernels, each in ``packed_matmul``, and the best of those together.
 Then every op's tiles of both kinds in turn; what makes the step faster stays for the next op. A case's
 kernels are compiled by all cores before it is timed, and its figures written when it ends. A line a case says
-what to enter in ``layers/ways.py``, ``kernels/tiles/product_tiles.py`` and ``kernels/tiles/packed_tiles.py``.
+what to enter in ``layers/ways.py`` and ``kernels/tiles/tables.py``.
 
     python benchmarks/narrow_variants.py --json docs/results/narrow_variants.json
     python benchmarks/narrow_variants.py --cases 4x64,8x64 --limit-s 240    # bits x rows
@@ -37,10 +37,10 @@ from ingot.kernels.overlap import overlaps
 from ingot.kernels.product.packed_matmul import packed_matmul_parts
 from ingot.kernels.product.small_gate_up import small_gate_up
 from ingot.kernels.product.small_linear import small_linear_parts
-from ingot.kernels.product.small_product import MAX_ROWS
 from ingot.kernels.product.small_qkv import small_qkv
 from ingot.kernels.rows.operand_rows import operand_rows
 from ingot.kernels.tiles.packed_tiles import packed_candidates
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
 
 CASES = "4x64,4x32,8x64,8x32,4x16,8x16,4x8,8x8,4x1,8x1"  # what is most in doubt first

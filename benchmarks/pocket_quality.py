@@ -24,7 +24,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import build
 from ingot.bench.machine import machine
-from ingot.config.quant import RPTQ, QuantConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.schemes import IN_BLOCKS
 from ingot.evaluate.answering import Asking, answers, summarize
 from ingot.evaluate.data import read_data
 from ingot.evaluate.divergence import divergence
@@ -64,7 +65,9 @@ def eight_bits() -> Row:
                 name = f"w4a8 {group} {method}{' rotated' * rotation}"
                 found[name] = QuantConfig("w4a8", group=group, method=method, rotation=rotation)
     found |= {
-        f"{scheme} {group}": QuantConfig(scheme, group=group) for scheme in RPTQ for group in (128, 64, 32)
+        f"{scheme} {group}": QuantConfig(scheme, group=group)
+        for scheme in IN_BLOCKS
+        for group in (128, 64, 32)
     }
     return found
 
@@ -75,7 +78,7 @@ CACHES |= {f"{name} int8": (name, "int8") for name in ("w8a16 round", "w8a8")}
 SPOKEN = (
     *("none", "w8a16 round", "w4a16 128 round", "w4a16 128 awq", "w4a16 128 gptq", "w8a8"),
     *("w8a8 dynamic smoothquant 0.5", "w8a8 static smoothquant search", "w4a8 128 round rotated"),
-    *("w4a8 128 gptq rotated", *(f"{scheme} 128" for scheme in RPTQ)),
+    *("w4a8 128 gptq rotated", *(f"{scheme} 128" for scheme in IN_BLOCKS)),
     *("none int8", "none fp8", "w8a8 int8"),
 )
 

@@ -26,6 +26,7 @@ from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, packed_splits
 from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized
+from ingot.quant.values import Quantized
 from ingot.quant.weight_only import WeightOnly
 
 GROUP, HEAD_DIM = 128, 128
@@ -128,8 +129,8 @@ def _weight_only(name: str, shape: str, x: torch.Tensor, outputs: int, bits: int
     else:
         numbers = (_numbers(outputs, x.shape[1], x.device).to(torch.int16) + 128).to(torch.uint8)
         scales = _scales((outputs,), _step(x.shape[1], 8), x.device)
-    scheme = WeightOnly(name.split()[0], bits, GROUP if bits == 4 else 0, symmetric)
-    tensors = scheme.of_numbers(numbers, scales.half(), zeros)
+    scheme = WeightOnly(bits, GROUP if bits == 4 else 0, symmetric)
+    tensors = scheme.accept(Quantized(numbers, scales.half(), zeros, bits, scheme.group))
     stored = scheme.stored(tensors, x.shape[1])
     widened = x.shape[0] > PACKED_ROWS
     how, product, given = _decode_kernel(shape, x, stored)

@@ -20,12 +20,23 @@ if TYPE_CHECKING:
     from ingot.engine.tuner import tune
     from ingot.llm import LLM
     from ingot.llm.verify import verify
-    from ingot.processors.prompt import Prompt
+    from ingot.processors.prompt import Input, Prompt
 
 __version__ = VERSION
-__all__ = ["LLM", "IngotError", "Prompt", "RuntimeConfig", "SamplingParams", "build", "tune", "verify"]
+__all__ = [
+    "LLM",
+    "IngotError",
+    "Input",
+    "Prompt",
+    "RuntimeConfig",
+    "SamplingParams",
+    "build",
+    "tune",
+    "verify",
+]
 
 _HOMES = {
+    "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
     "Prompt": "ingot.processors.prompt",
     "build": "ingot.engine.builder",

@@ -18,9 +18,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.pop("INGOT_DEBUG", None)  # a traceback would be among what verbs print
 
-torch.set_num_threads(
-    1
-)  # test workers share the cores; threads that wait for each other cost more than they bring
+# Test workers share the cores; threads that wait for each other cost more than they bring.
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("INGOT_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -35,16 +34,15 @@ LONGEST = (
     "tests/kernels/test_compile_few.py",
     "tests/e2e/test_narrow_cache.py",
     "tests/e2e/test_batch_invariance.py",
-    "tests/quant/test_rptq_quality.py",
-    "tests/quant/test_awq_engine.py",
+    "tests/quant/test_engines.py",
+    "tests/quant/test_pocket_quality.py",
+    "tests/quant/test_calibrated.py",
     "tests/bench/test_int8_variants.py",
     "tests/kernels/test_narrow_cache.py",
     "tests/parity/test_walks_by_kernels.py",
     "tests/e2e/test_build_whole.py",
     "tests/align/test_diagnosis.py",
     "tests/e2e/test_verify.py",
-    "tests/quant/test_smoothed_engine.py",
-    "tests/quant/test_rptq_engine.py",
     "tests/evaluate/test_proving.py",
     "tests/e2e/test_same_tokens.py",
 )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -23,12 +24,27 @@ from transformers import (
     Qwen3Config,
 )
 
-_CLASSES = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+Model = TypeVar("Model", bound=PreTrainedModel)
+_CLASSES = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma2": Gemma2Config,
+}
+# Caps and a window that bend what so small a model computes.
+_GEMMA2 = {
+    "num_hidden_layers": 4,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 4.0,
+}
 _NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
-    """Two layers, 32 channels, a vocabulary of 97, 128 positions; ``changes`` on top."""
+    """Two layers (gemma2: four), 32 channels, a vocabulary of 97, 128 positions; ``changes`` on top."""
     if kind == "gpt2":
         sizes = {"vocab_size": 97, "n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4}
         return GPT2Config(**(sizes | _NO_SPECIALS | changes))
@@ -44,18 +60,26 @@ def tiny_config(kind: str, **changes: Any) -> PretrainedConfig:
     }
     if kind == "mistral":
         sizes["sliding_window"] = None
+    if kind == "gemma2":
+        sizes |= _GEMMA2
     return _CLASSES[kind](**(sizes | _NO_SPECIALS | changes))
 
 
-@torch.no_grad()
 def make_model(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
-    """The model of ``config`` with weights of unit gain and norms and biases away from 1 and 0."""
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    """The model of ``config`` with random weights."""
+    attention = "eager" if config.model_type == "gemma2" else "sdpa"  # which has no softcap
+    return randomize(AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), seed)
+
+
+@torch.no_grad()
+def randomize(model: Model, seed: int = 0) -> Model:
+    """Give a model weights of unit gain, and norms and biases away from 1 and 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if weight.dim() == 1:
-            weight.copy_(0.3 * noise + (0.0 if name.endswith("bias") else 1.0))
+            centred = name.endswith("bias") or model.config.model_type == "gemma2"
+            weight.copy_(0.3 * noise + (0.0 if centred else 1.0))
         else:
             weight.copy_(1.3 * noise / min(weight.shape) ** 0.5)
     model.tie_weights()

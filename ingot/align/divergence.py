@@ -19,7 +19,7 @@ class Divergence:
 
     Attributes:
         stage: ``layers.3.input_norm``, ``.attention``, ``.residual`` (the stream after attention),
-            ``.post_norm`` or ``.post_attention_norm``, ``.mlp``, ``.output`` (the stream after the MLP);
+            ``.post_norm``, ``.mlp``, ``.output`` (the stream after the MLP);
             ``layers.3`` (the layer as a whole), ``embedding``, ``final_norm``, ``logits``, ``prompt``,
             ``ids`` or ``greedy``.
         layer: its number; None outside layers.

@@ -8,7 +8,7 @@ Knows no reference and no verdict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from ingot.align.stages import OWN_NAMES
 from ingot.align.trace import TraceWriter
 from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
-from ingot.errors import RequestError
-from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.layers.decoder import DecoderLayer
 from ingot.llm import LLM
 from ingot.runtime.request import Request
 
@@ -34,7 +33,6 @@ class _Pieces:
         self._pieces: dict[str, list[torch.Tensor]] = {}
 
     def add(self, stage: str, tensor: torch.Tensor) -> None:
-        """One more chunk of a stage."""
         self._pieces.setdefault(stage, []).append(tensor.detach().to("cpu", copy=True))
 
     def flush(self, writer: TraceWriter, step: int) -> None:
@@ -56,53 +54,54 @@ def record_engine(
     """Run the prompt and ``steps`` cached decode steps, module by module; write every stage.
 
     Args:
+        ids, steps: together no longer than the engine allows.
         forced: tokens to feed after the prompt; None: the greedy choices.
-        as_served: run as requests do, with fused kernels and CUDA graphs where there are any; only the logits
-            of each step's last token are written.
+        as_served: run as requests do, with fused kernels and CUDA graphs; only the logits of each step's last
+            token are written.
 
     Returns:
-        The greedy choices after the prompt and after each step, ``steps + 1`` of them.
+        The greedy choices after the prompt and after each step.
 
     Raises:
-        RequestError: prompt and steps do not fit the engine.
+        RequestError: the prompt has ids that the model does not know.
     """
     executor = llm.executor
-    checked = _fitting(llm, ids, steps)
-    request = executor.admission.request(_NAME, checked, SamplingParams(max_new_tokens=None), 0)
+    given, params = executor.admission.checked_ids(ids, room=0), SamplingParams(max_new_tokens=None)
+    request = executor.admission.request(_NAME, given, params, 0)
     request.all_logits = not as_served
-    writer, pieces = TraceWriter(path), _Pieces()
-    choices: list[int] = []
+    writer = TraceWriter(path)
     try:
         executor.scheduler.add(request)
-        with nullcontext() if as_served else _by_module(llm, pieces), on_device(llm.engine.device):
-            for step in range(steps + 1):
-                fed = request.tokens(request.num_computed, request.num_tokens)
-                writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
-                choices.append(_run_step(llm, request, pieces))
-                pieces.flush(writer, step)
-                request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
-        writer.metadata["dtype"] = str(llm.engine.dtype).removeprefix("torch.")
-        writer.metadata["names"] = OWN_NAMES
-        writer.metadata["model"] = llm.engine.manifest.model.architecture
+        choices = _steps(llm, request, writer, steps, forced, as_served=as_served)
     except BaseException:
         writer.abandon()
         raise
     finally:
         executor.scheduler.finish(request)
+    dtype, model = str(llm.engine.dtype).removeprefix("torch."), llm.engine.manifest.model.architecture
+    writer.metadata |= {"dtype": dtype, "names": OWN_NAMES, "model": model}
     writer.close()
     return choices
 
 
-def _fitting(llm: LLM, ids: Sequence[int], steps: int) -> list[int]:
-    limit = llm.engine.manifest.build.max_seq_len
-    if len(ids) + steps > limit:
-        raise RequestError(
-            "the prompt and the steps exceed the engine's max_seq_len",
-            seen=f"{len(ids)} tokens and {steps} steps",
-            allowed=f"{limit} in total",
-            flag="--steps",
-        )
-    return llm.executor.admission.checked_ids(ids, room=0)
+def _steps(
+    llm: LLM,
+    request: Request,
+    writer: TraceWriter,
+    steps: int,
+    forced: Sequence[int] | None,
+    *,
+    as_served: bool,
+) -> list[int]:
+    pieces, choices = _Pieces(), []
+    with nullcontext() if as_served else _by_module(llm, pieces), on_device(llm.engine.device):
+        for step in range(steps + 1):
+            fed = request.tokens(request.num_computed, request.num_tokens)
+            writer.add(f"{step}/input_ids", torch.tensor([*fed], dtype=torch.int64))
+            choices.append(_run_step(llm, request, pieces))
+            pieces.flush(writer, step)
+            request.output_ids.append(choices[-1] if forced is None or step == steps else forced[step])
+    return choices
 
 
 def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
@@ -120,19 +119,12 @@ def _run_step(llm: LLM, request: Request, pieces: _Pieces) -> int:
 
 @contextmanager
 def _by_module(llm: LLM, pieces: _Pieces) -> Iterator[None]:
-    """Every module is called, and its output kept, while the block runs."""
-    with llm.tap("norm"), _hooks(llm.engine.model, pieces):
-        yield
+    """Every module is called, and each stage but the logits collected, while the block runs."""
+    model, handles = llm.engine.model, []
 
-
-@contextmanager
-def _hooks(model: Decoder, pieces: _Pieces) -> Iterator[None]:
-    """Collect every stage but the logits while the block runs."""
-    handles = []
-
-    def keep(module: torch.nn.Module, stage: str, choose: Callable[[Any], torch.Tensor]) -> None:
+    def keep(module: torch.nn.Module, stage: str, place: int | None = None) -> None:
         def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            pieces.add(stage, choose(output))
+            pieces.add(stage, output if place is None else output[place])
 
         handles.append(module.register_forward_hook(hook))
 
@@ -142,30 +134,16 @@ def _hooks(model: Decoder, pieces: _Pieces) -> Iterator[None]:
     handles.append(model.layers[0].register_forward_pre_hook(embedded))
     for i, layer in enumerate(model.layers):
         assert isinstance(layer, DecoderLayer)
-        keep(layer.input_layernorm, f"layers.{i}.input_norm", _first)
-        keep(layer.self_attn.o_proj, f"layers.{i}.attention", _itself)
-        keep(layer.post_attention_layernorm, f"layers.{i}.residual", _second)
-        keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", _first)
-        keep(layer.mlp.down_proj, f"layers.{i}.mlp", _itself)
-        keep(layer, f"layers.{i}.output", _second)
-    keep(model.norm, "final_norm", _first)
+        keep(layer.input_layernorm, f"layers.{i}.input_norm", 0)
+        keep(layer.self_attn.o_proj, f"layers.{i}.attention")
+        keep(layer.post_attention_layernorm, f"layers.{i}.residual", 1)
+        keep(layer.post_attention_layernorm, f"layers.{i}.post_norm", 0)
+        keep(layer.mlp.down_proj, f"layers.{i}.mlp")
+        keep(layer, f"layers.{i}.output", 1)
+    keep(model.norm, "final_norm", 0)
     try:
-        yield
+        with llm.tap("norm"):
+            yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _itself(output: Any) -> torch.Tensor:
-    found: torch.Tensor = output
-    return found
-
-
-def _first(output: Any) -> torch.Tensor:
-    found: torch.Tensor = output[0]
-    return found
-
-
-def _second(output: Any) -> torch.Tensor:
-    found: torch.Tensor = output[1]
-    return found

@@ -9,6 +9,8 @@ reference by this module alone, whatever happened before it. Knows no verdict.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,7 +21,8 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.mlp import MLP, GatedMLP
-from ingot.runtime.one_layer import hidden_after
+from ingot.layers.norm import RMSNorm
+from ingot.runtime.one_layer import hidden_after, request_batch
 
 _BLOCK = 64
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -70,7 +73,6 @@ class Isolated:
         return self.reference.get(step, self._source(stage))
 
     def _source(self, stage: str) -> str:
-        """The stage that a module reads."""
         layer = layer_of(stage)
         if layer is None:
             last = f"layers.{len(self.model.layers) - 1}.output"
@@ -88,7 +90,9 @@ class Isolated:
         x = self._get(step, self._source(stage))
         if x is None:
             return None
-        return self._cast(model.norm)(x)[0] if stage == "final_norm" else self._cast(model.lm_head)(x)
+        if stage == "final_norm":
+            return self._cast(model.norm)(x)[0]
+        return model.capped(self._cast(model.lm_head)(x))
 
     def _inside(self, step: int, index: int, kind: str) -> torch.Tensor | None:
         layer = self.model.layers[index]
@@ -97,7 +101,7 @@ class Isolated:
         if x is None:
             return None
         if kind == "attention":
-            return self._attention(self._cast(layer.self_attn), x, step)
+            return self._cached(partial(attention_of, self._cast(layer.self_attn)), x, step)
         if kind == "mlp":
             return mlp_of(self._cast(layer.mlp), x)
         if kind == "input_norm":
@@ -119,6 +123,9 @@ class Isolated:
             norm = layers[index].post_attention_layernorm  # type: ignore[assignment]
         elif index + 1 < len(layers):
             norm = layers[index + 1].input_layernorm  # type: ignore[assignment]
+        post = layers[index].self_attn_norm if kind == "residual" else layers[index].mlp_norm
+        if isinstance(post, RMSNorm):
+            branch = self._cast(post)(branch)[0]
         return self._cast(norm)(branch, stream)[1]
 
     def _cast(self, module: _Module) -> _Module:
@@ -132,51 +139,29 @@ class Isolated:
         assert isinstance(found, type(module))
         return found
 
-    def _attention(self, attention: Attention, hidden: torch.Tensor, step: int) -> torch.Tensor:
-        """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
-        start, end = self.reference.start(step), hidden.shape[0]
-        cache, rope = self._scratch(hidden)
-        if start:
-            attention_of(attention, hidden[:start], self._batch(0, start), cache, rope)
-        return attention_of(attention, hidden[start:], self._batch(start, end), cache, rope)
-
     def _whole(self, step: int, index: int) -> torch.Tensor | None:
-        """A whole layer, as ``_attention`` runs one of its modules."""
         stream = self._given(self.inputs(step, f"layers.{index}"))
         if stream is None:
             return None
-        layer, start, end = self.model.layers[index], self.reference.start(step), stream.shape[0]
+        layer = self.model.layers[index]
         assert isinstance(layer, DecoderLayer)
-        cache, rope = self._scratch(stream)
-        if start:
-            hidden_after(layer, stream[:start], self._batch(0, start), cache, rope)
-        return hidden_after(layer, stream[start:], self._batch(start, end), cache, rope)
+        return self._cached(partial(hidden_after, layer), stream, step)
 
-    def _scratch(self, hidden: torch.Tensor) -> tuple[LayerCache, torch.Tensor | None]:
-        """An empty cache for these tokens, and the rotary table."""
-        config = self.model.config
-        shape = (-(-hidden.shape[0] // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
+    def _cached(self, run: Callable[..., torch.Tensor], hidden: torch.Tensor, step: int) -> torch.Tensor:
+        """The tokens before the step as a prompt, then the step's own, over a cache of their own."""
+        config, start, end = self.model.config, self.reference.start(step), hidden.shape[0]
+        shape = (-(-end // _BLOCK), config.num_kv_heads, _BLOCK, config.head_dim)
+        cache = LayerCache.zeros(*shape, hidden.dtype, hidden.device)
         rope = None if self.model.rotary is None else self.model.rotary.table
-        return LayerCache.zeros(*shape, hidden.dtype, hidden.device), rope
+        if start:
+            run(hidden[:start], self._batch(0, start), cache, rope)
+        return run(hidden[start:], self._batch(start, end), cache, rope)
 
     def _batch(self, start: int, end: int) -> ForwardBatch:
         """Tokens [start, end) of one request."""
-        device = self.device
-        positions = torch.arange(start, end, device=device)
+        positions = torch.arange(start, end, device=self.device)
         offset = self.model.rope_offset(len(self.reference.ids(0)))
-        return ForwardBatch(
-            input_ids=torch.zeros_like(positions),
-            positions=positions,
-            rope_rows=positions + offset,
-            slot_mapping=positions,
-            block_tables=torch.arange(-(-end // _BLOCK), device=device, dtype=torch.int32)[None],
-            query_start=torch.tensor([0, end - start], device=device, dtype=torch.int32),
-            seq_lens=torch.tensor([end], device=device, dtype=torch.int32),
-            logits_indices=positions[:0],
-            max_query_len=end - start,
-            max_seq_len=end,
-            num_decodes=int(end - start == 1),
-        )
+        return request_batch(positions, positions + offset, end, -(-end // _BLOCK), max_seq_len=end)
 
     def _positions(self, step: int) -> torch.Tensor:
         start = self.reference.start(step)
@@ -190,11 +175,7 @@ class Isolated:
 
 
 def attention_of(
-    attention: Attention,
-    x: torch.Tensor,
-    batch: ForwardBatch,
-    cache: LayerCache,
-    rope: torch.Tensor | None,
+    attention: Attention, x: torch.Tensor, batch: ForwardBatch, cache: LayerCache, rope: torch.Tensor | None
 ) -> torch.Tensor:
     """What attention adds to the hidden states, for normalised ones [T, hidden_size]."""
     query = attention.place(attention.qkv_proj(x), batch, cache, rope)

@@ -42,8 +42,6 @@ class LogitsDifference:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What a tensor looks like."""
-
     shape: tuple[int, ...]
     dtype: str
     mean: float
@@ -77,7 +75,6 @@ def measure_logits(expected: torch.Tensor, got: torch.Tensor) -> LogitsDifferenc
 
 
 def statistics(tensor: torch.Tensor) -> Statistics:
-    """Shape, dtype and the first moments."""
     values = tensor.double()
     return Statistics(
         tuple(tensor.shape),

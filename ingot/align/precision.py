@@ -50,7 +50,7 @@ def round_weights(model: nn.Module, weights: torch.dtype | None) -> None:
 
 
 @torch.no_grad()
-def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
+def permute_channels(model: Decoder) -> torch.Tensor:
     """Rename the hidden and the inner channels of a model: the same mathematics, another order of sums.
 
     A weight in fewer bits becomes what its numbers mean, and activations are not rounded to 8 bits any more.
@@ -61,35 +61,28 @@ def permute_channels(model: Decoder, seed: int = 0) -> torch.Tensor:
     for linear in linears(model).values():
         linear.widen()
     config = model.config
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     hidden = torch.randperm(config.hidden_size, generator=generator)
     inner = torch.randperm(config.intermediate_size, generator=generator)
-    embeddings = [model.embed_tokens, model.embed_positions, *([] if _tied(model) else [model.lm_head])]
+    embeddings = [model.embed_tokens, model.embed_positions, *([] if model.tied else [model.lm_head])]
     for module in embeddings:
         _select(module, "weight", hidden, 1)
-    _permute_norm(model.norm, hidden)
+    _permute_outputs(model.norm, hidden)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        _permute_norm(layer.input_layernorm, hidden)
-        _permute_norm(layer.post_attention_layernorm, hidden)
+        posts = [post for post in (layer.self_attn_norm, layer.mlp_norm) if post is not None]
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm, *posts):
+            _permute_outputs(norm, hidden)
         _select(layer.self_attn.qkv_proj, "weight", hidden, 1)
         _permute_outputs(layer.self_attn.o_proj, hidden)
         _permute_mlp(layer.mlp, hidden, inner)
     return hidden.argsort()
 
 
-def _tied(model: Decoder) -> bool:
-    return model.tied
-
-
-def _permute_norm(norm: nn.Module, order: torch.Tensor) -> None:
-    _select(norm, "weight", order, 0)
-    _select(norm, "bias", order, 0)
-
-
-def _permute_outputs(linear: nn.Module, order: torch.Tensor) -> None:
-    _select(linear, "weight", order, 0)
-    _select(linear, "bias", order, 0)
+def _permute_outputs(module: nn.Module, order: torch.Tensor) -> None:
+    """Rows of a linear layer, or a norm."""
+    _select(module, "weight", order, 0)
+    _select(module, "bias", order, 0)
 
 
 def _permute_mlp(mlp: nn.Module, hidden: torch.Tensor, inner: torch.Tensor) -> None:

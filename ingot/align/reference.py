@@ -14,18 +14,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 
 from ingot.align.engine_side import record_engine
-from ingot.align.huggingface import record_class
-from ingot.align.precision import PLAIN, Precision, noisy, permute_channels, round_weights
-from ingot.align.stages import StageFile
+from ingot.align.precision import PLAIN, Precision, permute_channels, round_weights
+from ingot.align.stages import StageFile, hf_patterns
 from ingot.align.stop_sources import stop_ids_of_files, stop_ids_of_trace
+from ingot.align.trace import run_steps, trace
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.compare.huggingface import check_class
+from ingot.compare.huggingface import check_class, load_class
 from ingot.compare.memory import free_memory
 from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
@@ -35,8 +36,9 @@ from ingot.engine.manifest import is_engine
 from ingot.errors import CheckpointError, ConfigError
 from ingot.llm import LLM
 
-Original = Literal["auto", "hf", "ingot"]
 ORIGINALS = ("auto", "hf", "ingot")
+_OTHER_ORDER = ", different summation order"
+_BY_MODULE = RuntimeConfig(cuda_graphs=False, fused_decode=False)
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,11 @@ class Reference(ABC):
             calls go the other way.
     """
 
-    name: str
-    noise_name: str
-    checkpoint: Path
     inputs: tuple[Int8Input, ...] = ()
+
+    def __init__(self, name: str, checkpoint: Path, device: torch.device) -> None:
+        self.name, self.checkpoint, self.device = name, checkpoint, device
+        self.noise_name = ""
 
     @abstractmethod
     def record(
@@ -89,11 +92,8 @@ class OwnPath(Reference):
     """
 
     def __init__(self, checkpoint: Path, device: torch.device, layers: tuple[int, ...] | None) -> None:
-        self.checkpoint = checkpoint
-        self.device = device
+        super().__init__("Ingot's own path, fp32", checkpoint, device)
         self.layers = None if layers is None else "{}:{}".format(*layers)
-        self.name = "Ingot's own path, fp32"
-        self.noise_name = ""
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
@@ -102,28 +102,19 @@ class OwnPath(Reference):
         finer = noise.compute == torch.float64
         low = Precision(noise.weights, torch.float32) if finer else noise
         permuted = finer and not any(one.placed for one in self.inputs)  # their closest calls are the noise
-        self.noise_name = f"{low.name} against fp32" + (", different summation order" if permuted else "")
-        return _two_runs(
-            lambda precision: self._load(precision, max(map(len, cases)) + steps),
-            folder,
-            cases,
-            steps,
-            low,
-            permuted=permuted,
-            inputs=self.inputs,
-        )
+        self.noise_name = f"{low.name} against fp32" + (_OTHER_ORDER if permuted else "")
+        load = partial(self._load, length=max(map(len, cases)) + steps)
+        return _two_runs(load, folder, cases, steps, low, permuted=permuted, inputs=self.inputs)
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
-        """As ``Reference.stop_ids``, from the checkpoint's configs."""
         return stop_ids_of_files(self.checkpoint), "the checkpoint's configs"
 
     def _load(self, precision: Precision, length: int) -> LLM:
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=room_for(length))
         llm = LLM(
             self.checkpoint,
             str(self.device),
             compute_dtype=dtype_name(precision.compute),
-            runtime=runtime,
+            runtime=_BY_MODULE.replace(cache_tokens=room_for(length)),
             max_batch_size=1,
             max_seq_len=length,
             layers=self.layers,
@@ -136,40 +127,68 @@ class HuggingFace(Reference):
     """Hugging Face's class, eager attention in fp32."""
 
     def __init__(self, checkpoint: Path, device: torch.device, layers: tuple[int, ...] | None) -> None:
-        self.checkpoint = checkpoint
-        self.device = device
+        super().__init__("Hugging Face's class, fp32", checkpoint, device)
         self.num_layers = None if layers is None else layers[1]
-        self.name = "Hugging Face's class, fp32"
-        self.noise_name = ""
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
     ) -> list[ReferenceRun]:
-        """As ``Reference.record``."""
         self.noise_name = f"{noise.name} against fp32"
-        paths = [(_path(folder, "expected", i), _path(folder, "noise", i)) for i in range(len(cases))]
-        place = (self.checkpoint, self.device, self.num_layers)
-        name, choices = record_class(*place, noise, paths, cases, steps, self.inputs)
-        self.name = f"Hugging Face's {name}, fp32"
+        model = load_class(
+            self.checkpoint,
+            torch.float32,  # it holds every value of a checkpoint
+            self.device,
+            "--device cuda, or a trace as --reference",
+            num_layers=self.num_layers,
+            widest=max(torch.float32, noise.compute, key=lambda dtype: dtype.itemsize),
+            attention="eager",
+            flag="--original ingot",
+        )
+        self.name = f"Hugging Face's {type(model).__name__}, fp32"
+        choices = self._traced(model, folder, "expected", cases, steps, [None] * len(cases))
+        _lower(model, noise)
+        self._traced(model, folder, "noise", cases, steps, choices)
+        del model
         free_memory()
-        return [
-            _reference_run(folder, i, found, StageFile(_path(folder, "noise", i)))
-            for i, found in enumerate(choices)
-        ]
+        return _reference_runs(folder, choices)
+
+    def _traced(
+        self,
+        model: Any,
+        folder: Path,
+        tag: str,
+        cases: Sequence[Sequence[int]],
+        steps: int,
+        forced: Sequence[list[int] | None],
+    ) -> list[list[int]]:
+        """The greedy choices of each case; ``forced`` ones are fed."""
+        names = hf_patterns(name for name, _ in model.named_modules())
+        found = []
+        for i, ids in enumerate(cases):
+            whole = trace(model, _path(folder, tag, i), names)
+            with whole, rounding(model, self.inputs, flips=tag == "noise"):
+                found.append(run_steps(model, ids, steps, forced[i]))
+        return found
+
+
+def _lower(model: Any, precision: Precision) -> None:
+    """Round a model in fp32 where it stands, and compute so."""
+    # Eager attention has an fp32 softmax inside; the other kind has no softcap.
+    if precision.compute == torch.float64 and model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
+    round_weights(model, precision.weights)
+    # not the buffers: rotary frequencies stay fp32, as when it is loaded
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(precision.compute)
 
 
 class Trace(Reference):
     """A file written by ``ingot.align.trace``; the noise is the engine's own, in the coarser dtype."""
 
     def __init__(self, path: Path, engine: str, max_seq_len: int, device: torch.device) -> None:
-        self.max_seq_len = max_seq_len
-        self.file = StageFile(path)
-        self.checkpoint = path
-        self.engine = engine
-        self.device = device
+        self.file, self.engine, self.max_seq_len = StageFile(path), engine, max_seq_len
         model = self.file.metadata.get("model", "a model")
-        self.name = f"trace of {model}, {dtype_name(self.file.dtype)}"
-        self.noise_name = ""
+        super().__init__(f"trace of {model}, {dtype_name(self.file.dtype)}", path, device)
 
     def record(
         self, folder: Path, cases: Sequence[Sequence[int]], steps: int, noise: Precision
@@ -179,26 +198,21 @@ class Trace(Reference):
         coarse = max((compute, self.file.dtype), key=lambda dtype: torch.finfo(dtype).eps)
         permuted = coarse == torch.float32
         self.noise_name = f"the engine's {dtype_name(coarse)} against its fp32"
-        self.noise_name += ", different summation order" if permuted else ""
+        self.noise_name += _OTHER_ORDER if permuted else ""
         forced = [self.file.ids(step)[-1] for step in range(1, self.file.steps + 1)]
-        runs = _two_runs(
-            self._load, folder, cases, steps, Precision(None, coarse), [forced], permuted=permuted
-        )
-        noise_files = runs[0].noise
+        low = Precision(None, coarse)
+        (run,) = _two_runs(self._load, folder, cases, steps, low, [forced], permuted=permuted)
         rows = (self.file.get(step, "logits") for step in range(self.file.steps + 1))
         choices = [int(row[-1].argmax()) for row in rows if row is not None]
-        return [ReferenceRun(self.file, noise_files, choices, forced)]
+        return [ReferenceRun(self.file, run.noise, choices, forced)]
 
     def stop_ids(self, expected: StageFile) -> tuple[tuple[int, ...] | None, str]:
-        """As ``Reference.stop_ids``."""
         return super().stop_ids(expected)[0], "the trace"
 
     def _load(self, precision: Precision) -> LLM:
-        cache = room_for(self.max_seq_len)
-        runtime = RuntimeConfig(cuda_graphs=False, fused_decode=False, cache_tokens=cache, kv_dtype="model")
-        return LLM(
-            self.engine, str(self.device), compute_dtype=dtype_name(precision.compute), runtime=runtime
-        )
+        runtime = _BY_MODULE.replace(cache_tokens=room_for(self.max_seq_len), kv_dtype="model")
+        dtype = dtype_name(precision.compute)
+        return LLM(self.engine, str(self.device), compute_dtype=dtype, runtime=runtime)
 
 
 def open_reference(
@@ -249,9 +263,14 @@ def _path(folder: Path, tag: str, case: int) -> Path:
     return folder / f"{tag}-{case}.safetensors"
 
 
-def _reference_run(folder: Path, case: int, choices: list[int], noise: StageFile) -> ReferenceRun:
-    expected = StageFile(_path(folder, "expected", case))
-    return ReferenceRun(expected, (expected, noise), choices, choices[:-1])
+def _reference_runs(
+    folder: Path, choices: Sequence[list[int]], order: torch.Tensor | None = None
+) -> list[ReferenceRun]:
+    found = []
+    for i, chosen in enumerate(choices):
+        expected, noise = StageFile(_path(folder, "expected", i)), StageFile(_path(folder, "noise", i), order)
+        found.append(ReferenceRun(expected, (expected, noise), chosen, chosen[:-1]))
+    return found
 
 
 def _two_runs(
@@ -282,21 +301,14 @@ def _two_runs(
     if not permuted:
         with _loaded(load, noise) as llm:
             run(llm, "noise", forced or choices)
-    return [
-        _reference_run(folder, i, found, StageFile(_path(folder, "noise", i), order))
-        for i, found in enumerate(choices)
-    ]
+    return _reference_runs(folder, choices, order)
 
 
 @contextmanager
 def _loaded(load: Callable[[Precision], LLM], precision: Precision) -> Iterator[LLM]:
-    """A model for a block; its memory is free afterwards."""
     llm = load(precision)
     try:
         yield llm
     finally:
         del llm
         free_memory()
-
-
-__all__ = ["ORIGINALS", "PLAIN", "Original", "Reference", "ReferenceRun", "noisy", "open_reference"]

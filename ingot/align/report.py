@@ -1,22 +1,29 @@
-"""A comparison as JSON and as one HTML page.
+"""A comparison as JSON, as one HTML page, and as the few stages that a short table shows.
 
-Owns their layout. Knows no terminal: the table of ``ingot align`` is the CLI's.
+Owns their layout: a short table has the furthest out of each kind of stage, or what surrounds the first bad
+one. Knows no terminal.
 
     Path("align.html").write_text(report_html(report))
+    for line in short_lines(report.rows, report.first): print(line.row, line.note)
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jinja2
 
 from ingot.align.session import Report
+from ingot.align.stages import kind_of
 from ingot.align.stops import StopCheck
 from ingot.align.texts import TextCheck
 from ingot.align.verdict import SERVED, FirstBad, GreedyRow, Row
 
+BEFORE = 3  # stages shown before the first bad one
+NOTABLY = 1.01  # so much further out another step of it is shown beside the first
+_ENDS = ("logits", SERVED)  # what a divergence does to them is always shown
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>ingot align: {{ r.engine }}</title>
 <style>
@@ -88,7 +95,6 @@ def report_json(report: Report) -> dict[str, Any]:
 
 
 def report_html(report: Report) -> str:
-    """One page that needs no other file."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     first = None if report.first is None else _first(report.first)
     return environment.from_string(_PAGE).render(
@@ -105,7 +111,6 @@ def report_html(report: Report) -> str:
 
 
 def verdict_text(report: Report) -> str:
-    """``aligned``, or where it is not."""
     if report.aligned:
         return "aligned"
     ids = report.bad_texts or report.stops.is_bad
@@ -114,7 +119,6 @@ def verdict_text(report: Report) -> str:
 
 
 def why_text(first: FirstBad) -> str:
-    """What the first bad stage says about its module."""
     limit = f"limit {first.row.alone_limit if first.alone else first.row.limit:.2e}"
     if first.alone and first.row.alone is not None:
         return (
@@ -133,7 +137,6 @@ def why_text(first: FirstBad) -> str:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What was compared with what."""
     return [
         ("engine", f"{report.engine}, {report.dtype} on {report.device}"),
         ("reference", report.reference),
@@ -152,7 +155,6 @@ def cells(row: Row) -> list[str]:
 
 
 def stops_text(check: StopCheck) -> str:
-    """Whether answers end alike; both sets where they do not."""
     if check.expected is None:
         return f"stop ids: not compared, {check.against} records none; the engine's: {check.named(check.got)}"
     if check.is_bad:
@@ -231,3 +233,72 @@ def _greedy_text(row: GreedyRow | None) -> str:
         return ""
     same = row.expected == row.got
     return f": greedy id {row.expected}" + ("" if same else f", the engine's {row.got}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A stage, or without a row the stages that are left out; ``note`` says what it stands for."""
+
+    row: Row | None
+    note: str = ""
+
+
+def all_lines(rows: Sequence[Row]) -> list[Line]:
+    """Every stage by the step and prompt that is furthest out."""
+    return [Line(row) for row in _furthest(rows, lambda row: row.stage)]
+
+
+def short_lines(rows: Sequence[Row], first: FirstBad | None) -> list[Line]:
+    if first is None:
+        return list(_by_kind(rows))
+    return list(_around(_furthest(rows, lambda row: row.stage), first.row))
+
+
+def share_of_limit(row: Row) -> float:
+    """How far out a row is: 1 is at its limit, of the whole or of the module alone."""
+    alone = 0.0 if row.alone is None else row.alone.relative / row.alone_limit
+    return max(row.difference.relative / row.limit, alone)
+
+
+def _furthest(rows: Sequence[Row], key: Callable[[Row], str]) -> list[Row]:
+    """For every key the row that is furthest beyond its limit, in order of first appearance."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        best = found.get(key(row))
+        if best is None or share_of_limit(row) > share_of_limit(best):
+            found[key(row)] = row
+    return list(found.values())
+
+
+def _by_kind(rows: Sequence[Row]) -> Iterator[Line]:
+    for row in _furthest(rows, lambda row: kind_of(row.stage)):
+        count = len({other.stage for other in rows if kind_of(other.stage) == kind_of(row.stage)})
+        yield Line(row, f"worst of {count} layers" if count > 1 else "")
+
+
+def _around(stages: Sequence[Row], first: Row) -> Iterator[Line]:
+    """The last stages before the first bad one, itself, and the logits."""
+    at = next(i for i, row in enumerate(stages) if row.stage == first.stage)
+    start = max(at - BEFORE, 0)
+    yield from _fold(stages[:start], "earlier")
+    yield from (Line(row) for row in stages[start:at])
+    yield Line(first)
+    worst = stages[at]
+    if share_of_limit(worst) > NOTABLY * share_of_limit(first):
+        yield Line(worst, "its worst step")
+    later = stages[at + 1 :]
+    yield from _fold([row for row in later if row.stage not in _ENDS], "later")
+    yield from (Line(row) for row in later if row.stage in _ENDS)
+
+
+def _fold(stages: Sequence[Row], side: str) -> Iterator[Line]:
+    bad = sum(row.is_bad or row.is_wrong_alone for row in stages)
+    if not stages:
+        return
+    count = f"{len(stages)} {side} stage{'s' if len(stages) > 1 else ''}"
+    if not bad:
+        yield Line(None, f"{count} within the limits")
+    elif bad == len(stages):
+        yield Line(None, f"{count} beyond the limits too")
+    else:
+        yield Line(None, f"{count}, {bad} of them beyond the limits")

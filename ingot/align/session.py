@@ -25,7 +25,7 @@ from ingot.align.precision import noisy
 from ingot.align.reference import Reference, ReferenceRun, Trace, open_reference, room_for
 from ingot.align.stages import StageFile
 from ingot.align.stops import STAGE, StopCheck, compare_stops, explain_stops
-from ingot.align.target import Target, check_fit, check_same_model, find_target, make_cases
+from ingot.align.target import Target, check_same_model, find_target, make_cases
 from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.align.texts import Case, PromptGiven, TextCheck
 from ingot.align.verdict import (
@@ -85,27 +85,22 @@ class Report:
 
     @property
     def bad_texts(self) -> list[TextCheck]:
-        """Checks of rendered prompts and token ids that failed."""
         return [check for case in self.cases for check in case.checks if check.is_bad]
 
     @property
     def bad_greedy(self) -> list[GreedyRow]:
-        """Greedy ids that differ by more than noise."""
         return [row for row in self.greedy if row.is_bad]
 
     @property
     def aligned(self) -> bool:
-        """Whether nothing is beyond noise."""
         return not (self.first or self.bad_texts or self.stops.is_bad or self.bad_greedy or self.bad_tensors)
 
     @property
     def bad_tensors(self) -> list[str]:
-        """Names of tensors that are not the reference's."""
         return [] if self.tensors is None else [one.name for one in self.tensors.differences]
 
     @property
     def first_stage(self) -> str | None:
-        """The name of the first stage that is bad, in the order of the stages."""
         if self.bad_texts:
             return self.bad_texts[0].stage
         if self.stops.is_bad:
@@ -133,11 +128,10 @@ def align(
     Args:
         engine: an engine folder; a checkpoint or a Hugging Face id is assembled in memory.
         reference: a checkpoint folder, a Hugging Face id, or a trace.
-        prompts: text, token ids or messages; a trace has its own.
-        steps: cached decode steps after each prompt (4); a trace has its own.
+        prompts, steps: text, token ids or messages, and how many cached decode steps follow each (4); a trace
+            has its own of both.
         dtype: of the engine's arithmetic, as ``compute_dtype`` of ``LLM``.
-        original: ``hf``, ``ingot`` (our own fp32 path) or ``auto``: Hugging Face's class where there is one.
-        progress: is told what is under way.
+        original: ``hf``, ``ingot`` (our own fp32 path), or ``auto``: the class where there is one.
 
     Raises:
         RequestError: a prompt cannot be used, or prompt and steps do not fit.
@@ -150,37 +144,57 @@ def align(
     target = find_target(str(engine), place, dtype)
     source = open_reference(str(reference), original, target.path, target.build, place)
     check_same_model(target, source)
-    quant = _quant_text(target, source)
     cases, steps = make_cases(target, source, prompts, DEFAULT_STEPS if steps is None else steps)
-    for case in cases:
-        check_fit(target, case, steps)
-    tensors = None
-    if not isinstance(source, Trace):
-        progress("comparing tensors")
-        tensors = compare_tensors(target, source.checkpoint)
+    quant, tensors = _quant_text(target, source), _tensors(target, source, progress)
     with tempfile.TemporaryDirectory(prefix="ingot-align-") as name:
-        folder = Path(name)
-        if not (target.quant.dense or isinstance(source, Trace)):
-            progress("dequantizing the engine's weights")
-            own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
-            inputs = read_int8_inputs(Path(target.path), source.checkpoint)
-            source = open_reference(str(own), original, target.path, target.build, place)
-            source.inputs = inputs
-        progress("running the reference")
-        noise = noisy(target.weights, target.compute)
-        runs = source.record(folder, [case.ids for case in cases], steps, noise)
-        progress("running the engine")
-        runtime = RuntimeConfig(
-            cache_tokens=room_for(target.build.max_seq_len), prefix_reuse=False, kv_dtype="model"
-        )
-        llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
-        rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, progress)
-        stops = _stops(llm, target, source, runs)
+        source = _of_same_weights(target, source, original, Path(name), progress)
+        found = _run(target, source, cases, steps, place, Path(name), progress)
     described = (str(engine), source.name, source.noise_name, dtype_name(target.compute), str(place), steps)
+    return Report(*described, cases, *found, quant, tensors)
+
+
+def _tensors(target: Target, source: Reference, progress: Progress) -> TensorCheck | None:
+    if isinstance(source, Trace):
+        return None
+    progress("comparing tensors")
+    return compare_tensors(target, source.checkpoint)
+
+
+def _of_same_weights(
+    target: Target, source: Reference, original: str, folder: Path, progress: Progress
+) -> Reference:
+    """With the weights that a quantized engine means; for another engine the reference as it is."""
+    if target.quant.dense or isinstance(source, Trace):
+        return source
+    progress("dequantizing the engine's weights")
+    own = write_dequantized(Path(target.path), source.checkpoint, folder / "dequantized")
+    found = open_reference(str(own), original, target.path, target.build, source.device)
+    found.inputs = read_int8_inputs(Path(target.path), source.checkpoint)
+    return found
+
+
+def _run(
+    target: Target,
+    source: Reference,
+    cases: list[Case],
+    steps: int,
+    place: torch.device,
+    folder: Path,
+    progress: Progress,
+) -> tuple[list[Row], list[GreedyRow], StopCheck, FirstBad | None, list[Finding]]:
+    """Both sides, one after the other, and what sets them apart."""
+    progress("running the reference")
+    runs = source.record(folder, [case.ids for case in cases], steps, noisy(target.weights, target.compute))
+    progress("running the engine")
+    cache_tokens = room_for(target.build.max_seq_len)
+    runtime = RuntimeConfig(cache_tokens=cache_tokens, prefix_reuse=False, kv_dtype="model")
+    llm = LLM(target.path, str(place), compute_dtype=dtype_name(target.compute), runtime=runtime)
+    rows, greedy, first, causes = _compare(llm, folder, cases, runs, steps, progress)
+    stops = _stops(llm, target, source, runs)
     findings = [*_explain(llm, _other_ids(cases)), *explain_stops(stops, greedy), *causes]
     if not findings and first is None:
         findings = _explain(llm, _other_choices(greedy))
-    return Report(*described, cases, rows, greedy, stops, first, findings, quant, tensors)
+    return rows, greedy, stops, first, findings
 
 
 def _quant_text(target: Target, source: Reference) -> str | None:
@@ -189,26 +203,18 @@ def _quant_text(target: Target, source: Reference) -> str | None:
         return None
     if isinstance(source, Trace):
         return f"{target.quant.summary}; the trace has the original's weights: differences are expected"
-    rounded = " and rounds activations as it does" if target.quant.activations != "none" else ""
-    return f"{target.quant.summary}; the reference computes with these weights, dequantized,{rounded}".rstrip(
-        ","
-    )
+    rounded = ", and rounds activations as it does" if target.quant.activations != "none" else ""
+    return f"{target.quant.summary}; the reference computes with these weights, dequantized{rounded}"
 
 
 def _stops(llm: LLM, target: Target, source: Reference, runs: Sequence[ReferenceRun]) -> StopCheck:
-    """The set of the running engine against the original's."""
     expected, against = source.stop_ids(runs[0].expected)
     checkpoint = None if isinstance(source, Trace) else source.checkpoint
     return compare_stops(target.text, checkpoint, expected, llm.executor.stop_ids, against)
 
 
 def _compare(
-    llm: LLM,
-    folder: Path,
-    cases: list[Case],
-    runs: list[ReferenceRun],
-    steps: int,
-    progress: Progress,
+    llm: LLM, folder: Path, cases: list[Case], runs: list[ReferenceRun], steps: int, progress: Progress
 ) -> tuple[list[Row], list[GreedyRow], FirstBad | None, list[Finding]]:
     rows: list[Row] = []
     greedy: list[GreedyRow] = []

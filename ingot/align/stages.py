@@ -8,7 +8,7 @@ Owns the stages' names and the module names of known classes behind them. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +20,36 @@ from ingot.errors import CheckpointError, NoSuchPathError
 
 OWN_NAMES = "stages"  # metadata of a file whose keys are our stages'
 LAYER_STAGES = ("input_norm", "attention", "residual", "post_norm", "mlp", "output")
-LLAMA_NAMES = {
-    "input_norm": "input_layernorm",
-    "attention": "self_attn",
-    "residual": "post_attention_layernorm/in",
-    "post_norm": "post_attention_layernorm",
-    "mlp": "mlp",
-    "output": "",
+_LLAMA = (
+    "input_layernorm",
+    "self_attn",
+    "post_attention_layernorm/in",
+    "post_attention_layernorm",
+    "mlp",
+    "",
+)
+_GPT2 = ("ln_1", "attn", "ln_2/in", "ln_2", "mlp", "")
+LLAMA_NAMES = dict(zip(LAYER_STAGES, _LLAMA, strict=True))
+GEMMA2_NAMES = LLAMA_NAMES | {
+    "residual": "pre_feedforward_layernorm/in",
+    "post_norm": "pre_feedforward_layernorm",
 }
-GPT2_NAMES = {
-    "input_norm": "ln_1",
-    "attention": "attn",
-    "residual": "ln_2/in",
-    "post_norm": "ln_2",
-    "mlp": "mlp",
-    "output": "",
-}
+GPT2_NAMES = dict(zip(LAYER_STAGES, _GPT2, strict=True))
 # (the layers, the embedding, the final norm, a layer's modules), most specific first
 _FAMILIES = (
+    ("layers", "embed_tokens", "norm", GEMMA2_NAMES),
     ("layers", "embed_tokens", "norm", LLAMA_NAMES),
     ("h", "h.0.ln_1/in", "ln_f", GPT2_NAMES),  # what is embedded: tokens and, in GPT-2, positions
 )
 
 
-def stage_names(num_layers: int, features: Sequence[str] = ()) -> list[str]:
-    """Every stage of a step, in order; ``features`` are those of images and audio, before the embedding."""
+def stage_names(num_layers: int) -> list[str]:
+    """Every stage of a step, in order."""
     inner = [f"layers.{i}.{kind}" for i in range(num_layers) for kind in LAYER_STAGES]
-    return [*features, "embedding", *inner, "final_norm", "logits"]
+    return ["embedding", *inner, "final_norm", "logits"]
 
 
 def layer_of(stage: str) -> int | None:
-    """The layer of a stage; None outside the layers."""
     return int(stage.split(".")[1]) if stage.startswith("layers.") else None
 
 
@@ -89,12 +88,10 @@ class StageFile:
 
     @property
     def steps(self) -> int:
-        """Decode steps after the prompt."""
         return len(self._starts) - 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the model that was traced."""
         found = getattr(torch, self.metadata.get("dtype", ""), None)
         return found if isinstance(found, torch.dtype) else torch.float32
 
@@ -104,7 +101,6 @@ class StageFile:
         return found
 
     def start(self, step: int) -> int:
-        """Position of the first token of a step."""
         return self._starts[step]
 
     def get(self, step: int, stage: str) -> torch.Tensor | None:
@@ -165,9 +161,9 @@ class StageFile:
         if self.metadata.get("names") == OWN_NAMES:
             return {}
         for layers, embedding, norm, names in _FAMILIES:
-            first = f"{layers}.0.{names['input_norm']}"
+            first, later = (f"{layers}.0.{names[kind]}" for kind in ("input_norm", "post_norm"))
             prefix = next((k[2 : -len(first)] for k in self._keys if _ends(k, first)), None)
-            if prefix is not None:
+            if prefix is not None and f"0/{prefix}{later}" in self._keys:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
                 found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
                 return found
@@ -179,7 +175,6 @@ class StageFile:
         )
 
     def _count_layers(self) -> int:
-        """Layers that have an attention."""
         found = 0
         while self._key(0, f"layers.{found}.attention") in self._keys:
             found += 1
@@ -188,7 +183,8 @@ class StageFile:
 
 def hf_patterns(keys: Iterable[str]) -> list[str]:
     """The modules of a class that are stages, as ``trace`` takes them: those of ``keys`` that end alike."""
-    ends = {"norm", "ln_f", "embed_tokens", *LLAMA_NAMES.values(), *GPT2_NAMES.values()}
+    named = (*LLAMA_NAMES.values(), *GEMMA2_NAMES.values(), *GPT2_NAMES.values())
+    ends = {"norm", "ln_f", "embed_tokens", *named}
     wanted = {end for end in ends if end and not end.endswith("/in")}
     return [k for k in keys if k.rpartition(".")[2] in wanted or k.rpartition(".")[2].isdigit()]
 

@@ -56,7 +56,6 @@ class StopCheck:
 
     @property
     def is_bad(self) -> bool:
-        """Whether answers end elsewhere."""
         return bool(self.missing or self.extra)
 
     def named(self, ids: Sequence[int]) -> str:

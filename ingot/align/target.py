@@ -99,12 +99,7 @@ def check_same_model(target: Target, source: Reference) -> None:
         )
 
 
-def check_fit(target: Target, case: Case, steps: int) -> None:
-    """Refuse a prompt that the engine cannot run.
-
-    Raises:
-        RequestError: it is empty, has unknown ids, or does not fit with its steps.
-    """
+def _check_fit(target: Target, case: Case, steps: int) -> None:
     size, limit = target.model.vocab_size, target.build.max_seq_len
     odd = [i for i in case.ids if not 0 <= i < size]
     if odd:
@@ -124,16 +119,20 @@ def make_cases(
     """The prompts' ids and checks, and the number of steps; a trace has its own of both.
 
     Raises:
-        RequestError: the engine cannot make ids of a prompt, or a trace is given several.
+        RequestError: the engine cannot make ids of a prompt or run them, or a trace is given several.
     """
     if isinstance(source, Trace):
-        return [_traced_case(target, source, prompts)], source.file.steps
-    if not prompts and target.text.tokenizer is None:
-        raise RequestError(
-            "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
-        )
-    original = None if target.text.tokenizer is None else open_original_text(source.checkpoint)
-    return [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]], steps
+        cases, steps = [_traced_case(target, source, prompts)], source.file.steps
+    else:
+        if not prompts and target.text.tokenizer is None:
+            raise RequestError(
+                "the engine has no tokenizer, so there is no default prompt", flag="--ids --prompt"
+            )
+        original = None if target.text.tokenizer is None else open_original_text(source.checkpoint)
+        cases = [make_case(target.text, prompt, original) for prompt in prompts or [DEFAULT_PROMPT]]
+    for case in cases:
+        _check_fit(target, case, steps)
+    return cases, steps
 
 
 def _traced_case(target: Target, source: Trace, prompts: Sequence[PromptGiven]) -> Case:

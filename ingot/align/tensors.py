@@ -52,7 +52,6 @@ class TensorCheck:
 
     @property
     def text(self) -> str:
-        """One line."""
         rest = "" if self.left_out is None else f"; others were not compared: {self.left_out}"
         if not self.differences:
             return f"tensors: equal ({self.compared} compared{rest})"

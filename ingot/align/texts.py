@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ingot.checkpoint.reader import open_checkpoint
 from ingot.compare.huggingface import ClassTokenizer
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.errors import RequestError, TokenizerError
+from ingot.llm.replay import first_difference
 
 PromptGiven = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -32,17 +33,11 @@ class TextCheck:
 
     @property
     def is_bad(self) -> bool:
-        """Whether they differ."""
         return self.expected != self.got
 
     @property
     def first(self) -> int | None:
-        """Where they begin to differ; None where they are equal."""
-        if not self.is_bad:
-            return None
-        pairs = enumerate(zip(self.expected, self.got, strict=False))
-        shorter = min(len(self.expected), len(self.got))
-        return next((i for i, (a, b) in pairs if a != b), shorter)
+        return first_difference(self.expected, self.got) if self.is_bad else None
 
 
 @dataclass(frozen=True)
@@ -52,16 +47,6 @@ class Case:
     title: str
     ids: list[int]
     checks: tuple[TextCheck, ...] = ()
-
-
-class OriginalText(Protocol):
-    """The original's tokenizer."""
-
-    def ids(self, text: str) -> list[int]:
-        """Text → ids."""
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
-        """Messages → prompt and ids; None without a chat template."""
 
 
 class FolderText:
@@ -77,15 +62,16 @@ class FolderText:
         self._tokenizer, self._chat = text.tokenizer, text.chat
 
     def ids(self, text: str) -> list[int]:
-        """Text → ids."""
         return self._tokenizer.encode(text)
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
-        """Messages → prompt and ids; None without a template of its own."""
         if self._chat is None:
             return None
         text = self._chat.prompt_text(messages, tokenizer=self._tokenizer)
         return text, self._chat.prompt_ids(messages, self._tokenizer)
+
+
+OriginalText = ClassTokenizer | FolderText
 
 
 def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
@@ -94,7 +80,7 @@ def open_original_text(folder: Path) -> tuple[OriginalText, str] | None:
     """
     found = ClassTokenizer.of(folder)
     if found is not None:
-        return found, "Hugging Face's tokenizer"  # type: ignore[return-value]
+        return found, "Hugging Face's tokenizer"
     try:
         return FolderText(folder), FolderText.name
     except TokenizerError:

@@ -131,7 +131,6 @@ class _Recorder:
         self.order: dict[str, list[str]] = {}
 
     def begin(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """The model is called: a step begins."""
         self.step += 1
         self.order[str(self.step)] = []
         ids = kwargs.get("input_ids")
@@ -141,14 +140,12 @@ class _Recorder:
             self.writer.add(f"{self.step}/input_ids", ids.to(torch.int64))
 
     def end(self, output: Any) -> None:
-        """The model has returned."""
         logits = getattr(output, "logits", None)
         logits = first_tensor(output) if logits is None else logits
         if logits is not None:
             self.writer.add(f"{self.step}/logits", logits)
 
     def record(self, name: str, inputs: Any, output: Any) -> None:
-        """A module has returned."""
         tensor = first_tensor(output)
         if self.step < 0 or tensor is None:
             return
@@ -158,7 +155,7 @@ class _Recorder:
         key = f"{self.step}/{name}" + (f"#{seen}" if seen else "")
         self.writer.add(key, tensor)
         read = first_tensor(inputs)
-        if read is not None and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.inputs):
+        if read is not None and _is_any(name, self.inputs):
             self.writer.add(key + "/in", read)
 
 
@@ -171,6 +168,10 @@ def first_tensor(value: Any) -> torch.Tensor | None:
     if isinstance(value, (tuple, list)):
         return next((t for t in map(first_tensor, value) if t is not None), None)
     return None
+
+
+def _is_any(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _is_ids(value: Any) -> bool:
@@ -195,11 +196,7 @@ def trace(
         notes: texts kept in the file's metadata, such as ``prompt``; ``stop_ids="[2, 5]"``: what ends its
             answers, where that is not what its ``generation_config`` says.
     """
-    chosen = {
-        name: module
-        for name, module in model.named_modules()
-        if name and any(fnmatch.fnmatchcase(name, pattern) for pattern in names)
-    }
+    chosen = {name: module for name, module in model.named_modules() if name and _is_any(name, names)}
     if not chosen:
         raise ValueError(f"no module matches {list(names)}")
     writer = TraceWriter(path)
@@ -253,7 +250,6 @@ def _count_calls(model: torch.nn.Module, recorder: _Recorder) -> Any:
 
 
 def _describe(model: Any, chosen: dict[str, Any], recorder: _Recorder) -> dict[str, str]:
-    """The metadata of a trace."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     library = sys.modules.get("transformers")
     if library is not None:
@@ -280,12 +276,7 @@ def _stop_ids(model: Any) -> list[int] | None:
 
 
 @torch.no_grad()
-def run_steps(
-    model: Any,
-    ids: Sequence[int],
-    steps: int,
-    forced: Sequence[int] | None = None,
-) -> list[int]:
+def run_steps(model: Any, ids: Sequence[int], steps: int, forced: Sequence[int] | None = None) -> list[int]:
     """The prompt, then ``steps`` tokens one by one, with the model's cache where it takes one.
 
     Args:

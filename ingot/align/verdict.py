@@ -57,7 +57,6 @@ class Row:
 
     @property
     def alone_limit(self) -> float:
-        """The same for the module alone."""
         return MULTIPLE * self.alone_floor + self.eps
 
     @property
@@ -100,22 +99,14 @@ def compare_case(
     case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float
 ) -> list[Row]:
     """Every stage that both sides have, in order."""
-    names = stage_names(run.expected.num_layers)
-    floors = {name: _floor(run.noise, name) for name in names}
-    rows = _rows(case, run, engine, isolated, floors, eps)
+    rows = _rows(case, run, engine, isolated, eps)
     return sorted(rows, key=lambda row: row.step)  # a module's steps come together, so that it is cast once
 
 
-def _rows(
-    case: int,
-    run: ReferenceRun,
-    engine: StageFile,
-    isolated: Isolated,
-    floors: dict[str, tuple[float, float]],
-    eps: float,
-) -> Iterator[Row]:
+def _rows(case: int, run: ReferenceRun, engine: StageFile, isolated: Isolated, eps: float) -> Iterator[Row]:
     wide = None if isolated.dtype == torch.float32 else isolated.widened()
-    for stage, (floor, _) in floors.items():
+    for stage in stage_names(run.expected.num_layers):
+        floor, _ = _floor(run.noise, stage)
         for step in range(run.expected.steps + 1):
             expected, got = run.expected.get(step, stage), engine.get(step, stage)
             if expected is None or got is None:
@@ -125,17 +116,8 @@ def _rows(
             own = floor
             if wide is not None and apart is not None and apart.relative > eps:
                 own = _alone_floor(wide, step, stage, alone, floor)
-            yield Row(
-                case,
-                step,
-                stage,
-                measure(expected, got),
-                apart,
-                floor,
-                own,
-                eps,
-                measure_logits(expected, got) if stage == "logits" else None,
-            )
+            logits = measure_logits(expected, got) if stage == "logits" else None
+            yield Row(case, step, stage, measure(expected, got), apart, floor, own, eps, logits)
 
 
 def _floor(noise: tuple[StageFile, StageFile], stage: str) -> tuple[float, float]:
@@ -205,7 +187,6 @@ def first_bad(rows: Sequence[Row]) -> tuple[Row, bool] | None:
 
 
 def look_at(row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated) -> FirstBad:
-    """Both tensors of the first bad stage."""
     expected, got = _pair(row, alone, run, engine, isolated)
     where = row.alone if alone and row.alone is not None else row.difference
     a, b = (tensor.flatten(1)[where.token, where.channel] for tensor in (expected, got))
@@ -220,49 +201,42 @@ def evidence(
     step, and the layer as a whole; where none is, the first bad stage and its layer as they ran in the whole.
     """
     layer = layer_of(first.stage)
-    if not alone:
-        got = engine.get(first.step, first.stage)
-        found = _divergence(first.stage, first, first.floor, run, got, isolated)
-        if layer is not None:
-            got = engine.get(first.step, f"layers.{layer}.output")
-            found += _divergence(f"layers.{layer}", first, first.floor, run, got, isolated)
-        return found
+    whole = None if layer is None else f"layers.{layer}"
+    pairs = [(first.stage, first)]
+    if alone:
+        own = (row for row in rows if row.is_wrong_alone and row.step == first.step)
+        pairs = [(row.stage, row) for row in own if layer_of(row.stage) == layer]
     found = []
-    for row in rows:
-        if row.is_wrong_alone and row.step == first.step and layer_of(row.stage) == layer:
-            got = isolated.run(row.step, row.stage)
-            found += _divergence(row.stage, row, row.alone_limit / MULTIPLE, run, got, isolated)
-    if layer is not None:
-        whole = f"layers.{layer}"
-        got = isolated.run(first.step, whole)
-        found += _divergence(whole, first, first.alone_limit / MULTIPLE, run, got, isolated)
+    for stage, row in [*pairs, *([] if whole is None else [(whole, first)])]:
+        got = isolated.run(row.step, stage) if alone else engine.get(row.step, _output(stage))
+        floor = row.alone_limit / MULTIPLE if alone else row.floor
+        found += _divergence(stage, row, floor, run, got, isolated)
     return found
+
+
+def _output(stage: str) -> str:
+    """What a file has of a stage; of a whole layer its last."""
+    return f"{stage}.output" if stage == f"layers.{layer_of(stage)}" else stage
 
 
 def _divergence(
     stage: str, row: Row, floor: float, run: ReferenceRun, got: torch.Tensor | None, isolated: Isolated
 ) -> list[Divergence]:
     """One, or none where the module's input or output is not recorded."""
-    layer = layer_of(stage)
-    output = f"{stage}.output" if stage == f"layers.{layer}" else stage
-    inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, output)
+    inputs, expected = isolated.inputs(row.step, stage), run.expected.get(row.step, _output(stage))
     if inputs is None or expected is None or got is None:
         return []
     start = run.expected.start(row.step)
     positions = torch.arange(start, start + len(expected))
-    return [Divergence(stage, layer, row.step, positions, inputs, expected, got, floor)]
+    return [Divergence(stage, layer_of(stage), row.step, positions, inputs, expected, got, floor)]
 
 
 def _pair(
     row: Row, alone: bool, run: ReferenceRun, engine: StageFile, isolated: Isolated
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if row.stage == SERVED:
-        pair = run.expected.get(row.step, "logits"), engine.get(row.step, "logits")
-        assert pair[0] is not None
-        assert pair[1] is not None
-        return pair[0][-1:], pair[1][-1:]
-    expected = run.expected.get(row.step, row.stage)
-    got = isolated.run(row.step, row.stage) if alone else engine.get(row.step, row.stage)
+    stage, rows = ("logits", slice(-1, None)) if row.stage == SERVED else (row.stage, slice(None))
+    expected = run.expected.get(row.step, stage)
+    got = isolated.run(row.step, stage) if alone else engine.get(row.step, stage)
     assert expected is not None
     assert got is not None
-    return expected, got
+    return expected[rows], got[rows]

@@ -46,7 +46,6 @@ class Ceiling:
     reads: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The values by name."""
         return asdict(self)
 
 

@@ -1,19 +1,25 @@
 """One kernel on inputs of one shape, beside PyTorch's way of doing the same.
 
-Owns the description of a case and the random inputs that cases are made of. Knows no kernel.
+Owns the description of a case, the random inputs that cases are made of, and their times in a CUDA graph.
+Knows no kernel.
 
     inputs = Inputs(device, torch.float16, beyond_l2(device))
     weights = inputs.rotating(12288, 4096)
+    times = graph_us(lambda i: op(weights[i % 8]), calls=24)      # µs of one call, one value a replay
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ingot.bench.graph_timer import Call
+from ingot.engine.tuner.timing import GraphTimer
 
+Call = Callable[[int], object]
+REPLAYS = 20
 _L2_TIMES = 4  # a rotation walks over this many times the L2 cache
 _LEAST_COPIES, _MOST_COPIES = 2, 1024
 _LEAST_CALLS = 24
@@ -68,7 +74,6 @@ class Inputs:
         return self._footprint // _L2_TIMES
 
     def normal(self, *shape: int, std: float = 1.0) -> torch.Tensor:
-        """Normally distributed numbers."""
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=std)
 
     def copies(self, num_values: int, most: int = _MOST_COPIES) -> int:
@@ -82,7 +87,6 @@ class Inputs:
         return self.normal(count, *shape, std=std)
 
     def long(self, values: torch.Tensor) -> torch.Tensor:
-        """Indices on the device."""
         return values.to(device=self.device, dtype=torch.int64)
 
 
@@ -94,3 +98,19 @@ def beyond_l2(device: torch.device) -> int:
 def calls_for(copies: int) -> int:
     """Calls of a graph that takes ``copies`` in turn: each at least once."""
     return max(copies, _LEAST_CALLS)
+
+
+def graph_us(call: Call, calls: int) -> list[float]:
+    """Microseconds of one call, averaged over the graph's ``calls``; one value a replay.
+
+    ``call(i)`` launches the work on inputs number i.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles kernels and makes workspaces outside of the capture
+        call(0)
+        call(calls - 1)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    measure = GraphTimer().prepare([partial(call, i) for i in range(calls)])
+    return [measure() for _ in range(REPLAYS)]

@@ -8,14 +8,13 @@ no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
 from ingot.bench import torch_layer
-from ingot.bench.graph_timer import Call
 from ingot.bench.kernel_case import Case, Effort, Inputs, calls_for
 from ingot.bench.work import causal_pairs
 from ingot.config.model import DecoderConfig
@@ -33,6 +32,7 @@ from ingot.layers.checking import Turns, rotated, turns_of
 from ingot.layers.rotary import RotaryTable
 from ingot.layers.ways import small_products
 
+Product = Callable[[torch.Tensor], object]  # of a weight
 NORM_ROWS = (1, 8, 1024, 16384)
 PREFILL_TOKENS = 2048
 BLOCK = 64  # tokens in a cache block
@@ -63,7 +63,6 @@ class Setting:
 
     @property
     def window(self) -> int:
-        """The most tokens that a query sees."""
         return self.config.sliding_window or self.config.max_positions
 
     @property
@@ -87,7 +86,7 @@ def all_cases(s: Setting) -> Iterator[Case]:
     for tokens in sorted({min(tokens, s.window) for tokens in (s.prompt_tokens, PREFILL_TOKENS)}):
         if tokens <= s.config.max_positions:
             yield prefill_attention_case(s, tokens)
-    if s.config.mlp == "silu_gated":
+    if s.config.gated:
         for rows in sorted({*s.rows, PREFILL_TOKENS}):
             yield silu_mul_case(s, rows)
 
@@ -134,11 +133,14 @@ def product_cases(s: Setting, rows: int) -> Iterator[Case]:
         yield _head_case(s, rows)
 
 
-def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Call, theirs: Call, copies: int) -> Case:
-    """A case that reads a weight [n, k]."""
+def _product(s: Setting, op: str, rows: int, n: int, k: int, ours: Product, theirs: Product) -> Case:
+    """A case of products with weights [n, k], which take turns."""
+    weights = s.inputs.rotating(n, k)
+    count = len(weights)
     num_bytes = (n * k + rows * (n + k)) * s.inputs.dtype.itemsize
-    flops = 2.0 * rows * n * k
-    return Case(Effort(op, f"{n}x{k}", rows, num_bytes, flops), ours, theirs, calls_for(copies))
+    effort = Effort(op, f"{n}x{k}", rows, num_bytes, 2.0 * rows * n * k)
+    calls = calls_for(count)
+    return Case(effort, lambda i: ours(weights[i % count]), lambda i: theirs(weights[i % count]), calls)
 
 
 def _norm(s: Setting, rows: int) -> torch.Tensor | None:
@@ -147,87 +149,85 @@ def _norm(s: Setting, rows: int) -> torch.Tensor | None:
 
 
 def _normed(s: Setting, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-    """PyTorch's norm of x, or x."""
     return x if norm is None else F.rms_norm(x, norm.shape, norm, s.config.norm_eps)
 
 
 def _head_case(s: Setting, rows: int) -> Case:
     n, k = s.config.vocab_size, s.config.hidden_size
-    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
-    tiles, count = tiles_of(s.plan, "small_linear", rows, n=n, k=k), len(weights)
+    x, norm = s.inputs.normal(rows, k), _norm(s, rows)
+    tiles = tiles_of(s.plan, "small_linear", rows, n=n, k=k)
 
-    def ours(i: int) -> object:
-        return small_linear(x, weights[i % count], None, None, norm, s.config.norm_eps, tiles)
+    def ours(weight: torch.Tensor) -> object:
+        return small_linear(x, weight, None, None, norm, s.config.norm_eps, tiles)
 
-    def theirs(i: int) -> object:
-        return F.linear(_normed(s, x, norm), weights[i % count])
+    def theirs(weight: torch.Tensor) -> object:
+        return F.linear(_normed(s, x, norm), weight)
 
     op = "small_linear" if norm is None else "small_linear norm"
-    return _product(s, op, rows, n, k, ours, theirs, count)
+    return _product(s, op, rows, n, k, ours, theirs)
 
 
 def _residual_case(s: Setting, rows: int, n: int, k: int) -> Case:
     """An output or down product: one row adds the residual, several end in sums, residual and next norm."""
-    weights, x, residual = s.inputs.rotating(n, k), s.inputs.normal(rows, k), s.inputs.normal(rows, n)
+    x, residual = s.inputs.normal(rows, k), s.inputs.normal(rows, n)
     norm, eps = s.inputs.normal(n), s.config.norm_eps
-    tiles, count = tiles_of(s.plan, "small_linear", rows, n=n, k=k), len(weights)
+    tiles = tiles_of(s.plan, "small_linear", rows, n=n, k=k)
 
-    def ours(i: int) -> object:
+    def ours(weight: torch.Tensor) -> object:
         if rows == 1:
-            return small_linear(x, weights[i % count], None, residual, tiles=tiles)
-        return sum_norm(small_linear_parts(x, weights[i % count]), residual, norm, eps)
+            return small_linear(x, weight, None, residual, tiles=tiles)
+        return sum_norm(small_linear_parts(x, weight), residual, norm, eps)
 
-    def theirs(i: int) -> object:
-        total = residual + F.linear(x, weights[i % count])
+    def theirs(weight: torch.Tensor) -> object:
+        total = residual + F.linear(x, weight)
         return total if rows == 1 else (F.rms_norm(total, (n,), norm, eps), total)
 
     op = "small_linear + residual" if rows == 1 else "small_linear_parts + sum_norm"
-    return _product(s, op, rows, n, k, ours, theirs, count)
+    return _product(s, op, rows, n, k, ours, theirs)
 
 
 def _gate_up_case(s: Setting, rows: int) -> Case:
     n, k, eps = 2 * s.config.intermediate_size, s.config.hidden_size, s.config.norm_eps
-    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
-    tiles, count = tiles_of(s.plan, "small_gate_up", rows, n=n, k=k), len(weights)
+    x, norm = s.inputs.normal(rows, k), _norm(s, rows)
+    tiles = tiles_of(s.plan, "small_gate_up", rows, n=n, k=k)
 
-    def ours(i: int) -> object:
-        return small_gate_up(x, weights[i % count], norm, eps, tiles)
+    def ours(weight: torch.Tensor) -> object:
+        return small_gate_up(x, weight, norm, eps, tiles)
 
-    def theirs(i: int) -> object:
-        return torch_layer.silu_mul(F.linear(_normed(s, x, norm), weights[i % count]))
+    def theirs(weight: torch.Tensor) -> object:
+        return torch_layer.silu_mul(F.linear(_normed(s, x, norm), weight))
 
     op = "small_gate_up silu" if norm is None else "small_gate_up norm + silu"
-    return _product(s, op, rows, n, k, ours, theirs, count)
+    return _product(s, op, rows, n, k, ours, theirs)
 
 
 def _qkv_case(s: Setting, rows: int) -> Case:
     c, k, eps = s.config, s.config.hidden_size, s.config.norm_eps
     n = c.q_size + 2 * c.kv_size
-    weights, x, norm = s.inputs.rotating(n, k), s.inputs.normal(rows, k), _norm(s, rows)
+    x, norm = s.inputs.normal(rows, k), _norm(s, rows)
     bias = s.inputs.normal(n) if c.qkv_bias else None
     keys, values = (s.inputs.normal(rows, c.num_kv_heads, BLOCK, c.head_dim) for _ in range(2))
     positions = s.inputs.long(torch.full((rows,), s.context - 1))
     slots = s.inputs.long(torch.arange(rows) * BLOCK)
     table = None if c.rope is None else RotaryTable(c.rope, s.context).table.to(s.inputs.device)
     turns = None if table is None else turns_at(table, positions, s.inputs.dtype)
-    tiles, count = tiles_of(s.plan, "small_qkv", rows, n=n, k=k), len(weights)
+    tiles = tiles_of(s.plan, "small_qkv", rows, n=n, k=k)
     heads = (c.num_heads, c.num_kv_heads, c.head_dim)
 
-    def ours(i: int) -> object:
+    def ours(weight: torch.Tensor) -> object:
         place = (table, positions, positions, slots, keys, values)
-        return small_qkv(x, weights[i % count], bias, norm, eps, *place, *heads, c.logn_length, tiles)
+        return small_qkv(x, weight, bias, norm, eps, *place, *heads, c.logn_length, tiles)
 
-    def theirs(i: int) -> object:
-        qkv = F.linear(_normed(s, x, norm), weights[i % count], bias)
-        parts = qkv.view(rows, -1, c.head_dim).split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        q, new_keys, new_values = parts
+    def theirs(weight: torch.Tensor) -> object:
+        qkv = F.linear(_normed(s, x, norm), weight, bias).view(rows, -1, c.head_dim)
+        q, new_keys, new_values = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if turns is not None:
             q, new_keys = rotated(q, *turns), rotated(new_keys, *turns)
         keys[:, :, 0], values[:, :, 0] = new_keys, new_values
         return q
 
     op = "small_qkv rope + cache" if norm is None else "small_qkv norm + rope + cache"
-    return _product(s, op, rows, n, k, ours, theirs, count)
+    return _product(s, op, rows, n, k, ours, theirs)
 
 
 def decode_attention_case(s: Setting, rows: int) -> Case:
@@ -251,9 +251,8 @@ def decode_attention_case(s: Setting, rows: int) -> Case:
     def ours(i: int) -> object:
         caches = keys[i % count], values[i % count]
         scale, longest = c.attention_scale, s.max_seq_len
-        return paged_attention(
-            q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles, arrivals=arrivals
-        )
+        place = (q, *caches, tables, lengths, scale, longest, c.sliding_window, tiles)
+        return paged_attention(*place, arrivals=arrivals, softcap=c.attention_softcap)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(q[:, :, None], near_keys[i % count], near_values[i % count])
@@ -280,9 +279,8 @@ def prefill_attention_case(s: Setting, tokens: int) -> Case:
 
     def ours(i: int) -> object:
         sizes = (tokens, c.attention_scale)
-        return prefill_attention(
-            q, keys, values, tables, start, lengths, *sizes, window=c.sliding_window, tiles=tiles
-        )
+        place = (q, keys, values, tables, start, lengths, *sizes, c.sliding_window, tiles)
+        return prefill_attention(*place, softcap=c.attention_softcap)
 
     def theirs(i: int) -> object:
         return torch_layer.attention(near_q, near_keys, near_values, causal=True)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ingot.bench.graph_timer import graph_us
+from ingot.bench.kernel_case import graph_us
 from ingot.bench.kernel_cases import BLOCK, Setting, turns_at
 from ingot.bench.torch_layer import torch_layer
+from ingot.bench.work import layer_weights
 from ingot.config.build import BuildConfig
 from ingot.device import dtype_name
 from ingot.engine.random_weights import random_decoder
@@ -35,9 +36,7 @@ class LayerStack:
 
     def __init__(self, setting: Setting) -> None:
         config, inputs = setting.config, setting.inputs
-        self.num_weights = config.hidden_size * 2 * (config.q_size + config.kv_size)
-        products = 3 if config.mlp == "silu_gated" else 2
-        self.num_weights += config.hidden_size * config.intermediate_size * products
+        self.num_weights = layer_weights(config)
         self.depth = max(_LEAST_LAYERS, inputs.copies(self.num_weights, _MOST_LAYERS))
         self.bytes = self.num_weights * inputs.dtype.itemsize
         self._setting = setting

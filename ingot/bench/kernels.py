@@ -8,8 +8,7 @@ Owns the walk over the cases and their figures. Knows no kernel and no output fo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,26 +16,25 @@ from typing import Any
 import torch
 
 from ingot.bench.ceiling import Ceiling
-from ingot.bench.graph_timer import graph_us
-from ingot.bench.kernel_case import Case, Effort, Inputs, beyond_l2
+from ingot.bench.kernel_case import Case, Effort, Inputs, beyond_l2, graph_us
 from ingot.bench.kernel_cases import Setting, all_cases
 from ingot.bench.kernel_layer import LayerStack
-from ingot.bench.side import SideSpec
-from ingot.bench.spread import spread
+from ingot.bench.latency import check_length
+from ingot.bench.run import spread
+from ingot.bench.side import Say, SideSpec, silent
 from ingot.checkpoint.hub import resolve_checkpoint
+from ingot.compare.memory import free_memory, gpu_memory
 from ingot.config.base import JsonConfig
 from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.device import on_device, parse_dtype
 from ingot.engine.describe import describe
 from ingot.engine.loader import lowered
-from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.manifest import is_engine
 from ingot.engine.plan_file import usable_plan
 from ingot.engine.random_weights import config_manifest
-from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
+from ingot.errors import ConfigError, DeviceError
 from ingot.layers.ways import folds
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -88,15 +86,12 @@ def read_shape(spec: SideSpec) -> Shape:
         if is_engine(folder):
             manifest = lowered(manifest, max_seq_len=spec.max_seq_len)
     dtype = manifest.build.dtype if spec.dtype == "auto" else spec.dtype
-    return Shape(manifest.model, plan, parse_dtype(dtype), manifest.build.max_seq_len, _folded(manifest))
+    model, longest = manifest.model, manifest.build.max_seq_len
+    return Shape(model, plan, parse_dtype(dtype), longest, folds(model))
 
 
 def measure_kernels(
-    shape: Shape,
-    wanted: Kernels,
-    device: torch.device,
-    ceiling: Ceiling,
-    say: Say = lambda text: None,
+    shape: Shape, wanted: Kernels, device: torch.device, ceiling: Ceiling, say: Say = silent
 ) -> list[dict[str, Any]]:
     """One entry a case: microseconds of Ingot's kernel and of PyTorch's operators, GB/s and TFLOP/s of the
     work that is needed at least, and its share of the ceiling.
@@ -110,46 +105,29 @@ def measure_kernels(
     """
     if device.type != "cuda":
         raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
-    if wanted.context > shape.max_seq_len:
-        raise ConfigError(
-            "the requests are longer than the engine's limit",
-            seen=f"{wanted.context} tokens, prompt and output together",
-            allowed=f"<= {shape.max_seq_len}",
-            flag="--prompt-tokens, --new-tokens",
+    check_length(wanted.context, shape.max_seq_len, "the engine's limit", "--prompt-tokens, --new-tokens")
+    small = gpu_memory("the kernels' inputs do not fit", "smaller --batch or --prompt-tokens")
+    with small, on_device(device), torch.inference_mode():
+        setting = Setting(
+            shape.config,
+            usable_plan(shape.plan, device, shape.dtype)[0],
+            Inputs(device, shape.dtype, beyond_l2(device)),
+            tuple(wanted.rows),
+            wanted.context,
+            wanted.prompt_tokens,
+            shape.max_seq_len,
+            shape.folded,
         )
-    try:
-        with on_device(device), torch.inference_mode():
-            setting = Setting(
-                shape.config,
-                usable_plan(shape.plan, device, shape.dtype)[0],
-                Inputs(device, shape.dtype, beyond_l2(device)),
-                tuple(wanted.rows),
-                wanted.context,
-                wanted.prompt_tokens,
-                shape.max_seq_len,
-                shape.folded,
-            )
-            entries = [_entry(case, ceiling, say) for case in all_cases(setting)]
-            return [*entries, *_layers(setting, ceiling, say)]
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            "the kernels' inputs do not fit the GPU's memory",
-            seen=str(error).split(". ")[0],
-            fix="smaller --batch or --prompt-tokens",
-        ) from None
+        entries = [_entry(case, ceiling, say) for case in all_cases(setting)]
+        return [*entries, *_layers(setting, ceiling, say)]
 
 
 def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling: Ceiling) -> dict[str, Any]:
-    """The figures of one case from the microseconds of both sides."""
     us, torch_us = spread(ours), spread(theirs)
     assert us is not None
     assert torch_us is not None
     gb_s, tflop_s = effort.num_bytes / us["p50"] / 1e3, effort.flops / us["p50"] / 1e6
-    share: float | None = (
-        tflop_s / ceiling.matmul_tflop_s if effort.compute_bound else gb_s / ceiling.read_gb_s
-    )
-    if effort.cached:  # the memory is not what limits it
-        share = None
+    share = tflop_s / ceiling.matmul_tflop_s if effort.compute_bound else gb_s / ceiling.read_gb_s
     return {
         "op": effort.op,
         "shape": effort.shape,
@@ -159,7 +137,7 @@ def kernel_entry(effort: Effort, ours: list[float], theirs: list[float], ceiling
         "gb_s": round(gb_s, 1),
         "tflop_s": round(tflop_s, 3),
         "bound": "matmul" if effort.compute_bound else "read",
-        "share_of_ceiling": None if share is None else round(share, 4),
+        "share_of_ceiling": None if effort.cached else round(share, 4),  # no memory limits what is cached
         "torch_us": torch_us,
         "torch_ratio": round(torch_us["p50"] / us["p50"], 3),
         "note": effort.note,
@@ -172,13 +150,11 @@ def _entry(case: Case, ceiling: Ceiling, say: Say) -> dict[str, Any]:
     say(f"{case.effort.op}, {case.effort.shape}, {case.effort.rows} rows")
     ours, theirs = graph_us(case.ours, case.calls), graph_us(case.torch, case.calls)
     entry = kernel_entry(case.effort, ours, theirs, ceiling)
-    gc.collect()
-    torch.cuda.empty_cache()
+    free_memory()
     return entry
 
 
 def _layers(setting: Setting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
-    """A whole layer of a decode step, by number of requests."""
     stack, config = LayerStack(setting), setting.config
     token = 2 * config.kv_size * setting.inputs.dtype.itemsize
     for rows in setting.rows:
@@ -190,8 +166,3 @@ def _layers(setting: Setting, ceiling: Ceiling, say: Say) -> Iterator[dict[str, 
         effort = Effort("decoder layer", shape, rows, num_bytes, flops)
         yield kernel_entry(effort, ours, theirs, ceiling)
         torch.cuda.empty_cache()
-
-
-def _folded(manifest: Manifest) -> bool:
-    """Whether decode steps of this shape fold norms and activations into the products."""
-    return folds(manifest.model)

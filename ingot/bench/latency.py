@@ -7,19 +7,16 @@ Owns the method and its figures. Knows no engine and no output format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ingot.bench.ceiling import Ceiling
-from ingot.bench.load import Ask, PromptSource, fixed
-from ingot.bench.run import Run
-from ingot.bench.side import Side
-from ingot.bench.spread import median, spread
+from ingot.bench.load import Ask, PromptSource, check_counts, fixed
+from ingot.bench.run import Run, median, spread
+from ingot.bench.side import Say, Side, silent
 from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,12 +35,10 @@ class Latency(JsonConfig):
     def __post_init__(self) -> None:
         for batch in self.batches:
             fixed(batch, self.prompt_tokens, self.new_tokens)
-        if self.repeats < 1:
-            raise ConfigError("repeats must be at least 1", seen=self.repeats, flag="--repeats")
+        check_counts({"--repeats": self.repeats})
 
     @property
     def most(self) -> int:
-        """The largest batch."""
         return max(self.batches)
 
     @property
@@ -52,9 +47,7 @@ class Latency(JsonConfig):
         return self.prompt_tokens + self.new_tokens
 
 
-def measure_latency(
-    side: Side, wanted: Latency, ceiling: Ceiling, say: Say = lambda text: None
-) -> list[dict[str, Any]]:
+def measure_latency(side: Side, wanted: Latency, ceiling: Ceiling, say: Say = silent) -> list[dict[str, Any]]:
     """One entry a batch size, in the order asked for.
 
     Before a batch size is timed, one whole run of it is thrown away. Its figures:
@@ -68,8 +61,7 @@ def measure_latency(
         ConfigError: a batch or a request is larger than the side can take.
     """
     check_fits(side, wanted.most, wanted.longest)
-    source = PromptSource(side.vocab_size)
-    return list(_entries(side, wanted, ceiling, source, say))
+    return list(_entries(side, wanted, ceiling, say))
 
 
 def check_fits(side: Side, batch: int, longest: int) -> None:
@@ -83,18 +75,25 @@ def check_fits(side: Side, batch: int, longest: int) -> None:
             allowed=f"<= {side.max_batch_size}",
             flag="--batch, or build with a larger --max-batch-size",
         )
-    if longest > side.max_seq_len:
+    flag = "--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len"
+    check_length(longest, side.max_seq_len, "the engine's limit", flag)
+
+
+def check_length(longest: int, most: int, what: str, flag: str) -> None:
+    """Raises:
+    ConfigError: a request has more tokens than ``most``, which is ``what``.
+    """
+    if longest > most:
         raise ConfigError(
-            "the requests are longer than the engine's limit",
+            f"the requests are longer than {what}",
             seen=f"{longest} tokens, prompt and output together",
-            allowed=f"<= {side.max_seq_len}",
-            flag="--prompt-tokens, --new-tokens or --fixed; or a larger --max-seq-len",
+            allowed=f"<= {most}",
+            flag=flag,
         )
 
 
-def _entries(
-    side: Side, wanted: Latency, ceiling: Ceiling, source: PromptSource, say: Say
-) -> Iterator[dict[str, Any]]:
+def _entries(side: Side, wanted: Latency, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
+    source = PromptSource(side.vocab_size)
     for batch in wanted.batches:
         whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
         one = (Ask(wanted.prompt_tokens, 1),) * batch
@@ -111,7 +110,6 @@ def _entries(
 def latency_entry(
     side: Side, wanted: Latency, batch: int, firsts: list[Run], runs: list[Run], ceiling: Ceiling
 ) -> dict[str, Any]:
-    """The figures of one batch size from its runs of one new token and of all."""
     prompt, new = wanted.prompt_tokens, wanted.new_tokens
     ttft, total = median([r.seconds for r in firsts]), median([r.seconds for r in runs])
     steps = [(r.seconds - f.seconds) / (new - 1) for f, r in zip(firsts, runs, strict=True) if new > 1]

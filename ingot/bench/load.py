@@ -42,12 +42,10 @@ class Load:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
         return sum(a.prompt_tokens for a in self.asks)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens generated for all."""
         return sum(a.new_tokens for a in self.asks)
 
     @property
@@ -56,7 +54,6 @@ class Load:
         return max(a.prompt_tokens + a.new_tokens for a in self.asks)
 
     def to_json(self) -> dict[str, Any]:
-        """Name, totals, what was left out, and the lengths one by one."""
         return {
             "name": self.name,
             "requests": len(self.asks),
@@ -73,8 +70,7 @@ def fixed(count: int, prompt_tokens: int, new_tokens: int) -> Load:
     Raises:
         ConfigError: a number is below 1.
     """
-    flags = {"--fixed": count, "--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens}
-    _check(flags)
+    check_counts({"--fixed": count, "--prompt-tokens": prompt_tokens, "--new-tokens": new_tokens})
     return Load(f"{count} of {prompt_tokens} + {new_tokens}", (Ask(prompt_tokens, new_tokens),) * count)
 
 
@@ -86,7 +82,7 @@ def mixed(count: int) -> Load:
     Raises:
         ConfigError: ``count`` is below 1.
     """
-    _check({"--mixed": count})
+    check_counts({"--mixed": count})
     rng = random.Random(MIXED_SEED)
 
     def length(log: tuple[float, float]) -> int:
@@ -104,7 +100,6 @@ class PromptSource:
         self._rng = random.Random(seed)
 
     def prompts(self, asks: Sequence[Ask]) -> list[list[int]]:
-        """Token ids of each request's prompt."""
         return [self._rng.choices(self._ids, k=a.prompt_tokens) for a in asks]
 
 
@@ -125,7 +120,10 @@ def parse_batches(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _check(flags: dict[str, int]) -> None:
+def check_counts(flags: dict[str, int]) -> None:
+    """Raises:
+    ConfigError: the value of a flag is below 1.
+    """
     for flag, value in flags.items():
         if value < 1:
             raise ConfigError(f"{flag[2:]} must be at least 1", seen=value, flag=flag)

@@ -1,8 +1,9 @@
-"""What a measurement was taken on.
+"""What a measurement was taken on, and how much memory it took.
 
-Owns the names and versions that stand beside every figure. Knows nothing of models.
+Owns the names and versions that stand beside every figure, and the reading of peaks. Knows nothing of models.
 
     machine(torch.device("cuda"))["gpu"]
+    forget_peak(device); ...; peak_bytes(device)
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import os
 import platform
 import shutil
 import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import ingot
+from ingot.compare.memory import free_memory
 from ingot.device import cpu_name
 from ingot.version import VERSION, version_of
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -71,3 +77,49 @@ def _told(*words: str) -> str | None:
         return None
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes.
+
+    Attributes:
+        weights: of all parameters.
+        cache: of the keys and values.
+        peak: the most that was taken at once: of a GPU's memory by tensors, on a CPU by the whole process,
+            libraries included; None where it is not told.
+    """
+
+    weights: int
+    cache: int
+    peak: int | None
+
+    def to_json(self) -> dict[str, float | None]:
+        """In units of 1e9 bytes."""
+        peak = None if self.peak is None else round(self.peak / 1e9, 6)
+        return {
+            "weights_gb": round(self.weights / 1e9, 6),
+            "cache_gb": round(self.cache / 1e9, 6),
+            "peak_gb": peak,
+        }
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """The most memory taken since ``forget_peak``; None on a CPU beyond Linux."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if not _STATUS.exists():
+        return None
+    lines = _STATUS.read_text(encoding="ascii").splitlines()
+    told = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    return None if told is None else int(told) * 1024
+
+
+def forget_peak(device: torch.device) -> None:
+    """Give back what nothing holds any more, and count the peak from here."""
+    free_memory()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif _RESET.exists():
+        with suppress(OSError):  # a kernel that does not allow it counts on from the process's beginning
+            _RESET.write_text("5", encoding="ascii")

@@ -118,7 +118,6 @@ def write_html(panels: Sequence[Panel], page: Page, path: Path) -> None:
 
 
 def svg(panel: Panel) -> str:
-    """One panel as an SVG element."""
     frame = Frame.of(panel, WIDTH, HEIGHT)
     return (
         Environment(autoescape=True)
@@ -145,7 +144,6 @@ def svg(panel: Panel) -> str:
 
 
 def _at(frame: Frame, x: float, y: float) -> tuple[float, float]:
-    """Pixels from the left and from the top of the drawing."""
     across, up = frame.place(x, y)
     return round(_LEFT + across, 1), round(_FLOOR - up, 1)
 

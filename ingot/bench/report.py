@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.compare.table import Table, number, percent, times
+from ingot.compare.table import Table, number, numbers, percent, times
 from ingot.config.build import NARROW_KV_DTYPES
 
 Record = dict[str, Any]
-Spread = dict[str, float] | None
 
 
 def headline(record: Record) -> list[str]:
@@ -51,10 +50,6 @@ def tables(record: Record) -> list[Table]:
     return found
 
 
-def _at(told: Spread, name: str) -> str:
-    return number(None if told is None else told[name])
-
-
 def _who(side: Record) -> str:
     """A side's name, and the mode that it runs in."""
     spec = side["spec"]
@@ -69,16 +64,9 @@ def _latency(record: Record, side: Record) -> Table:
     rows = [
         (
             str(r["batch"]),
-            _at(r["ttft_ms"], "p50"),
-            _at(r["ttft_ms"], "p90"),
-            _at(r["decode_ms"], "p50"),
-            _at(r["decode_ms"], "p90"),
-            _at(r["streamed"]["ttft_ms"], "p50"),
-            _at(r["streamed"]["tpot_ms"], "p50"),
-            _at(r["streamed"]["tpot_ms"], "p90"),
-            number(r["prompt_tokens_per_s"]),
-            number(r["output_tokens_per_s"]),
-            number(r["requests_per_s"]),
+            *numbers(r, "ttft_ms.p50 ttft_ms.p90 decode_ms.p50 decode_ms.p90"),
+            *numbers(r, "streamed.ttft_ms.p50 streamed.tpot_ms.p50 streamed.tpot_ms.p90"),
+            *numbers(r, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
             percent(r["mbu"]),
             percent(r["mfu_prefill"]),
         )
@@ -98,12 +86,8 @@ def _throughput(record: Record, side: Record) -> Table:
     rows = [
         (
             load["name"],
-            number(r["requests_per_s"]),
-            number(r["output_tokens_per_s"]),
-            number(r["prompt_tokens_per_s"]),
-            _at(r["seconds"], "p50"),
-            *(_at(r["ttft_ms"], name) for name in ("p50", "p90", "p99")),
-            *(_at(r["tpot_ms"], name) for name in ("p50", "p90", "p99")),
+            *numbers(r, "requests_per_s output_tokens_per_s prompt_tokens_per_s seconds.p50"),
+            *numbers(r, "ttft_ms.p50 ttft_ms.p90 ttft_ms.p99 tpot_ms.p50 tpot_ms.p90 tpot_ms.p99"),
             percent(r["mfu"]),
         )
         for r in side["results"]
@@ -123,12 +107,10 @@ def _kernels(record: Record, side: Record) -> Table:
             f"{r['op']} (cached)" if r["cached"] else r["op"],
             r["shape"],
             str(r["rows"]),
-            _at(r["us"], "p50"),
-            _at(r["us"], "p90"),
-            number(r["gb_s"]),
+            *numbers(r, "us.p50 us.p90 gb_s"),
             number(r["tflop_s"]) if r["tflop_s"] else "-",
             "-" if r["cached"] else f"{percent(r['share_of_ceiling'])} {r['bound']}",
-            _at(r["torch_us"], "p50"),
+            *numbers(r, "torch_us.p50"),
             times(r["torch_ratio"]),
             r.get("note", ""),
         )

@@ -1,13 +1,14 @@
-"""One load answered once, seen from outside.
+"""One load answered once, seen from outside, and many measurements told in a few numbers.
 
-Owns the arrival times of tokens and what follows from them. Knows no engine.
+Owns the arrival times of tokens, what follows from them, and percentiles. Knows no engine.
 
     run = Run.of(start, arrivals, end)      # arrivals[i]: when each token of request i came
-    run.ttft_s, run.tpot_s, run.seconds
+    spread(run.ttft_s, scale=1e3)           # seconds told in milliseconds
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -41,10 +42,34 @@ class Run:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure, to the microsecond."""
+        """To the microsecond."""
         return {
             "seconds": round(self.seconds, 6),
             "ttft_s": [round(t, 6) for t in self.ttft_s],
             "tpot_s": [round(t, 6) for t in self.tpot_s],
             "tokens": list(self.tokens),
         }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which ``percent`` of the values lie, linear between the two nearest (numpy's default).
+
+    ``values`` holds at least one.
+    """
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | None:
+    """Median, 90th and 99th percentile, least and most, each times ``scale``; None for no values."""
+    if not values:
+        return None
+    told = {"p50": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
+    told |= {"least": min(values), "most": max(values)}
+    return {name: round(value * scale, 6) for name, value in told.items()}

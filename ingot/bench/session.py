@@ -3,16 +3,15 @@
 Owns the order of a measurement and the record that comes of it. On a GPU two sides run in processes of their
 own, one after the other, so that each has the whole memory. Knows no output format.
 
-    record = bench_latency(SideSpec(path="engines/pocket-chat", max_batch_size=8), Latency(batches=(1, 8)))
+    record = bench(SideSpec(path="engines/pocket-chat", max_batch_size=8), Latency(batches=(1, 8)))
     record["sides"][0]["results"][0]["decode_ms"]["p50"]
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,72 +20,53 @@ from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.doubts import doubts
 from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
-from ingot.bench.load import Load
 from ingot.bench.machine import machine
 from ingot.bench.opening import open_side
-from ingot.bench.side import Side, SideSpec, told_apart
-from ingot.bench.throughput import measure_throughput
-from ingot.compare.huggingface import check_huggingface
-from ingot.compare.spec import HUGGINGFACE
+from ingot.bench.side import Say, Side, SideSpec, check_classes, silent, told_apart
+from ingot.bench.throughput import Throughput, measure_throughput
+from ingot.compare.memory import gpu_memory
 from ingot.device import dtype_name, resolve_device
-from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
+from ingot.errors import DeviceError
 
 SCHEMA = 1
 METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
-Say = Callable[[str], None]
 Record = dict[str, Any]
+_COMPARED = {
+    "latency": ("batch", "ttft", "decode", "output_tokens_per_s"),
+    "throughput": ("output_tokens_per_s", "ttft", "tpot"),
+}
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """A load, answered ``repeats`` times.
-
-    Raises:
-        ConfigError: ``repeats`` is below 1.
-    """
-
-    load: Load
-    repeats: int = 3
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ConfigError("repeats must be at least 1", seen=self.repeats, flag="--repeats")
-
-    def to_json(self) -> dict[str, Any]:
-        """The load's totals and lengths, and the repeats."""
-        return {"load": self.load.to_json(), "repeats": self.repeats}
-
-
-def bench_latency(
+def bench(
     spec: SideSpec,
-    wanted: Latency,
+    wanted: Latency | Throughput,
     against: SideSpec | None = None,
     *,
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """Measure batches of equal requests (see ``measure_latency``), on two sides if ``against`` names one.
+    """Measure batches of equal requests (``measure_latency``) or a load (``measure_throughput``), on two
+    sides if ``against`` names one.
 
     Raises:
-        IngotError: a side cannot be loaded or cannot take the batches.
+        IngotError: a side cannot be loaded, or cannot take what is wanted.
     """
-    return _bench("latency", spec, wanted, against, command, say or _silent)
-
-
-def bench_throughput(
-    spec: SideSpec,
-    wanted: Throughput,
-    against: SideSpec | None = None,
-    *,
-    command: str = "",
-    say: Say | None = None,
-) -> Record:
-    """Measure a load of many requests (see ``measure_throughput``), on two sides if ``against`` names one.
-
-    Raises:
-        IngotError: a side cannot be loaded or cannot take the requests.
-    """
-    return _bench("throughput", spec, wanted, against, command, say or _silent)
+    say = say or silent
+    device = resolve_device(spec.device)
+    if against is not None:
+        spec, against = told_apart(spec, against)
+    check_classes([spec] if against is None else [spec, against])
+    apart = against is not None and device.type == "cuda"
+    measure = _measure_apart if apart else measure_side
+    first, ceiling = measure(spec, wanted, None, say)
+    sides = [first]
+    if against is not None:
+        sides.append(measure(against, wanted, ceiling, say)[0])
+    verb = "latency" if isinstance(wanted, Latency) else "throughput"
+    record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
+    if against is not None:
+        record["ratios"] = compare(verb, *sides)
+    return record
 
 
 def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Say | None = None) -> Record:
@@ -99,7 +79,7 @@ def bench_kernels(spec: SideSpec, wanted: Kernels, *, command: str = "", say: Sa
     device = resolve_device(spec.device)
     if device.type != "cuda":
         raise DeviceError("kernels are measured on a GPU", seen=str(device), flag="--device cuda")
-    say = say or _silent
+    say = say or silent
     shape = read_shape(spec)
     say("the machine's ceiling")
     ceiling = measure_ceiling(device, shape.dtype)
@@ -113,43 +93,22 @@ def compare(verb: str, ours: Record, theirs: Record) -> list[dict[str, Any]]:
     """How many times better our side is in each result, above 1 where it is better; None where a side has no
     such figure.
     """
-    pairs = zip(ours["results"], theirs["results"], strict=True)
-    if verb == "throughput":
-        return [
-            {
-                "output_tokens_per_s": _ratio(a["output_tokens_per_s"], b["output_tokens_per_s"]),
-                "ttft": _ratio(_p50(b["ttft_ms"]), _p50(a["ttft_ms"])),
-                "tpot": _ratio(_p50(b["tpot_ms"]), _p50(a["tpot_ms"])),
-            }
-            for a, b in pairs
-        ]
     return [
-        {
-            "batch": a["batch"],
-            "ttft": _ratio(_p50(b["ttft_ms"]), _p50(a["ttft_ms"])),
-            "decode": _ratio(_p50(b["decode_ms"]), _p50(a["decode_ms"])),
-            "output_tokens_per_s": _ratio(a["output_tokens_per_s"], b["output_tokens_per_s"]),
-        }
-        for a, b in pairs
+        {name: a[name] if name == "batch" else _times_better(name, a, b) for name in _COMPARED[verb]}
+        for a, b in zip(ours["results"], theirs["results"], strict=True)
     ]
 
 
 def measure_side(
-    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say | None = None
+    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[Record, Ceiling]:
     """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
 
     Raises:
         IngotError: it cannot be loaded, or cannot take what is wanted.
     """
-    try:
-        return _measure_side(spec, wanted, ceiling, say or _silent)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            f"{spec.title} does not fit the GPU's memory",
-            seen=str(error).split(". ")[0],
-            fix="a smaller --batch or --hf-batch, or a larger GPU",
-        ) from None
+    with gpu_memory(f"{spec.title} does not fit", "a smaller --batch or --hf-batch, or a larger GPU"):
+        return _measure_side(spec, wanted, ceiling, say)
 
 
 def _measure_side(
@@ -182,31 +141,9 @@ def _most(side: Side, wanted: Latency | Throughput) -> tuple[int, int]:
     return min(len(wanted.load.asks), side.max_batch_size), wanted.load.longest
 
 
-def _bench(
-    verb: str, spec: SideSpec, wanted: Latency | Throughput, against: SideSpec | None, command: str, say: Say
-) -> Record:
-    device = resolve_device(spec.device)
-    if against is not None:
-        spec, against = told_apart(spec, against)
-    for side in (spec, against):
-        if side is not None and side.kind == HUGGINGFACE:
-            check_huggingface(side.path)
-    apart = against is not None and device.type == "cuda"
-    measure = _measure_apart if apart else measure_side
-    first, ceiling = measure(spec, wanted, None, say)
-    sides = [first]
-    if against is not None:
-        sides.append(measure(against, wanted, ceiling, say)[0])
-    record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
-    if against is not None:
-        record["ratios"] = compare(verb, *sides)
-    return record
-
-
 def _measure_apart(
     spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
 ) -> tuple[Record, Ceiling]:
-    """``measure_side`` in a process of its own."""
     say(f"{spec.title} in a process of its own")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure_side, spec, wanted, ceiling).result()
@@ -233,13 +170,12 @@ def _record(
     }
 
 
-def _p50(told: dict[str, float] | None) -> float | None:
-    return None if told is None else told["p50"]
+def _times_better(name: str, ours: Record, theirs: Record) -> float | None:
+    if name.endswith("_per_s"):
+        return _ratio(ours[name], theirs[name])
+    times = (side[f"{name}_ms"] for side in (theirs, ours))
+    return _ratio(*(None if told is None else told["p50"] for told in times))
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:
     return None if a is None or not b else round(a / b, 3)
-
-
-def _silent(text: str) -> None:
-    """Nobody is told."""

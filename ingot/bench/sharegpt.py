@@ -58,7 +58,6 @@ def sharegpt_load(path: Path, encode: Encode, count: int | None = None, longest:
 
 
 def _ask_or_reason(item: object, encode: Encode, most: int) -> Ask | str:
-    """A conversation's lengths, or why it is left out."""
     turns = _first_turns(item)
     if turns is None:
         return "not starting with a human turn and an answer"

@@ -9,7 +9,7 @@ of a model. Knows no measurement.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +17,18 @@ from typing import Any, Protocol
 import torch
 
 from ingot.bench.load import Ask
-from ingot.bench.memory import Memory
+from ingot.bench.machine import Memory
 from ingot.bench.run import Run
 from ingot.bench.work import Work
-from ingot.compare.spec import ModelSpec, read_text
+from ingot.compare.huggingface import check_huggingface
+from ingot.compare.spec import HUGGINGFACE, ModelSpec, read_text
 from ingot.errors import ConfigError
 from ingot.processors.tokenizer import Tokenizer
+
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,6 @@ class SideSpec(ModelSpec):
 
     @property
     def title(self) -> str:
-        """What it is called while it is measured."""
         return self.name or self.kind
 
 
@@ -82,13 +87,9 @@ class Side(Protocol):
         """Let so many requests of ``tokens`` fit at once, as far as memory allows it."""
         ...
 
-    def memory(self) -> Memory:
-        """What it takes of the device's memory."""
-        ...
+    def memory(self) -> Memory: ...
 
-    def facts(self) -> dict[str, Any]:
-        """Start-up times, memory, and what was measured, for the record."""
-        ...
+    def facts(self) -> dict[str, Any]: ...
 
 
 def told_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
@@ -102,6 +103,17 @@ def told_apart(one: SideSpec, other: SideSpec) -> tuple[SideSpec, SideSpec]:
     lasts = [Path(os.path.abspath(path)).name for path in paths]
     a, b = next(names for names in (lasts, paths, counted) if names[0] != names[1])
     return one.replace(name=a), other.replace(name=b)
+
+
+def check_classes(specs: Iterable[SideSpec]) -> None:
+    """Say early what would only fail once the turn of Hugging Face's class comes.
+
+    Raises:
+        DeviceError, CheckpointError: as ``check_huggingface``.
+    """
+    for spec in specs:
+        if spec.kind == HUGGINGFACE:
+            check_huggingface(spec.path)
 
 
 def read_tokenizer(spec: SideSpec) -> Tokenizer:

@@ -1,7 +1,7 @@
 """Precision by batch: speed, memory and quality of one checkpoint, up to the size that no longer fits.
 
-Owns which lines a sweep has, what is measured again and what is known, and the record that comes of it. Knows
-no table, no picture, and no metric of quality.
+Owns which lines a sweep has, what is measured again and what is known. Knows no table, no picture, and no
+metric of quality.
 
     record = run_sweep(Sweep(SideSpec(path="models/pocket-chat"), batches=(1, 2, 4)), Path("sweeps/pocket"))
     record["lines"][0]["points"][-1]["figures"]["output_tokens_per_s"]
@@ -17,25 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ingot.bench.kernels import read_shape
-from ingot.bench.latency import Latency
+from ingot.bench.latency import Latency, check_length
 from ingot.bench.machine import machine
-from ingot.bench.pareto import pareto
-from ingot.bench.session import METHOD
-from ingot.bench.side import SideSpec
-from ingot.bench.sweep_line import (
-    DOES_NOT_FIT,
-    OK,
-    Line,
-    LineWanted,
-    Quality,
-    Told,
-    doubling,
-    measure_apart,
-)
+from ingot.bench.side import Say, SideSpec, check_classes, silent
+from ingot.bench.sweep_line import DOES_NOT_FIT, OK, Line, LineWanted, Quality, Told, doubling, measure_apart
+from ingot.bench.sweep_record import record_of
 from ingot.bench.sweep_store import Store
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG
-from ingot.compare.huggingface import check_huggingface
 from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.config.build import NARROW_KV_DTYPES
 from ingot.config.model import DecoderConfig
@@ -45,11 +34,8 @@ from ingot.device import dtype_name, parse_dtype, resolve_device
 from ingot.engine.manifest import is_engine
 from ingot.errors import ConfigError
 
-SCHEMA = 1
-LOWER_IS_BETTER = frozenset({"perplexity", "kl", "divergence", "wer", "loss"})
 Measure = Callable[[Line, LineWanted, Quality | None], Iterator[Told]]
 Record = dict[str, Any]
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -113,7 +99,6 @@ class Sweep:
         return found
 
     def settings(self, device_name: str) -> Record:
-        """What all points of a folder must share."""
         model = self.spec.path or self.spec.random_weights or ""
         return {
             "model": model,
@@ -171,82 +156,18 @@ def run_sweep(
         IngotError: a side cannot be loaded for another reason than memory.
     """
     model = read_shape(wanted.spec).config
-    _check_length(wanted.shape.longest, model)
+    flag = "--prompt-tokens or --new-tokens"
+    check_length(wanted.shape.longest, model.max_positions, "the model's context", flag)
     lines = wanted.lines()
-    for line in lines:
-        if line.spec.kind == HUGGINGFACE:
-            check_huggingface(line.spec.path)
+    check_classes(line.spec for line in lines)
     here = machine(resolve_device(wanted.spec.device))
     store = Store(folder)
     settings = wanted.settings(here.get("gpu") or here["cpu"] or "unknown CPU")
     store.open(settings, fresh=fresh)
     stamp = {"settings": settings, "shape": _shape(model), "machine": here, "command": command}
     for line in lines:
-        _measure_line(line, wanted, store, stamp, quality, say, measure)
+        _measure_line(line, wanted, store, stamp, quality, say or silent, measure)
     return record_of(store.records)
-
-
-def record_of(records: list[Record]) -> Record:
-    """What a folder's points say together; a later record of the same point stands for it.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not records:
-        raise ConfigError("there are no measured points", flag="--out with a folder of a sweep")
-    names = dict.fromkeys(record["line"] for record in records)
-    lines = [_line_record(name, [r for r in records if r["line"] == name]) for name in names]
-    last = records[-1]
-    return {
-        "schema": SCHEMA,
-        "verb": "sweep",
-        "commands": list(dict.fromkeys(record["command"] for record in records)),
-        "commits": list(dict.fromkeys(record["machine"]["commit"] for record in records)),
-        "machine": last["machine"],
-        "settings": last["settings"],
-        "shape": last["shape"],
-        "method": METHOD,
-        "lines": lines,
-        "pareto": best(lines),
-    }
-
-
-def best(lines: list[Record]) -> Record:
-    """The Pareto line: of each line's fastest point against its quality where at least two lines have the
-    same figure, else of all points against memory.
-    """
-    metric = _common_metric(lines)
-    points = [(line, point) for line in lines for point in line["points"]]
-    if metric is not None:
-        rated = [line for line in lines if metric in line["quality"] and line["points"]]
-        points = [(line, max(line["points"], key=_speed)) for line in rated]
-    costs = [
-        memory_gb(point) if metric is None else quality_cost(metric, line["quality"][metric])
-        for line, point in points
-    ]
-    kept = pareto([(cost, _speed(point)) for cost, (_, point) in zip(costs, points, strict=True)])
-    named = [[points[i][0]["name"], points[i][1]["batch"]] for i in kept]
-    return {"against": metric or "memory", "points": named}
-
-
-def memory_gb(point: Record) -> float:
-    """What a point takes: of a GPU's memory at its peak; on a CPU, where a process's other memory drowns a
-    model's, its weights and cache.
-    """
-    memory = point["memory"]
-    if "peak_gpu_gb" in point["facts"]:
-        return float(memory["peak_gb"])
-    return float(memory["weights_gb"] + memory["cache_gb"])
-
-
-def quality_cost(metric: str, value: float) -> float:
-    """Lower is better, whatever the metric."""
-    return value if lower_is_better(metric) else -value
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a figure of this name counts faults."""
-    return any(word in LOWER_IS_BETTER for word in metric.lower().split("_"))
 
 
 def _measure_line(
@@ -255,7 +176,7 @@ def _measure_line(
     store: Store,
     stamp: Record,
     quality: Quality | None,
-    say: Say | None,
+    say: Say,
     measure: Measure,
 ) -> None:
     mine = [record for record in store.records if record["line"] == line.name]
@@ -267,7 +188,7 @@ def _measure_line(
     batch = 0
     for told in measure(line, shape, quality):
         batch = told.get("batch", batch)
-        if "say" in told and say is not None:
+        if "say" in told:
             say(told["say"])
         at = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
         if "quality" in told:
@@ -287,57 +208,9 @@ def _missing(batches: tuple[int, ...], mine: list[Record]) -> tuple[int, ...]:
     return tuple(size for size in sizes if size not in done and (end is None or size < end))
 
 
-def _line_record(name: str, records: list[Record]) -> Record:
-    """A line's points in order, its limit if one was met, and its quality."""
-    newest = {record["batch"]: record for record in records if "status" in record}
-    points = [newest[batch] for batch in sorted(newest) if newest[batch]["status"] == OK]
-    ends = [record for record in newest.values() if record["status"] != OK]
-    end = min(ends, key=lambda record: record["batch"]) if ends else None
-    rated = [record for record in records if "quality" in record]
-    first = records[0]
-    return {
-        "name": name,
-        "kind": first["kind"],
-        "dtype": first["dtype"],
-        "quant": first["quant"],
-        "quality": rated[-1]["quality"] if rated else {},
-        "no_quality": rated[-1].get("reason") if rated else None,
-        "points": [{key: p[key] for key in _POINT} for p in points],
-        "limit": None if end is None else {key: end[key] for key in ("batch", "status", "reason")},
-    }
-
-
-_POINT = ("batch", "figures", "memory", "facts", "ceiling", "doubts", "at")
-
-
-def _common_metric(lines: list[Record]) -> str | None:
-    counts: dict[str, int] = {}
-    for line in lines:
-        for metric in line["quality"] if line["points"] else ():
-            counts[metric] = counts.get(metric, 0) + 1
-    return next((metric for metric, count in counts.items() if count > 1), None)
-
-
-def _speed(point: Record) -> float:
-    return float(point["figures"]["output_tokens_per_s"])
-
-
 def _shape(model: DecoderConfig) -> Record:
     names = ("architecture", "hidden_size", "num_layers", "num_heads", "intermediate_size", "vocab_size")
     return {name: getattr(model, name) for name in names}
-
-
-def _check_length(longest: int, model: DecoderConfig) -> None:
-    """Raises:
-    ConfigError: the model has fewer positions than a request has tokens.
-    """
-    if longest > model.max_positions:
-        raise ConfigError(
-            "the requests are longer than the model's context",
-            seen=f"{longest} tokens, prompt and output together",
-            allowed=f"<= {model.max_positions}",
-            flag="--prompt-tokens or --new-tokens",
-        )
 
 
 def _sha256(spec: SideSpec) -> str:

@@ -12,16 +12,15 @@ from itertools import count
 from typing import Any
 
 from ingot.bench.chart import COLORS, OTHER_COLOR, Mark, Panel, Series
-from ingot.bench.sweep import lower_is_better, memory_gb
 from ingot.bench.sweep_line import DIED
-from ingot.compare.table import Table, number, percent
+from ingot.bench.sweep_record import lower_is_better, memory_gb
+from ingot.compare.table import Table, number, numbers, percent
 
 Record = dict[str, Any]
 _SMALL_GB = 1.0
 
 
 def sweep_title(record: Record) -> str:
-    """The model and the machine."""
     found, settings = record["machine"], record["settings"]
     random = ", random weights" if settings["random_weights"] else ""
     return f"{settings['model']}{random} on {found.get('gpu') or found['cpu'] or 'unknown CPU'}"
@@ -46,13 +45,13 @@ def sweep_lines(record: Record) -> list[str]:
 
 def limits(record: Record) -> list[str]:
     """Where each line ended that met a limit, and which have no quality though one was asked for."""
-    ended = [line for line in record["lines"] if line["limit"] is not None]
+    ended = [(line["name"], line["limit"]) for line in record["lines"] if line["limit"] is not None]
     without = [line for line in record["lines"] if line["no_quality"] is not None]
+    endings = {DIED: "could not be measured"}
     return [
         *(
-            f"{line['name']}: batch {line['limit']['batch']} {_ending(line['limit']['status'])} "
-            f"({line['limit']['reason']})"
-            for line in ended
+            f"{name}: batch {end['batch']} {endings.get(end['status'], end['status'])} ({end['reason']})"
+            for name, end in ended
         ),
         *(f"{line['name']}: no quality ({line['no_quality']})" for line in without),
     ]
@@ -102,28 +101,16 @@ def panels(record: Record) -> list[Panel]:
         return []
     palette = _colors(lines)
     unit, scale = memory_unit(record)
-    gpu = "gpu" in record["machine"]
-    of = f"peak GPU memory, {unit}" if gpu else f"weights and KV cache, {unit}"
+    of = "peak GPU memory" if "gpu" in record["machine"] else "weights and KV cache"
     front = {(name, batch) for name, batch in record["pareto"]["points"]}
     by_memory = record["pareto"]["against"] == "memory"
-    found = [
-        _panel(
-            "Speed against memory, by batch size",
-            of,
-            _series(lines, palette, lambda line, p: memory_gb(p) * scale),
-            front if by_memory else set(),
-        )
-    ]
+    series = _series(lines, palette, lambda line, p: memory_gb(p) * scale)
+    title = "Speed against memory, by batch size"
+    found = [_panel(title, f"{of}, {unit}", series, front if by_memory else set())]
     if all(point["figures"]["decode_ms"] for line in lines for point in line["points"]):
-        step = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
-        found.append(
-            _panel(
-                "Speed against latency, by batch size",
-                "ms per decode step (one token per request)",
-                step,
-                set(),
-            )
-        )
+        step = "ms per decode step (one token per request)"
+        series = _series(lines, palette, lambda line, p: p["figures"]["decode_ms"]["p50"])
+        found.append(_panel("Speed against latency, by batch size", step, series, set()))
     if not by_memory:
         found.append(_quality_panel(lines, palette, record["pareto"]))
     return found
@@ -136,17 +123,13 @@ _MEMORY = ("weights", "cache", "peak")
 
 
 def _cells(line: Record, point: Record, scale: float) -> tuple[str, ...]:
-    figures, memory = point["figures"], point["memory"]
-    step = figures["decode_ms"]
-    sizes = (memory[f"{name}_gb"] for name in _MEMORY)
+    figures = point["figures"]
+    sizes = (point["memory"][f"{name}_gb"] for name in _MEMORY)
     return (
         line["name"],
         str(point["batch"]),
-        number(figures["ttft_ms"]["p50"]),
-        number(step["p50"] if step else None),
-        number(figures["prompt_tokens_per_s"]),
-        number(figures["output_tokens_per_s"]),
-        number(figures["requests_per_s"]),
+        *numbers(figures, "ttft_ms.p50 decode_ms.p50"),
+        *numbers(figures, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
         percent(figures["mbu"]),
         *(number(None if size is None else size * scale) for size in sizes),
     )
@@ -156,10 +139,6 @@ def _quality(line: Record, metrics: list[str]) -> tuple[str, ...]:
     """To six digits, as precisions differ in late ones."""
     found = [line["quality"].get(metric) for metric in metrics]
     return tuple("-" if value is None else f"{value:.6g}" for value in found)
-
-
-def _ending(status: str) -> str:
-    return "could not be measured" if status == DIED else status
 
 
 def _colors(lines: list[Record]) -> dict[str, str]:
@@ -191,31 +170,20 @@ def _mark(line: Record, point: Record, x: float, label: str) -> Mark:
 
 def _panel(title: str, x_label: str, series: tuple[Series, ...], front: set[tuple[str, int]]) -> Panel:
     """With the Pareto line through the marks that are on it."""
-    kept = [(m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in _texts(front)]
-    return Panel(title, x_label, "output tokens/s", series, tuple(sorted(kept)))
-
-
-def _texts(front: set[tuple[str, int]]) -> set[tuple[str, str]]:
-    return {(name, str(batch)) for name, batch in front}
+    kept = {(name, str(batch)) for name, batch in front}
+    line = sorted((m.x, m.y) for one in series for m in one.marks if (one.name, m.label) in kept)
+    return Panel(title, x_label, "output tokens/s", series, tuple(line))
 
 
 def _quality_panel(lines: list[Record], palette: dict[str, str], best: Record) -> Panel:
-    """Each line's fastest point against its quality."""
     metric = best["against"]
-    rated = [line for line in lines if metric in line["quality"]]
     series = []
-    for line in rated:
+    for line in (line for line in lines if metric in line["quality"]):
         point = max(line["points"], key=lambda p: p["figures"]["output_tokens_per_s"])
         mark = _mark(line, point, line["quality"][metric], f"{line['name']}, {point['batch']}")
         series.append(Series(line["name"], palette[line["name"]], (mark,), line["kind"] == "hf"))
     names = {name for name, _ in best["points"]}
     front = sorted((one.marks[0].x, one.marks[0].y) for one in series if one.name in names)
-    better = "lower" if lower_is_better(metric) else "higher"
-    x_label = f"{metric} ({better} is better)"
-    return Panel(
-        "Speed against quality, at the fastest batch size",
-        x_label,
-        "output tokens/s",
-        tuple(series),
-        tuple(front),
-    )
+    x_label = f"{metric} ({'lower' if lower_is_better(metric) else 'higher'} is better)"
+    title = "Speed against quality, at the fastest batch size"
+    return Panel(title, x_label, "output tokens/s", tuple(series), tuple(front))

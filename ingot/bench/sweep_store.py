@@ -22,8 +22,6 @@ Record = dict[str, Any]
 
 
 class Store:
-    """The points of a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / POINTS
@@ -43,7 +41,6 @@ class Store:
         self.path.write_text(text, encoding="utf-8")  # without a last line that was cut off
 
     def add(self, record: Record) -> None:
-        """Keep a record now."""
         self.records.append(record)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

@@ -7,19 +7,37 @@ Owns the method and its figures. Knows no engine and no output format.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ingot.bench.ceiling import Ceiling
-from ingot.bench.latency import Say, check_fits
-from ingot.bench.load import Load, PromptSource
-from ingot.bench.run import Run
-from ingot.bench.side import Side
-from ingot.bench.spread import median, spread
+from ingot.bench.latency import check_fits
+from ingot.bench.load import Load, PromptSource, check_counts
+from ingot.bench.run import Run, median, spread
+from ingot.bench.side import Say, Side, silent
 from ingot.bench.work import Work
 
 
+@dataclass(frozen=True)
+class Throughput:
+    """A load, answered ``repeats`` times.
+
+    Raises:
+        ConfigError: ``repeats`` is below 1.
+    """
+
+    load: Load
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        check_counts({"--repeats": self.repeats})
+
+    def to_json(self) -> dict[str, Any]:
+        return {"load": self.load.to_json(), "repeats": self.repeats}
+
+
 def measure_throughput(
-    side: Side, load: Load, repeats: int, ceiling: Ceiling, say: Say = lambda text: None
+    side: Side, load: Load, repeats: int, ceiling: Ceiling, say: Say = silent
 ) -> dict[str, Any]:
     """Answer the load ``repeats`` times, after one whole run that is thrown away.
 
@@ -42,7 +60,6 @@ def measure_throughput(
 
 
 def throughput_entry(load: Load, runs: list[Run], work: Work, ceiling: Ceiling) -> dict[str, Any]:
-    """The figures of a load from its runs."""
     seconds = median([r.seconds for r in runs])
     return {
         "seconds": spread([r.seconds for r in runs]),

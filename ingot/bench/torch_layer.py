@@ -20,7 +20,6 @@ from ingot.layers.decoder import DecoderLayer
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of [M, 2 I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -49,7 +48,7 @@ def torch_layer(
         positions: [M], the tokens'; ``turns`` are theirs.
     """
     hooks = _Operators(layer, keys, values)
-    plain = plain_layer(config, "layer", hooks.tensor, positions, turns)
+    plain = plain_layer(config, 0, hooks.tensor, positions, turns, "layer")
     return plain.run(hidden, hooks)
 
 
@@ -74,6 +73,8 @@ class _Operators(Hooks):
         size = norm.weight.shape
         if norm.kind == "layer_norm":
             return F.layer_norm(x, size, norm.weight, norm.bias, norm.eps)
+        if norm.wide:
+            return F.rms_norm(x.float(), size, norm.weight, norm.eps).to(x.dtype)
         return F.rms_norm(x, size, norm.weight, norm.eps)
 
     def bend(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:

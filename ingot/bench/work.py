@@ -30,7 +30,8 @@ class Work:
         linear_flops: of one token in all linear layers of the stack, 2 an element of their weights.
         head_flops: of one row of logits.
         pair_flops: of one query with one key in all layers: 4 an element of the query heads.
-        window: tokens that a query sees at most; 0: all.
+        window: tokens that a query sees at most in layers with a window; 0: all.
+        windowed: the share of layers with a window.
     """
 
     weight_bytes: int
@@ -39,20 +40,19 @@ class Work:
     head_flops: int
     pair_flops: int
     window: int = 0
+    windowed: float = 1.0
 
     @classmethod
     def of(cls, config: DecoderConfig, weight_bytes: int, kv_dtype: torch.dtype) -> Self:
         """The work of a model whose steps read ``weight_bytes`` of weights, its cache in ``kv_dtype``."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        attention = hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
-        mlp = (3 if config.mlp == "silu_gated" else 2) * hidden * inner
         return cls(
             weight_bytes=weight_bytes,
             kv_bytes=kv_bytes_per_token(config, kv_dtype),
-            linear_flops=2 * config.num_layers * (attention + mlp),
-            head_flops=2 * hidden * config.vocab_size,
+            linear_flops=2 * config.num_layers * layer_weights(config),
+            head_flops=2 * config.hidden_size * config.vocab_size,
             pair_flops=4 * config.num_layers * config.q_size,
             window=config.sliding_window,
+            windowed=1 - len(config.full_layers) / config.num_layers,
         )
 
     def decode_bytes(self, batch: int, context: float) -> float:
@@ -65,12 +65,21 @@ class Work:
 
     def prefill_flops(self, batch: int, tokens: int) -> float:
         """Operations from ``batch`` prompts of ``tokens`` tokens to their first logits, attention causal."""
-        return batch * (
-            tokens * self.linear_flops + self.head_flops + causal_pairs(tokens, self.window) * self.pair_flops
-        )
+        near, all_ = causal_pairs(tokens, self.window), causal_pairs(tokens)
+        pairs = all_ + self.windowed * (near - all_)
+        return batch * (tokens * self.linear_flops + self.head_flops + pairs * self.pair_flops)
 
     def _seen(self, context: float) -> float:
-        return min(context, self.window) if self.window else context
+        """Tokens that a query sees, on average over layers."""
+        near = min(context, self.window) if self.window else context
+        return context + self.windowed * (near - context)
+
+
+def layer_weights(config: DecoderConfig) -> int:
+    """Numbers in the linear layers of one decoder layer."""
+    attention = 2 * (config.q_size + config.kv_size)
+    mlp = (3 if config.gated else 2) * config.intermediate_size
+    return config.hidden_size * (attention + mlp)
 
 
 def causal_pairs(tokens: int, window: int = 0) -> int:

@@ -15,14 +15,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ingot.config.quant import GROUPS, QuantConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.schemes import GROUPS, SCHEMES, WEIGHT_ONLY, listed, stored_as
 from ingot.errors import CheckpointError
 
 PACKED_CONFIG = "quantize_config.json"
 PACKED_KEYS = ("quantization_config", "compression_config")
-FROM_ORIGINAL = "build from the original checkpoint with --quant w8a16 or w4a16"
+FROM_ORIGINAL = f"build from the original checkpoint with --quant {listed(WEIGHT_ONLY, 'or')}"
 _KINDS = ("gptq", "awq", "compressed-tensors")
-_SCHEMES = {4: "w4a16", 8: "w8a16"}
 
 Json = Mapping[str, Any]
 
@@ -53,9 +53,8 @@ class PackedFormat:
 
     def quant(self, dense: Mapping[str, str] | None = None) -> QuantConfig:
         """The config of an engine with these numbers; ``dense``: layers that are not packed, → ``none``."""
-        narrow = self.activations != "none"
         return QuantConfig(
-            "w8a8" if narrow else _SCHEMES[self.bits],
+            stored_as(self.bits, self.activations),
             self.group,
             self.symmetric,
             layers=dict(dense or {}),
@@ -140,7 +139,6 @@ def _compressed(found: Json) -> PackedFormat:
 
 
 def _of_weights(group: Any, form: str) -> PackedFormat:
-    """The format of one of config_groups."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
         raise _refused("compressed-tensors group", group, "an object with weights")
@@ -192,8 +190,9 @@ def _activations(found: Any) -> str:
 
 
 def _bits(bits: Any) -> int:
-    if isinstance(bits, bool) or bits not in _SCHEMES:
-        raise _refused("number of bits", bits, sorted(_SCHEMES))
+    known = sorted(SCHEMES[name].weight_bits for name in WEIGHT_ONLY)
+    if isinstance(bits, bool) or bits not in known:
+        raise _refused("number of bits", bits, known)
     return int(bits)
 
 

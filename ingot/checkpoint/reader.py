@@ -127,20 +127,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     """
     folder = Path(folder)
     names = list_files(folder)
-    if CONFIG not in names and MANIFEST_FILE in names:
-        raise CheckpointError(
-            f"{folder} is an engine, not a checkpoint",
-            seen=shorten(names),
-            allowed=f"{CONFIG} beside {' or '.join(EXPECTED)}",
-            fix="give the checkpoint that it was built from",
-        )
     if CONFIG not in names:
-        raise CheckpointError(
-            f"{folder} is not a checkpoint: it has no {CONFIG}",
-            seen=shorten(names),
-            allowed=f"{CONFIG} beside {' or '.join(EXPECTED)}",
-            fix="give the folder that holds config.json",
-        )
+        what = f"{folder} is not a checkpoint: it has no {CONFIG}", "give the folder that holds config.json"
+        if MANIFEST_FILE in names:
+            what = f"{folder} is an engine, not a checkpoint", "give the checkpoint that it was built from"
+        allowed = f"{CONFIG} beside {' or '.join(EXPECTED)}"
+        raise CheckpointError(what[0], seen=shorten(names), allowed=allowed, fix=what[1])
     config = read_json(folder / CONFIG)
     generation = read_json(folder / GENERATION_CONFIG) if GENERATION_CONFIG in names else {}
     layout = find_layout(folder, names)

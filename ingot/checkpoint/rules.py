@@ -9,7 +9,7 @@ may hold ``{layer}``, which ``weight_map`` expands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,49 +51,62 @@ class Transpose(Rename):
     """``target`` is the stored matrix ``source`` [in, out] turned to [out, in], as GPT-2's Conv1D needs."""
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
-        """[out, in] of [in, out]."""
         if len(sources[0]) != 2:
             raise ValueError(f"only a matrix can be transposed, {self.source} is {list(sources[0])}")
         return sources[0][::-1]
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Rows become columns."""
         return sources[0].t()
+
+
+class PlusOne(Rename):
+    """``target`` is the stored ``source`` plus one, in fp32: Gemma stores the weights of its norms so."""
+
+    def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Add one."""
+        return sources[0].float() + 1
 
 
 @dataclass(frozen=True)
 class Concat:
-    """``target`` is the stored ``sources`` joined along ``dim``; the dtype is the one that holds them all."""
+    """``target`` is the stored ``sources`` joined along ``dim``; the dtype is the one that holds them all.
+
+    ``gap`` (place, size) puts zeros before the source of that place: the bias of keys that have none.
+    """
 
     target: str
     sources: tuple[str, ...]
     dim: int = 0
+    gap: tuple[int, int] = (0, 0)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names in the model that this rule makes."""
         return (self.target,)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names in the checkpoint, without prefix, that this rule takes."""
         return self.sources
 
     def bind(self, stored: int, built: int) -> Concat:
-        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
-        return Concat(_put(self.target, built), tuple(_put(s, stored) for s in self.sources), self.dim)
+        sources = tuple(_put(source, stored) for source in self.sources)
+        return replace(self, target=_put(self.target, built), sources=sources)
 
     def shape(self, target: str, sources: Sequence[Shape]) -> Shape:
-        """The sum along ``dim``; all else must agree."""
+        """The sum along ``dim``, gap included; all else must agree."""
         listed = ", ".join(f"{name} {list(s)}" for name, s in zip(self.sources, sources, strict=True))
         dim = _axis(self.dim, sources[0], listed)
         if len({(len(s), s[:dim], s[dim + 1 :]) for s in sources}) != 1:
             raise ValueError(f"cannot be joined along {self.dim}: {listed}")
-        return (*sources[0][:dim], sum(s[dim] for s in sources), *sources[0][dim + 1 :])
+        size = sum(s[dim] for s in sources) + self.gap[1]
+        return (*sources[0][:dim], size, *sources[0][dim + 1 :])
 
     def build(self, target: str, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join along ``dim``."""
-        return torch.cat(list(sources), self.dim)
+        parts, (place, size) = list(sources), self.gap
+        if size:
+            shape = list(parts[0].shape)
+            shape[self.dim] = size
+            parts.insert(place, parts[0].new_zeros(shape))
+        return torch.cat(parts, self.dim)
 
 
 @dataclass(frozen=True)
@@ -107,16 +120,13 @@ class Split:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names in the model that this rule makes."""
         return self.targets
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names in the checkpoint, without prefix, that this rule takes."""
         return (self.source,)
 
     def bind(self, stored: int, built: int) -> Split:
-        """The rule for layer ``stored`` of the checkpoint, which is layer ``built`` of the model."""
         targets = tuple(_put(target, built) for target in self.targets)
         return Split(targets, _put(self.source, stored), self.sizes, self.dim)
 

@@ -2,111 +2,90 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.console import print_json, stdout
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads, given, set_threads
-from ingot.cli.prompts import PromptGiven, read_prompts
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, given, option, set_threads
+from ingot.cli.prompts import WRAPPED, AreIds, PromptFile, read_prompts
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.align.session import Report
     from ingot.align.verdict import FirstBad, Row
 
-
 _WIDTH = 180
 _SHOWN = 8  # tensors that differ
 
 
-def align(
-    engine: EnginePath,
-    reference: Annotated[
-        str,
-        typer.Option(
-            help="The original: a checkpoint folder, a Hugging Face id, or a trace written by "
-            "`python -m ingot.align.trace`."
-        ),
-    ],
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="A prompt; may be repeated.", show_default=False)
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with "
-            "prompt, messages or prompt_token_ids."
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Wrap each prompt as a user message in the chat format.")
-    ] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids separated by spaces.")] = False,
-    steps: Annotated[
-        int | None, typer.Option(help="Cached decode steps after each prompt.", min=0, show_default="4")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every stage of every layer.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page.")] = None,
-    as_json: AsJson = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="The engine's compute dtype: fp16, bf16 or fp32.", show_default="its own; fp32 on a CPU"
-        ),
-    ] = None,
-    original: Annotated[
-        str | None,
-        typer.Option(
-            help="What runs the reference checkpoint: hf (the Hugging Face class), ingot (our "
-            "unfused fp32 path) or auto (hf if it has a class).",
-            show_default="auto",
-        ),
-    ] = None,
-    device: Device = None,
-    threads: Threads = None,
-) -> None:
+_REFERENCE = (
+    "The original: a checkpoint folder, a Hugging Face id, or a trace written by `python -m "
+    "ingot.align.trace`."
+)
+_DTYPE = "The engine's compute dtype: fp16, bf16 or fp32."
+_ORIGINAL = (
+    "What runs the reference checkpoint: hf (the Hugging Face class), ingot (our unfused fp32 path) or auto "
+    "(hf if it has a class)."
+)
+
+
+@dataclass(frozen=True)
+class AlignFlags:
+    """An engine, its original, the prompts, and what is shown."""
+
+    engine: EnginePath
+    reference: Annotated[str, option(_REFERENCE)]
+    prompt: Annotated[list[str] | None, option("A prompt; may be repeated.", shown=False)] = None
+    data: PromptFile = None
+    chat: Annotated[bool, option(WRAPPED, "--chat")] = False
+    ids: AreIds = False
+    steps: Annotated[int | None, option("Cached decode steps after each prompt.", shown="4", min=0)] = None
+    every: Annotated[bool, option("Print every stage of every layer.", "--all")] = False
+    html: Annotated[Path | None, option("Write the report as one HTML page.")] = None
+    as_json: AsJson = False
+    dtype: Annotated[str | None, option(_DTYPE, shown="its own; fp32 on a CPU")] = None
+    original: Annotated[str | None, option(_ORIGINAL, shown="auto")] = None
+    device: Device = None
+    threads: Threads = None
+
+
+@field_flags("flags")
+def align(flags: AlignFlags) -> None:
     """Find the first stage at which an engine diverges from the original.
 
     Compares rendered prompt, token ids, embedding, every layer's norms, attention and MLP, final norm, logits
     and greedy ids, for prompts and cached decode steps, each against a noise floor measured on the spot
     (docs/align.md). Exit code 0: aligned, 1: diverged, 2: could not be compared.
     """
-    if html is not None and not html.parent.is_dir():
-        raise typer.BadParameter(f"no such folder: {html.parent}", param_hint="--html")
-    prompts = read_prompts(prompt or [], data, chat=chat, ids=ids) if prompt or data else []
-    options = given(steps=steps, device=device, dtype=dtype, original=original)
-    report = _align(engine, reference, prompts, threads, options)
-    if html is not None:
+    if flags.html is not None and not flags.html.parent.is_dir():
+        raise typer.BadParameter(f"no such folder: {flags.html.parent}", param_hint="--html")
+    report = _align(flags)
+    if flags.html is not None:
         from ingot.align.report import report_html
 
-        html.write_text(report_html(report), encoding="utf-8")
-    if as_json:
+        flags.html.write_text(report_html(report), encoding="utf-8")
+    if flags.as_json:
         from ingot.align.report import report_json
 
         print_json(report_json(report))
     else:
-        _show(report, every=every)
+        _show(report, every=flags.every)
     raise typer.Exit(0 if report.aligned else 1)
 
 
-def _align(
-    engine: str, reference: str, prompts: list[PromptGiven], threads: int | None, options: dict[str, Any]
-) -> Report:
-    """The comparison, with what is under way shown on a terminal."""
+def _align(flags: AlignFlags) -> Report:
+    texts = flags.prompt or []
+    prompts = read_prompts(texts, flags.data, chat=flags.chat, ids=flags.ids) if texts or flags.data else []
     from ingot.align.session import align as run_align
 
-    set_threads(threads)
-    inputs = [_input(one) for one in prompts]
+    set_threads(flags.threads)
+    inputs: list[Any] = [one.value for one in prompts]
+    options = given(steps=flags.steps, device=flags.device, dtype=flags.dtype, original=flags.original)
     with status_shown("reading") as progress:
-        return run_align(engine, reference, inputs, **given(progress=progress), **options)
-
-
-def _input(one: PromptGiven) -> Any:
-    if one.messages is not None:
-        return one.messages
-    return one.prompt if one.prompt is not None else one.prompt_token_ids
+        return run_align(flags.engine, flags.reference, inputs, **given(progress=progress), **options)
 
 
 def _show(report: Report, *, every: bool) -> None:
@@ -145,7 +124,6 @@ def _show_texts(report: Report) -> None:
 
 
 def _show_tensor_check(report: Report, every: bool) -> None:
-    """Which tensors are not the reference's, and how."""
     found = report.tensors
     if found is None:
         return
@@ -161,8 +139,7 @@ def _table(report: Report, *, every: bool) -> Any:
     """A line a stage: the step and prompt that is furthest out, bad ones first of all."""
     from rich.table import Table
 
-    from ingot.align.report import cells
-    from ingot.align.summary import all_lines, short_lines
+    from ingot.align.report import all_lines, cells, short_lines
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("stage", "step", "max-abs", "relative L2", "alone", "floor", "limit", "cosine", ""):
@@ -183,7 +160,6 @@ def _logits_text(row: Row) -> str:
 
 
 def _show_first(report: Report) -> None:
-    """Greedy ids, the first bad stage, and what explains it."""
     console, first = stdout(), report.first
     differ = [row for row in report.greedy if row.expected != row.got]
     for row in differ:
@@ -199,7 +175,6 @@ def _show_first(report: Report) -> None:
 
 
 def _show_tensors(first: FirstBad) -> None:
-    """Where the tensors leave first, and what they look like there."""
     from ingot.align.report import why_text
 
     console = stdout()

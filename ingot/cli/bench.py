@@ -15,7 +15,7 @@ import typer
 
 from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
-from ingot.cli.flags import field_flags, given, set_threads
+from ingot.cli.flags import field_flags, given, option, set_threads
 from ingot.cli.limits import runtime_values
 from ingot.cli.steps import status_shown
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
 LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
+_REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answer."
 
 bench = typer.Typer(
     name="bench",
@@ -40,18 +41,18 @@ bench = typer.Typer(
 def latency(
     flags: SideFlags,
     batch: Batch = BATCHES,
-    repeats: Annotated[int, typer.Option(help="Timed runs of each batch size.")] = LATENCY_REPEATS,
+    repeats: Annotated[int, option("Timed runs of each batch size.")] = LATENCY_REPEATS,
 ) -> None:
     """Time batches of equal requests: time to first token and time per decode step."""
     from ingot.bench.latency import Latency
     from ingot.bench.load import parse_batches
-    from ingot.bench.session import bench_latency
+    from ingot.bench.session import bench as measured
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
     set_threads(flags.threads)
     with status_shown("starting") as say:
-        record = bench_latency(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
+        record = measured(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
     _show(record, flags)
 
 
@@ -59,27 +60,20 @@ def latency(
 @field_flags("flags")
 def throughput(
     flags: SideFlags,
-    requests: Annotated[
-        Path | None,
-        typer.Option(help="Lengths from ShareGPT-style JSON: the first human turn and its answer."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use the first N of --requests.", min=1)] = None,
+    requests: Annotated[Path | None, option(_REQUESTS)] = None,
+    limit: Annotated[int | None, option("Use the first N of --requests.", min=1)] = None,
     mixed: Annotated[
-        int | None,
-        typer.Option(help="N requests of lognormal lengths from a fixed seed.", show_default=str(MIXED)),
+        int | None, option("N requests of lognormal lengths from a fixed seed.", shown=str(MIXED))
     ] = None,
-    fixed: Annotated[
-        int | None, typer.Option(help="N requests of --prompt-tokens and --new-tokens each.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of the load.")] = THROUGHPUT_REPEATS,
-    hf_batch: Annotated[
-        int, typer.Option(help="Requests per padded batch, for --against hf.", min=1)
-    ] = HF_BATCH,
+    fixed: Annotated[int | None, option("N requests of --prompt-tokens and --new-tokens each.")] = None,
+    repeats: Annotated[int, option("Timed runs of the load.")] = THROUGHPUT_REPEATS,
+    hf_batch: Annotated[int, option("Requests per padded batch, for --against hf.", min=1)] = HF_BATCH,
 ) -> None:
     """Measure throughput with many requests that arrive at once."""
     from ingot.bench.load import fixed as fixed_load
     from ingot.bench.load import mixed as mixed_load
-    from ingot.bench.session import Throughput, bench_throughput
+    from ingot.bench.session import bench as measured
+    from ingot.bench.throughput import Throughput
 
     spec = _side(flags, MIXED_BATCH)
     if sum(value is not None for value in (requests, mixed, fixed)) > 1:
@@ -95,7 +89,7 @@ def throughput(
     set_threads(flags.threads)
     other = _other(spec, flags.against, hf_batch)
     with status_shown("starting") as say:
-        record = bench_throughput(spec, Throughput(load, repeats), other, command=command_line(), say=say)
+        record = measured(spec, Throughput(load, repeats), other, command=command_line(), say=say)
     _show(record, flags)
 
 
@@ -138,7 +132,6 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
 
 
 def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
-    """An engine or checkpoint, or a config with random weights."""
     from ingot.bench.side import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -154,7 +147,6 @@ def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
 
 
 def _other(spec: SideSpec, against: str | None, hf_batch: int | None = None) -> SideSpec | None:
-    """The side that it is compared with."""
     if against is None:
         return None
     from ingot.compare.spec import HUGGINGFACE, against_parts
@@ -186,7 +178,6 @@ def _longest(spec: SideSpec) -> int | None:
 
 
 def _show(record: Record, flags: ModelFlags) -> None:
-    """The tables or the JSON on stdout, and the JSON in a file where one was named."""
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

@@ -9,51 +9,52 @@ Owns their names, help and defaults. Knows no measurement.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ingot.cli.flags import AsJson, Device, JsonFile, Quant, Threads
+from ingot.cli.flags import AsJson, Device, JsonFile, NewTokens, PromptTokens, Quant, Threads, option
 from ingot.cli.limits import PANEL, BatchInvariant, CacheTokens, KvDtype, MemoryFraction, TokenBudget
 from ingot.config.build import DEFAULT_MAX_SEQ_LEN
 
 BATCHES = "1,8,32,64"
 
-Batch = Annotated[str, typer.Option(help="Batch sizes, separated by commas.")]
+Batch = Annotated[str, option("Batch sizes, separated by commas.")]
+EngineOrCheckpoint = typer.Argument(
+    help="An engine folder, a checkpoint folder or a Hugging Face id.",
+    metavar="ENGINE_OR_CHECKPOINT",
+    show_default=False,
+)
+_LENGTH = "Maximum tokens per request; for an engine, up to its own limit."
+_BATCH = "Maximum requests per step; for an engine, up to its own limit."
+_AGAINST = (
+    "What to compare with: hf (the Hugging Face class on the same weights), hf:CHECKPOINT, or another "
+    "engine or checkpoint."
+)
+
+
+def max_seq_len(least: int) -> Any:
+    """The flag of this name."""
+    shown = f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}"
+    return option(_LENGTH, shown=shown, panel=PANEL, min=least)
 
 
 @dataclass(frozen=True)
 class ModelFlags:
     """What is measured, on what, at which lengths."""
 
-    engine: Annotated[
-        str | None,
-        typer.Argument(
-            help="An engine folder, a checkpoint folder or a Hugging Face id.",
-            metavar="ENGINE_OR_CHECKPOINT",
-            show_default=False,
-        ),
-    ] = None
+    engine: Annotated[str | None, EngineOrCheckpoint] = None
     random_weights: Annotated[
-        str | None,
-        typer.Option(help="A config.json (or its folder), run with random weights instead of an engine."),
+        str | None, option("A config.json (or its folder), run with random weights instead of an engine.")
     ] = None
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512
-    new_tokens: Annotated[int, typer.Option(help="Tokens generated per prompt.")] = 128
+    prompt_tokens: PromptTokens = 512
+    new_tokens: NewTokens = 128
     as_json: AsJson = False
     json_file: JsonFile = None
-    max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum tokens per request; for an engine, up to its own limit.",
-            show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
-            min=1,
-            rich_help_panel=PANEL,
-        ),
-    ] = None
-    dtype: Annotated[
-        str, typer.Option(help="Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.")
-    ] = "auto"
+    max_seq_len: Annotated[int | None, max_seq_len(1)] = None
+    dtype: Annotated[str, option("Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.")] = (
+        "auto"
+    )
     device: Device = None
 
 
@@ -61,23 +62,10 @@ class ModelFlags:
 class SideFlags(ModelFlags):
     """And how it runs, beside what."""
 
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="What to compare with: hf (the Hugging Face class on the same weights), "
-            "hf:CHECKPOINT, or another engine or checkpoint.",
-            metavar="hf|CHECKPOINT",
-        ),
-    ] = None
+    against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
     quant: Quant = None
     max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum requests per step; for an engine, up to its own limit.",
-            min=1,
-            show_default="as built, or as needed",
-            rich_help_panel=PANEL,
-        ),
+        int | None, option(_BATCH, shown="as built, or as needed", panel=PANEL, min=1)
     ] = None
     memory_fraction: MemoryFraction = None
     cache_tokens: CacheTokens = None

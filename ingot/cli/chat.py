@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import print_error, stderr, write
-from ingot.cli.flags import Device, EnginePath, Threads, field_flags
+from ingot.cli.flags import Device, EnginePath, Threads, field_flags, option
 from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
@@ -36,7 +36,7 @@ def chat(
     engine: EnginePath,
     sampling: dict[str, Any],
     limits: Limits,
-    system: Annotated[str | None, typer.Option(help="The system message.", metavar="TEXT")] = None,
+    system: Annotated[str | None, option("The system message.", metavar="TEXT")] = None,
     device: Device = None,
     threads: Threads = None,
 ) -> None:

@@ -14,7 +14,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ingot.config.units import size_text as size_text
@@ -44,7 +44,6 @@ class PrintableLog(logging.Formatter):
     """Log lines without what would steer a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See ``logging.Formatter``."""
         return printable(super().format(record))
 
 
@@ -59,6 +58,29 @@ def print_json(value: Any) -> None:
     escaped = codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8"
     text = json.dumps(finite(value), ensure_ascii=escaped)
     sys.stdout.write(_LATE_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+
+def json_text(value: Any) -> str:
+    """A file of JSON that people may read; numbers as in ``print_json``."""
+    return json.dumps(finite(value), indent=1, ensure_ascii=False) + "\n"
+
+
+def print_facts(facts: Iterable[tuple[str, str]], width: int) -> None:
+    """A line each on stdout: a name, and what is to be said of it behind ``width`` characters."""
+    for name, value in facts:
+        stdout().print(f"  {name:<{width}}", style="cyan", end="")
+        stdout().print(value, markup=False)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> Iterator[str]:
+    """Rows as lines whose columns stand two spaces apart, those in ``right`` to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
 
 
 def print_error(error: IngotError, takes: Collection[str] | None = None) -> None:

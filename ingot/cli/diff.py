@@ -8,33 +8,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, stderr, stdout
-from ingot.cli.flags import AsJson
+from ingot.cli.console import print_json, stdout
+from ingot.cli.flags import AsJson, option
+from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
     from ingot.engine.compare import Comparison, FieldChange, LayerChange, TensorChange
     from ingot.engine.manifest import TensorEntry
+
+_ALL = "List every tensor, including those of quantized layers."
 
 
 def diff(
     left: Annotated[Path, typer.Argument(help="An engine folder.", metavar="A")],
     right: Annotated[Path, typer.Argument(help="Another engine folder.", metavar="B")],
     every: Annotated[
-        bool, typer.Option("--all", help="List every tensor, including those of quantized layers.")
+        bool, option("List every tensor, including those of quantized layers.", "--all")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain how two engines differ. Exit code 0: equal, 1: different, 2: cannot be compared."""
     from ingot.engine.compare import compare_engines
 
-    console = stderr()
-    if console.is_terminal:
-        with console.status("comparing") as status:
-            found = compare_engines(
-                left, right, lambda name, done, total: status.update(f"{name} ({done}/{total})")
-            )
-    else:
-        found = compare_engines(left, right)
+    with status_shown("comparing") as say:
+        progress = None if say is None else lambda name, done, total: say(f"{name} ({done}/{total})")
+        found = compare_engines(left, right, progress)
     if as_json:
         print_json({"equal": found.equal, **found.to_json()})
     else:

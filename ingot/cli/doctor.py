@@ -2,35 +2,38 @@
 
 Owns the verb's flags, where tables, JSON and the file go, and the exit code. Knows no measurement.
 
-    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant w4a16 --budget kl=0.0005
+    ingot doctor models/pocket-chat --data recipes/heldout.jsonl --quant SCHEME --budget kl=0.0005
 """
 
 from __future__ import annotations
 
-import json
 import os
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import command_line, finite, print_json, print_table, stderr, stdout
+from ingot.cli.console import command_line, json_text, print_json, print_table, stderr, stdout
 from ingot.cli.flags import (
     RARELY,
     AsJson,
+    Checkpoint,
     Device,
     JsonFile,
     SkipBad,
     Threads,
     Where,
+    field_flags,
     field_pairs,
     given,
+    option,
     set_threads,
 )
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import bar_shown
 from ingot.config.quant_file import quant_text, read_quant
+from ingot.config.schemes import LADDERED, MILDEST, WEIGHT_ONLY, choosing, listed
 from ingot.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,151 +41,136 @@ if TYPE_CHECKING:
 
 LIMIT = 64
 _NONE_HOLDS = 1
+_TIMED = listed(name for name in LADDERED if name not in WEIGHT_ONLY)
+_EITHER = listed(name for name in LADDERED if name in WEIGHT_ONLY)
+_GROUPED = listed(choosing("symmetric"))
 _METRIC = "kl"
+_ENDS = (".yaml", ".yml")
 
 
-def doctor(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
-        ),
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Texts similar to what it will run: .jsonl (one record per line), .json (a list), "
-            ".txt (one text).",
-            show_default=False,
-        ),
-    ],
+_DATA = "Texts similar to what it will run: .jsonl (one record per line), .json (a list), .txt (one text)."
+_BUDGET = "Limit on the mean KL divergence of the next token, in nats."
+
+
+@dataclass(frozen=True)
+class DoctorFlags:
+    """What is measured on what, the budget, and where the mix goes."""
+
+    checkpoint: Checkpoint
+    data: Annotated[Path, option(_DATA, shown=False)]
     quant: Annotated[
-        str, typer.Option(help="The scheme to start from: w4a16, w8a16 or w8a8.", show_default=False)
-    ],
-    budget: Annotated[
-        str,
-        typer.Option(
-            help="Limit on the mean KL divergence of the next token, in nats.",
-            metavar="kl=X",
-            show_default=False,
-        ),
-    ],
+        str, typer.Option(help=f"The scheme to start from: {listed(LADDERED, 'or')}.", show_default=False)
+    ]
+    budget: Annotated[str, option(_BUDGET, shown=False, metavar="kl=X")]
     least: Annotated[
         str | None,
         typer.Option(
-            help="What the mix minimizes: bytes or time. w4a16 and w8a16 take either, w8a8 only time.",
+            help=f"What the mix minimizes: bytes or time. {_EITHER} take either, {_TIMED} only time.",
             metavar="bytes|time",
-            show_default="bytes; w8a8: time",
+            show_default=f"bytes; {_TIMED}: time",
         ),
-    ] = None,
+    ] = None
     up_to: Annotated[
         str | None,
         typer.Option(
-            help="The highest precision that a layer may get: w8a16, or none: the engine's dtype.",
+            help=f"The highest precision that a layer may get: {MILDEST}, or none: the engine's dtype.",
             show_default="none",
         ),
-    ] = None,
+    ] = None
     group_size: Annotated[
         int | None,
         typer.Option(
-            help="Columns per scale in w4a16: 32, 64, 128, or 0: one scale per row.",
+            help=f"Columns per scale in {_GROUPED}: 32, 64, 128, or 0: one scale per row.",
             show_default="128",
             rich_help_panel=RARELY,
         ),
-    ] = None,
+    ] = None
     symmetric: Annotated[
         bool | None,
         typer.Option(
             "--symmetric/--asymmetric",
-            help="Whether w4a16 goes without zero points.",
+            help=f"Whether {_GROUPED} goes without zero points.",
             show_default="asymmetric",
             rich_help_panel=RARELY,
         ),
-    ] = None,
-    out: Annotated[
-        Path,
-        typer.Option(help="The file to write, for `ingot build --quant`."),
-    ] = Path("doctor.yaml"),
-    as_json: AsJson = False,
-    json_file: JsonFile = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every layer, not only the first 20.")] = False,
-    limit: Annotated[int, typer.Option(help="Use the first N items of --data.", min=1)] = LIMIT,
-    where: Where = None,
-    skip_bad: SkipBad = False,
+    ] = None
+    out: Annotated[Path, option("The file to write, for `ingot build --quant`.")] = Path("doctor.yaml")
+    as_json: AsJson = False
+    json_file: JsonFile = None
+    every: Annotated[bool, option("Show every layer, not only the first 20.", "--all")] = False
+    limit: Annotated[int, option("Use the first N items of --data.", min=1)] = LIMIT
+    where: Where = None
+    skip_bad: SkipBad = False
     window: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens per window.",
-            show_default="the context, at most 1024",
-            min=2,
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
+        option("Tokens per window.", shown="the context, at most 1024", panel=RARELY, min=2),
+    ] = None
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="Use the first N tokens of each text.",
-            min=2,
-            show_default="2048",
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
-    device: Device = None,
-    threads: Threads = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-) -> None:
+        option("Use the first N tokens of each text.", shown="2048", panel=RARELY, min=2),
+    ] = None
+    device: Device = None
+    threads: Threads = None
+    force: Annotated[bool, option("Replace an existing file.", "--force")] = False
+
+
+@field_flags("flags")
+def doctor(flags: DoctorFlags) -> None:
     """Measure what quantization costs layer by layer; write the mix of schemes that meets a budget.
 
     Exit code 0: the file holds a mix that was measured within the budget; 1: there is none, nothing is
     written; 2: usage error.
     """
-    allowed = _budget(budget)
-    _check_target(out, "--out", (".yaml", ".yml"))
-    if out.exists() and not force:
+    allowed, out = _budget(flags.budget), flags.out
+    _check_target(out)
+    if out.exists() and not flags.force:
         raise ConfigError("the file exists", seen=out, flag="--force replaces it; --out chooses another file")
-    chosen = read_quant(quant, group=group_size, symmetric=symmetric)
-    set_threads(threads)
+    chosen = read_quant(flags.quant, group=flags.group_size, symmetric=flags.symmetric)
+    set_threads(flags.threads)
     from ingot.evaluate.data import read_data
     from ingot.evaluate.doctor import Wanted, check_wanted
     from ingot.evaluate.doctor import doctor as run
     from ingot.evaluate.doctor.session import MAX_TOKENS
     from ingot.evaluate.perplexity import Reading
 
-    reading = Reading(window, None, max_tokens or MAX_TOKENS)
-    options = given(least=least, up_to=up_to, device=device)
-    wanted = Wanted(checkpoint, chosen, allowed, reading=reading, **options)
+    reading = Reading(flags.window, None, flags.max_tokens or MAX_TOKENS)
+    options = given(least=flags.least, up_to=flags.up_to, device=flags.device)
+    wanted = Wanted(flags.checkpoint, chosen, allowed, reading=reading, **options)
     check_wanted(wanted)
-    items = read_data(data, limit=limit, skip_bad=skip_bad, where=field_pairs(where))
+    where = field_pairs(flags.where)
+    items = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where)
     with ends_once(), bar_shown() as progress:
         found = run(wanted, items, progress)
-    _finish(found, out, as_json, json_file, every)
+    _finish(found, flags)
 
 
-def _finish(found: Diagnosis, out: Path, as_json: bool, json_file: str | None, every: bool) -> None:
+def _finish(found: Diagnosis, flags: DoctorFlags) -> None:
     """Show, write, and leave with 1 where there is nothing to build."""
+    from ingot.engine.whole_file import whole
     from ingot.evaluate.doctor.report import comments, record, tables, verdict
 
-    command = command_line()
+    command, out = command_line(), flags.out
     told = record(found, command)
-    if as_json:
+    if flags.as_json:
         print_json(told)
     else:
-        for table in tables(found, every=every):
+        for table in tables(found, every=flags.every):
             print_table(table)
             stdout().print()
         stdout().print(verdict(found), markup=False)
-    if json_file is not None:
-        _write(Path(json_file), json.dumps(finite(told), indent=1, ensure_ascii=False) + "\n")
+    if flags.json_file is not None:
+        with whole(Path(flags.json_file)) as part:
+            part.write_text(json_text(told), encoding="utf-8")
     if found.quant is None:
         raise typer.Exit(_NONE_HOLDS)
-    _write(out, quant_text(found.quant, comments(found, command)))
+    with whole(out) as part:
+        part.write_text(quant_text(found.quant, comments(found, command)), encoding="utf-8")
     stderr().print(
         f"written: {out}; ingot build {found.wanted.checkpoint} -o ENGINE --quant {out}", markup=False
     )
 
 
 def _budget(text: str) -> float:
-    """X of ``kl=X``."""
     name, _, value = text.partition("=")
     try:
         allowed = float(value)
@@ -195,31 +183,15 @@ def _budget(text: str) -> float:
     return allowed
 
 
-def _check_target(path: Path, flag: str, ends: tuple[str, ...] = ()) -> None:
+def _check_target(path: Path) -> None:
     """Refuse, before anything is computed, a place that cannot be written."""
-    if ends and path.suffix not in ends:
+    if path.suffix not in _ENDS:
         raise ConfigError(
             "`ingot build --quant` recognizes its files by their extension",
             seen=path,
-            allowed=ends,
-            flag=flag,
+            allowed=_ENDS,
+            flag="--out",
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(
-            "the file cannot be written",
-            seen=path,
-            allowed="a file in an existing, writable folder",
-            flag=flag,
-        )
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or none: what was there stays until all is written."""
-    part = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+        allowed = "a file in an existing, writable folder"
+        raise ConfigError("the file cannot be written", seen=path, allowed=allowed, flag="--out")

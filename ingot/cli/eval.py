@@ -14,18 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import command_line, finite, print_json, print_table, stdout
+from ingot.cli.console import command_line, finite, json_text, print_json, print_table, stdout
 from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags
-from ingot.cli.flags import field_flags, field_pairs, set_threads
+from ingot.cli.flags import field_flags, field_pairs, option, set_threads
 from ingot.cli.steps import bar_shown
 
 if TYPE_CHECKING:
-    from ingot.evaluate.data import DataFile
+    from ingot.evaluate.answering import Asking
     from ingot.evaluate.items import Item
     from ingot.evaluate.limits import Limit
+    from ingot.evaluate.perplexity import Reading
     from ingot.evaluate.record import Evaluation
 
 _BEYOND = 1
+_LANG = "What ROUGE counts: en (words), zh (characters), or auto: characters if the reference has CJK."
+_TEMPLATE = "a request in chat, '{article} TL;DR:' otherwise"
 
 evaluate = typer.Typer(
     name="eval",
@@ -41,32 +44,16 @@ evaluate = typer.Typer(
 @field_flags("flags")
 def summarize(
     flags: AskFlags,
-    lang: Annotated[
-        str,
-        typer.Option(
-            help="What ROUGE counts: en (words), zh (characters), or auto: characters if the "
-            "reference has CJK."
-        ),
-    ] = "auto",
-    stemmer: Annotated[bool, typer.Option("--stemmer", help="Stem English words before counting.")] = False,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompt text around {article}.",
-            show_default="a request in chat, '{article} TL;DR:' otherwise",
-        ),
-    ] = None,
+    lang: Annotated[str, option(_LANG)] = "auto",
+    stemmer: Annotated[bool, option("Stem English words before counting.", "--stemmer")] = False,
+    template: Annotated[str | None, option("Prompt text around {article}.", shown=_TEMPLATE)] = None,
 ) -> None:
     """ROUGE-1, 2, L and Lsum of greedy summaries. Needs the package rouge-score (Ingot's extra "eval")."""
     from ingot.evaluate.answering import Asking, asks
     from ingot.evaluate.answering import summarize as run
 
     asking = Asking(flags.max_new_tokens, flags.chat, template, lang, stemmer)
-    limits = _start(flags, "summarize")
-    data = _data(flags, asks)
-    with bar_shown() as progress:
-        found = run(*flags.sides(), data, limits, asking, progress)
-    _finish(flags, found)
+    _evaluate(flags, "summarize", run, asking, asks)
 
 
 @evaluate.command()
@@ -76,27 +63,16 @@ def answers(flags: AskFlags) -> None:
     from ingot.evaluate.answering import Asking, asks
     from ingot.evaluate.answering import answers as run
 
-    limits = _start(flags, "answers")
-    asking = Asking(flags.max_new_tokens, flags.chat)
-    data = _data(flags, asks)
-    with bar_shown() as progress:
-        found = run(*flags.sides(), data, limits, asking, progress)
-    _finish(flags, found)
+    _evaluate(flags, "answers", run, Asking(flags.max_new_tokens, flags.chat), asks)
 
 
 @evaluate.command()
 @field_flags("flags")
 def perplexity(flags: ReadFlags) -> None:
     """Perplexity and bits per byte of running text, with sliding windows."""
-    from ingot.evaluate.perplexity import Reading
     from ingot.evaluate.perplexity import perplexity as run
 
-    limits = _start(flags, "perplexity")
-    data = _data(flags)
-    reading = Reading(flags.window, flags.stride, flags.max_tokens)
-    with bar_shown() as progress:
-        found = run(*flags.sides(), data, limits, reading, progress)
-    _finish(flags, found)
+    _evaluate(flags, "perplexity", run, flags.reading())
 
 
 @evaluate.command()
@@ -107,17 +83,11 @@ def divergence(flags: ReadFlags) -> None:
     --against names the reference. Without --stride the windows do not overlap.
     """
     from ingot.evaluate.divergence import divergence as run
-    from ingot.evaluate.perplexity import Reading
 
-    limits = _start(flags, "divergence")
-    spec, other = flags.sides()
-    if other is None:
+    if flags.against is None:
+        _start(flags, "divergence")
         raise typer.BadParameter("divergence needs a reference", param_hint="--against")
-    data = _data(flags)
-    reading = Reading(flags.window, flags.stride, flags.max_tokens)
-    with bar_shown() as progress:
-        found = run(spec, other, data, limits, reading, progress)
-    _finish(flags, found)
+    _evaluate(flags, "divergence", run, flags.reading())
 
 
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
@@ -132,16 +102,21 @@ def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
     return limits_for(verb, flags.max_delta or ())
 
 
-def _data(flags: EvalFlags, needs: Callable[[Item], str | None] | None = None) -> DataFile:
+def _evaluate(
+    flags: EvalFlags,
+    verb: str,
+    run: Callable[..., Evaluation],
+    how: Asking | Reading,
+    needs: Callable[[Item], str | None] = lambda item: None,
+) -> None:
     from ingot.evaluate.data import read_data
 
-    return read_data(
-        flags.data,
-        limit=flags.limit,
-        skip_bad=flags.skip_bad,
-        where=field_pairs(flags.where),
-        needs=needs or (lambda item: None),
-    )
+    limits = _start(flags, verb)
+    where = field_pairs(flags.where)
+    data = read_data(flags.data, limit=flags.limit, skip_bad=flags.skip_bad, where=where, needs=needs)
+    with bar_shown() as progress:
+        found = run(*flags.sides(), data, limits, how, progress)
+    _finish(flags, found)
 
 
 def _finish(flags: EvalFlags, found: Evaluation) -> None:
@@ -151,8 +126,7 @@ def _finish(flags: EvalFlags, found: Evaluation) -> None:
         lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in found.rows)
         Path(flags.items).write_text("".join(lines), encoding="utf-8")
     if flags.json_file is not None:
-        text = json.dumps(finite(record), indent=1, ensure_ascii=False)
-        Path(flags.json_file).write_text(text + "\n", encoding="utf-8")
+        Path(flags.json_file).write_text(json_text(record), encoding="utf-8")
     if flags.as_json:
         print_json(record)
     else:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli.bench_flags import EngineOrCheckpoint, max_seq_len
 from ingot.cli.flags import (
     RARELY,
     AsJson,
@@ -24,12 +25,13 @@ from ingot.cli.flags import (
     Threads,
     Where,
     given,
+    option,
     writable_file,
 )
-from ingot.cli.limits import PANEL, KvDtype, MemoryFraction, TokenBudget, runtime_values
-from ingot.config.build import DEFAULT_MAX_SEQ_LEN
+from ingot.cli.limits import KvDtype, MemoryFraction, TokenBudget, runtime_values
 
 if TYPE_CHECKING:
+    from ingot.evaluate.perplexity import Reading
     from ingot.evaluate.side import SideSpec
 
 DTYPES = ("auto", "fp16", "bf16", "fp32")
@@ -41,77 +43,42 @@ def _dtype(value: str) -> str:
     return value
 
 
+_DATA = "Items: .jsonl (one record per line), .json (a list of records), .txt (running text)."
+_AGAINST = (
+    "The reference: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or another engine or "
+    "checkpoint."
+)
+_DELTA = "Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated."
+_DTYPE = "Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU."
+_CHAT = "Wrap articles and prompts as user messages in the chat template."
+_STRIDE = "Tokens from one window to the next; only the last N of each window count."
+
+
 @dataclass(frozen=True)
 class EvalFlags:
     """What is evaluated, on what, beside what."""
 
-    engine: Annotated[
-        str,
-        typer.Argument(
-            help="An engine folder, a checkpoint folder or a Hugging Face id.",
-            metavar="ENGINE_OR_CHECKPOINT",
-            show_default=False,
-        ),
-    ]
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Items: .jsonl (one record per line), .json (a list of records), .txt (running text).",
-            show_default=False,
-        ),
-    ]
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="The reference: hf (the Hugging Face class on the same checkpoint), "
-            "hf:CHECKPOINT, or another "
-            "engine or checkpoint.",
-            metavar="hf|CHECKPOINT",
-        ),
-    ] = None
-    limit: Annotated[int | None, typer.Option(help="Use the first N items.", min=1)] = None
-    max_delta: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Limit on |difference| for exit code 0: X, or METRIC=X; may be repeated.",
-            metavar="X|METRIC=X",
-            show_default="by metric",
-        ),
-    ] = None
+    engine: Annotated[str, EngineOrCheckpoint]
+    data: Annotated[Path, option(_DATA, shown=False)]
+    against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
+    limit: Annotated[int | None, option("Use the first N items.", min=1)] = None
+    max_delta: Annotated[list[str] | None, option(_DELTA, metavar="X|METRIC=X", shown="by metric")] = None
     as_json: AsJson = False
     json_file: JsonFile = None
     items: Annotated[
-        str | None,
-        typer.Option(help="Write one line of JSON per item.", metavar="FILE", callback=writable_file),
+        str | None, option("Write one line of JSON per item.", metavar="FILE", callback=writable_file)
     ] = None
     skip_bad: SkipBad = False
     where: Where = None
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.", callback=_dtype
-        ),
-    ] = "auto"
+    dtype: Annotated[str, option(_DTYPE, callback=_dtype)] = "auto"
     quant: Quant = None
     against_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Compute dtype of the reference.", show_default="as --dtype", rich_help_panel=RARELY
-        ),
+        str | None, option("Compute dtype of the reference.", shown="as --dtype", panel=RARELY)
     ] = None
     against_batch: Annotated[
-        int,
-        typer.Option(help="Prompts per padded batch, for --against hf.", min=1, rich_help_panel=RARELY),
+        int, option("Prompts per padded batch, for --against hf.", panel=RARELY, min=1)
     ] = 8
-    max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum tokens per request; for an engine, up to its own limit.",
-            min=2,
-            show_default=f"as built, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
-            rich_help_panel=PANEL,
-        ),
-    ] = None
+    max_seq_len: Annotated[int | None, max_seq_len(2)] = None
     memory_fraction: MemoryFraction = None
     token_budget: TokenBudget = None
     kv_dtype: KvDtype = None
@@ -139,14 +106,9 @@ class EvalFlags:
 class AskFlags(EvalFlags):
     """And how items are asked."""
 
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum new tokens per answer.", min=1)] = 128
+    max_new_tokens: Annotated[int, option("Maximum new tokens per answer.", min=1)] = 128
     chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Wrap articles and prompts as user messages in the chat template.",
-            show_default="articles, if the engine has a template",
-        ),
+        bool | None, option(_CHAT, "--chat/--no-chat", shown="articles, if the engine has a template")
     ] = None
 
 
@@ -154,15 +116,14 @@ class AskFlags(EvalFlags):
 class ReadFlags(EvalFlags):
     """And how running text is read."""
 
-    window: Annotated[
-        int | None,
-        typer.Option(help="Tokens per window.", show_default="the smaller context", min=2),
-    ] = None
-    stride: Annotated[
-        int | None,
-        typer.Option(help="Tokens from one window to the next; only the last N of each window count.", min=1),
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Use the first N tokens of each text.", min=2, rich_help_panel=RARELY),
-    ] = None
+    window: Annotated[int | None, option("Tokens per window.", shown="the smaller context", min=2)] = None
+    stride: Annotated[int | None, option(_STRIDE, min=1)] = None
+    max_tokens: Annotated[int | None, option("Use the first N tokens of each text.", panel=RARELY, min=2)] = (
+        None
+    )
+
+    def reading(self) -> Reading:
+        """The windows."""
+        from ingot.evaluate.perplexity import Reading
+
+        return Reading(self.window, self.stride, self.max_tokens)

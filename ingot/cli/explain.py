@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ingot.cli.console import print_json, stdout, write
+from ingot.cli.console import aligned, print_json, stdout, write
 from ingot.cli.flags import AsJson, EnginePath
 from ingot.cli.inspect import local_folder
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
@@ -54,10 +54,10 @@ def _show(found: Explanation) -> None:
     if found.rendered_text not in (None, found.prompt_text):
         _part("text rendered by the chat format, before tokenization", [str(found.rendered_text)])
     head = f"{found.num_prompt_tokens} of {found.max_seq_len} tokens, room for {found.room} new ones{limit}"
-    _part(head, _table([_token_row(i, t) for i, t in enumerate(found.tokens)], right=2))
-    _part("ends at", _table([_stop_row(s) for s in found.stops]) or ["only the limit"])
+    _part(head, aligned([_token_row(i, t) for i, t in enumerate(found.tokens)], right=(0, 1)))
+    _part("ends at", list(aligned([_stop_row(s) for s in found.stops])) or ["only the limit"])
     rows = [(flag_name(v.name), _shown(v.value), v.origin, v.note or "") for v in found.sampling]
-    _part("values", _table(rows))
+    _part("values", aligned(rows))
     steps = [*found.processors, found.choice]
     _part("for each token", [f"{i}. {step}" for i, step in enumerate(steps, start=1)])
     _part("seed", [found.seed])
@@ -66,7 +66,7 @@ def _show(found: Explanation) -> None:
         _part("notes", found.notes)
 
 
-def _part(title: str, lines: Sequence[str]) -> None:
+def _part(title: str, lines: Iterable[str]) -> None:
     stdout().print(title, style="bold", markup=False)
     for line in lines:
         write("".join(f"  {part}".rstrip(" ") + "\n" for part in line.split("\n")))
@@ -95,16 +95,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {None: "none", True: "yes", False: "no"}[value]
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table(rows: Sequence[tuple[str, ...]], right: int = 0) -> list[str]:
-    """Rows as lines with their columns aligned, the first ``right`` ones to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i < right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -18,45 +18,58 @@ from typing import Annotated, Any
 
 import typer
 
+from ingot.config.schemes import WITHOUT_SAMPLES
+
 RARELY = "Rarely needed"
+
+
+def option(help: str, *names: str, panel: str | None = None, shown: str | bool = True, **rest: Any) -> Any:
+    """``typer.Option``: ``panel`` is where the help lists it, ``shown`` what it says of the default."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=shown, **rest)
+
 
 EnginePath = Annotated[
     str, typer.Argument(help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE")
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cuda, cuda:N or cpu.", show_default="auto")]
+EngineFolder = Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")]
+CHECKPOINT = typer.Argument(
+    help="A checkpoint folder or a Hugging Face id.", metavar="CHECKPOINT", show_default=False
+)
+Checkpoint = Annotated[str, CHECKPOINT]
+Device = Annotated[str | None, option("auto, cuda, cuda:N or cpu.", shown="auto")]
 Quant = Annotated[
     str | None,
     typer.Option(
-        help="Quantize a checkpoint on load: w8a16, w4a16, w8a8, w4a8, FILE.yaml; an engine keeps "
+        help=f"Quantize a checkpoint on load: {', '.join(WITHOUT_SAMPLES)}, FILE.yaml; an engine keeps "
         "its own scheme.",
         show_default="none",
     ),
 ]
+Revision = Annotated[str | None, option("Branch, tag or commit of a Hugging Face id.", panel=RARELY)]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        help="CPU threads; lower it when several processes share the same cores.",
+    option(
+        "CPU threads; lower it when several processes share the same cores.",
+        shown="PyTorch's choice",
+        panel=RARELY,
         min=1,
-        show_default="PyTorch's choice",
-        rich_help_panel=RARELY,
     ),
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Only records whose field has this value; may be repeated.",
+    option(
+        "Only records whose field has this value; may be repeated.",
+        shown=False,
+        panel=RARELY,
         metavar="FIELD=VALUE",
-        show_default=False,
-        rich_help_panel=RARELY,
     ),
 ]
 SkipBad = Annotated[
-    bool,
-    typer.Option(
-        "--skip-bad", help="Skip bad lines of the data instead of refusing it.", rich_help_panel=RARELY
-    ),
+    bool, option("Skip bad lines of the data instead of refusing it.", "--skip-bad", panel=RARELY)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+PromptTokens = Annotated[int, option("Tokens per prompt.")]
+NewTokens = Annotated[int, option("Tokens generated per prompt.")]
+AsJson = Annotated[bool, option("Print JSON instead of text.", "--json")]
 
 
 def writable_file(value: str | None) -> str | None:
@@ -80,9 +93,7 @@ def writable_file(value: str | None) -> str | None:
 
 JsonFile = Annotated[
     str | None,
-    typer.Option(
-        "--json-file", help="Write every figure to a file as JSON.", metavar="FILE", callback=writable_file
-    ),
+    option("Write every figure to a file as JSON.", "--json-file", metavar="FILE", callback=writable_file),
 ]
 
 
@@ -98,6 +109,11 @@ def field_pairs(where: Sequence[str] | None) -> list[tuple[str, str]]:
 def given(**values: Any) -> dict[str, Any]:
     """The values that are not None, for a call whose defaults should hold otherwise."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def given_of(flags: Any, *without: str) -> dict[str, Any]:
+    """``given`` of a dataclass's fields, but for those named."""
+    return given(**{name: value for name, value in vars(flags).items() if name not in without})
 
 
 def flags_for(

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from ingot.cli.console import print_json, size_text, stdout
-from ingot.cli.flags import AsJson, EnginePath
+from ingot.cli.console import print_facts, print_json, size_text, stdout
+from ingot.cli.flags import AsJson, EnginePath, option
 from ingot.cli.metric_text import metric_line
 from ingot.errors import CheckpointError, NoSuchPathError
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 def inspect(
     engine: EnginePath,
     as_json: AsJson = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor with its hash.")] = False,
+    tensors: Annotated[bool, option("List every tensor with its hash.", "--tensors")] = False,
 ) -> None:
     """Show what is inside an engine, or what a checkpoint would become. Reads no weights."""
     from ingot.engine.describe import describe
@@ -58,14 +56,13 @@ def show(found: Description, params: SamplingParams) -> None:
     """Print a description, one fact a line."""
     console = stdout()
     console.print(f"{found.kind} {found.path}", style="bold", markup=False)
-    for name, value in _facts(found, params):
-        console.print(f"  {name:<14}", style="cyan", end="")
-        console.print(value, markup=False)
+    print_facts(_facts(found, params), 14)
 
 
 def _facts(found: Description, params: SamplingParams) -> Iterator[tuple[str, str]]:
     model, build = found.manifest.model, found.manifest.build
-    yield "architecture", f"{model.architecture}, {model.num_layers} layers, hidden {model.hidden_size}"
+    kind = "" if model.kind == "text" else f" ({model.kind})"
+    yield "architecture", f"{model.architecture}{kind}, {model.num_layers} layers, hidden {model.hidden_size}"
     heads = f"{model.num_heads} heads of {model.head_dim}, {model.num_kv_heads} for keys and values"
     yield "attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")
     yield "MLP", f"{model.mlp}, {model.intermediate_size} wide"

@@ -11,72 +11,44 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-import typer
-
-from ingot.cli.flags import given
+from ingot.cli.flags import given, option
 
 PANEL = "Memory and limits"
 
-MemoryFraction = Annotated[
-    float | None,
-    typer.Option(
-        help="Fraction of GPU memory, or of available CPU memory, to use.",
-        min=0.01,
-        max=1.0,
-        show_default="0.9",
-        rich_help_panel=PANEL,
-    ),
-]
-CacheTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="KV cache size, in tokens.",
-        min=1,
-        show_default="a full batch of the longest requests, or what fits; on a CPU at most 256 MiB",
-        rich_help_panel=PANEL,
-    ),
-]
-TokenBudget = Annotated[
-    int | None,
-    typer.Option(help="Maximum tokens per step.", min=1, show_default="2048", rich_help_panel=PANEL),
-]
-MaxBatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Maximum requests per step, up to the engine's own limit.",
-        min=1,
-        show_default="as built",
-        rich_help_panel=PANEL,
-    ),
-]
-MaxSeqLen = Annotated[
-    int | None,
-    typer.Option(
-        help="Maximum tokens per request, prompt plus output, up to the engine's own limit.",
-        min=1,
-        show_default="as built",
-        rich_help_panel=PANEL,
-    ),
-]
-BatchInvariant = Annotated[
-    bool,
-    typer.Option(
-        "--batch-invariant",
-        help="Make each answer bitwise independent of the other requests in the batch; slower "
-        "(docs/numerics.md).",
-        rich_help_panel=PANEL,
-    ),
-]
-KvDtype = Annotated[
-    str | None,
-    typer.Option(
-        help="Dtype of the KV cache: int8 or fp8 (half the bytes of 16 bits, at some cost in "
-        "quality), model (the compute dtype), or auto: as built.",
-        metavar="auto|model|int8|fp8",
-        show_default="auto",
-        rich_help_panel=PANEL,
-    ),
-]
+
+def memory_fraction(panel: str) -> Any:
+    """The flag of this name."""
+    text = "Fraction of GPU memory, or of available CPU memory, to use."
+    return option(text, shown="0.9", panel=panel, min=0.01, max=1.0)
+
+
+def cache_tokens(panel: str, shown: str) -> Any:
+    """The flag of this name."""
+    return option("KV cache size, in tokens.", shown=shown, panel=panel, min=1)
+
+
+def token_budget(panel: str) -> Any:
+    """The flag of this name."""
+    return option("Maximum tokens per step.", shown="2048", panel=panel, min=1)
+
+
+_CACHE = "a full batch of the longest requests, or what fits; on a CPU at most 256 MiB"
+_STEP = "Maximum requests per step, up to the engine's own limit."
+_LENGTH = "Maximum tokens per request, prompt plus output, up to the engine's own limit."
+_INVARIANT = (
+    "Make each answer bitwise independent of the other requests in the batch; slower (docs/numerics.md)."
+)
+_KV_DTYPE = (
+    "Dtype of the KV cache: int8 or fp8 (half the bytes of 16 bits, at some cost in quality), model (the "
+    "compute dtype), or auto: as built."
+)
+MemoryFraction = Annotated[float | None, memory_fraction(PANEL)]
+CacheTokens = Annotated[int | None, cache_tokens(PANEL, _CACHE)]
+TokenBudget = Annotated[int | None, token_budget(PANEL)]
+MaxBatchSize = Annotated[int | None, option(_STEP, shown="as built", panel=PANEL, min=1)]
+MaxSeqLen = Annotated[int | None, option(_LENGTH, shown="as built", panel=PANEL, min=1)]
+BatchInvariant = Annotated[bool, option(_INVARIANT, "--batch-invariant", panel=PANEL)]
+KvDtype = Annotated[str | None, option(_KV_DTYPE, shown="auto", panel=PANEL, metavar="auto|model|int8|fp8")]
 
 
 @dataclass(frozen=True)

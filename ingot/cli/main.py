@@ -67,7 +67,6 @@ class Verbs(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb that was asked for."""
         _never_fail_to_encode()
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PrintableLog())

@@ -16,24 +16,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ingot.cli.flags import option
 from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import RequestError
 
 if TYPE_CHECKING:
     from ingot.llm.prompts import Messages, PromptLike
 
-MessagesFile = Annotated[
-    str | None,
-    typer.Option(
-        "--messages",
-        metavar="FILE",
-        help='A conversation: a JSON list of {"role": …, "content": …}, or an object with messages '
-        "('-': stdin).",
-    ),
-]
-PromptText = Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="A prompt, used as it is.")]
+_MESSAGES = (
+    'A conversation: a JSON list of {"role": …, "content": …}, or an object with messages (\'-\': stdin).'
+)
+MessagesFile = Annotated[str | None, option(_MESSAGES, "--messages", metavar="FILE")]
+PromptText = Annotated[str | None, option("A prompt, used as it is.", "--prompt", metavar="TEXT")]
 PromptIds = Annotated[
-    str | None, typer.Option("--ids", metavar="IDS", help="A prompt as token ids separated by spaces.")
+    str | None, option("A prompt as token ids separated by spaces.", "--ids", metavar="IDS")
 ]
 
 
@@ -60,7 +56,6 @@ def _ids(text: str) -> list[int]:
 
 
 def _conversation(file: str) -> Messages:
-    """The messages in a file."""
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
         value = parse_json(data.removeprefix(codecs.BOM_UTF8))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.console import print_json, size_text, stdout
-from ingot.cli.flags import RARELY, AsJson, given
+from ingot.cli.console import aligned, print_json, size_text, stdout
+from ingot.cli.flags import RARELY, AsJson, Revision, field_flags, given_of, option
+from ingot.cli.limits import cache_tokens, memory_fraction, runtime_values, token_budget
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE, DEFAULT_MAX_SEQ_LEN
+from ingot.config.schemes import NARROW
 from ingot.config.units import gib_text, parse_size
 from ingot.errors import DeviceError
 
@@ -34,81 +36,56 @@ class _Answer:
     cards: list[CardRow]
 
 
-def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="An engine or checkpoint folder, a config.json, or a Hugging Face id (only its "
-            "config.json is downloaded).",
-            metavar="CHECKPOINT|ENGINE|CONFIG",
-        ),
-    ],
-    dtype: Annotated[
-        str | None, typer.Option(help="fp16, bf16, fp32, or auto: the model's own.", show_default="auto")
-    ] = None,
+_MODEL = (
+    "An engine or checkpoint folder, a config.json, or a Hugging Face id (only its config.json is "
+    "downloaded)."
+)
+_GPU = (
+    "What to plan for: a memory size (23.6GiB; GB: 10^9 bytes, GiB: 2^30), auto (this machine's GPU), "
+    "cuda:N, or cpu."
+)
+_LENGTH = f"the engine's, or the model's up to {DEFAULT_MAX_SEQ_LEN}"
+_CACHE = "a full batch of the longest requests; on a CPU at most 256 MiB"
+
+
+@dataclass(frozen=True)
+class PlanFlags:
+    """The model, its limits, and where it is to run."""
+
+    model: Annotated[str, typer.Argument(help=_MODEL, metavar="CHECKPOINT|ENGINE|CONFIG")]
+    dtype: Annotated[str | None, option("fp16, bf16, fp32, or auto: the model's own.", shown="auto")] = None
     quant: Annotated[
         str | None,
         typer.Option(
-            help="none, w8a16, w4a16, w8a8, w4a8, rptq-w8a8, … or FILE.yaml.",
+            help=f"none, {', '.join(NARROW)} or FILE.yaml.",
             show_default="the engine's, or none",
         ),
-    ] = None,
-    gpu: Annotated[
-        str,
-        typer.Option(
-            help="What to plan for: a memory size (23.6GiB; GB: 10^9 bytes, GiB: 2^30), auto (this "
-            "machine's GPU), cuda:N, or cpu."
-        ),
-    ] = "auto",
+    ] = None
+    gpu: Annotated[str, option(_GPU)] = "auto"
     max_batch_size: Annotated[
         int | None,
-        typer.Option(
-            help="Maximum requests per step.", show_default=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"
-        ),
-    ] = None,
+        option("Maximum requests per step.", shown=f"the engine's, or {DEFAULT_MAX_BATCH_SIZE}"),
+    ] = None
     max_seq_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Maximum tokens per request, prompt plus output.",
-            show_default=f"the engine's, or the model's up to {DEFAULT_MAX_SEQ_LEN}",
-        ),
-    ] = None,
-    cache_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="KV cache size, in tokens.",
-            min=1,
-            show_default="a full batch of the longest requests; on a CPU at most 256 MiB",
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
-    token_budget: Annotated[
-        int | None,
-        typer.Option(help="Maximum tokens per step.", min=1, show_default="2048", rich_help_panel=RARELY),
-    ] = None,
-    memory_fraction: Annotated[
-        float | None,
-        typer.Option(
-            help="Fraction of GPU memory, or of available CPU memory, to use.",
-            min=0.01,
-            max=1.0,
-            show_default="0.9",
-            rich_help_panel=RARELY,
-        ),
-    ] = None,
+        int | None, option("Maximum tokens per request, prompt plus output.", shown=_LENGTH)
+    ] = None
+    cache_tokens: Annotated[int | None, cache_tokens(RARELY, _CACHE)] = None
+    token_budget: Annotated[int | None, token_budget(RARELY)] = None
+    memory_fraction: Annotated[float | None, memory_fraction(RARELY)] = None
     kv_dtype: Annotated[
         str | None,
-        typer.Option(
-            help="Dtype of the KV cache: int8, fp8, or model: the compute dtype.",
+        option(
+            "Dtype of the KV cache: int8, fp8, or model: the compute dtype.",
+            shown="auto: the engine's, or model",
             metavar="auto|model|int8|fp8",
-            show_default="auto: the engine's, or model",
         ),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face id.", rich_help_panel=RARELY)
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+    ] = None
+    revision: Revision = None
+    as_json: AsJson = False
+
+
+@field_flags("flags")
+def plan(flags: PlanFlags) -> None:
     """Count every byte that a model needs, before any is allocated. Exit code 0: it fits, 1: it does not.
 
     "Fits" means that the KV cache holds a full batch of the longest requests, or --cache-tokens.
@@ -119,30 +96,13 @@ def plan(
     from ingot.engine.ledger import host_ledger, ledger
     from ingot.engine.ledger_source import read_setting
 
-    runtime = RuntimeConfig(
-        **given(
-            cache_tokens=cache_tokens,
-            token_budget=token_budget,
-            memory_fraction=memory_fraction,
-            kv_dtype=kv_dtype,
-        )
-    )
-    kind, capacity = _capacity(gpu)
-    setting = read_setting(
-        model,
-        device=kind,
-        runtime=runtime,
-        **given(
-            dtype=dtype,
-            quant=quant,
-            max_batch_size=max_batch_size,
-            max_seq_len=max_seq_len,
-            revision=revision,
-        ),
-    )
+    runtime = runtime_values(flags)
+    kind, capacity = _capacity(flags.gpu)
+    limits = given_of(flags, "model", "gpu", "as_json", *runtime)
+    setting = read_setting(flags.model, device=kind, runtime=RuntimeConfig(**runtime), **limits)
     bill = ledger(setting, capacity)
     answer = _Answer(bill, fixes(bill), host_ledger(setting), list(fits_by_card(setting)))
-    if as_json:
+    if flags.as_json:
         print_json(_json(answer))
     else:
         _show(answer)
@@ -184,7 +144,7 @@ def _show(answer: _Answer) -> None:
     typer.echo(
         f"{limits}, KV cache {size_text(setting.block_bytes / setting.runtime.block_size)} per token\n"
     )
-    _table(("", "", "bytes", ""), _bill_rows(bill), right=(2,))
+    _table(list(_bill_rows(bill)), right=(2,))
     typer.echo("")
     typer.echo("\n".join(_verdict(bill)))
     if not answer.options and bill.capacity is not None and not bill.fits:
@@ -195,9 +155,9 @@ def _show(answer: _Answer) -> None:
             (f.flags, f"costs {f.cost}", f"needs {size_text(f.needed)}", f.note, f.where)
             for f in answer.options
         ]
-        _table(("", "", "", "", ""), rows, right=())
+        _table(rows)
     typer.echo("\nhost")
-    _table(("", "", ""), [(n, size_text(b), note) for n, b, note in answer.host.rows()], right=(1,))
+    _table([(n, size_text(b), note) for n, b, note in answer.host.rows()], right=(1,))
     _show_cards(answer)
 
 
@@ -251,16 +211,10 @@ def _show_cards(answer: _Answer) -> None:
             (dtype, quant, *(str(getattr(found[card, dtype, quant], field) or "-") for card in cards))
             for dtype, quant in formats
         ]
-        _table(("dtype", "quant", *map(gib_text, cards)), rows, right=range(2, len(cards) + 2))
+        head = ("dtype", "quant", *map(gib_text, cards))
+        _table([head, *rows], right=range(2, len(head)))
 
 
-def _table(head: Sequence[str], rows: Any, right: Sequence[int]) -> None:
-    """Columns two spaces apart; those in ``right`` end at the same place."""
-    lines = [head, *rows] if any(head) and head[0] else list(rows)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    for line in lines:
-        cells = [
-            c.rjust(w) if i in right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        stdout().print(f"  {'  '.join(cells)}".rstrip(), markup=False)
+def _table(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
+    for line in aligned(rows, right):
+        stdout().print(f"  {line}".rstrip(), markup=False)

@@ -11,17 +11,27 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ingot.cli.console import stderr
+from ingot.cli.flags import option
 from ingot.cli.sampling import flag_name
 from ingot.config.json_text import JsonError, parse_json
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 
 _KEYS = ("prompt", "messages", "prompt_token_ids")
+WRAPPED = "Wrap each prompt as a user message in the chat format."
+PromptFile = Annotated[
+    str | None,
+    option(
+        "Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with prompt, "
+        "messages or prompt_token_ids."
+    ),
+]
+AreIds = Annotated[bool, option("Prompts are token ids separated by spaces.", "--ids")]
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,13 @@ class PromptGiven:
     prompt: str | None = None
     messages: Sequence[Any] | None = None
     prompt_token_ids: Sequence[Any] | None = None
+
+    @property
+    def value(self) -> Any:
+        """The one that is set, as the library takes it."""
+        if self.messages is not None:
+            return self.messages
+        return self.prompt if self.prompt is not None else list(self.prompt_token_ids or [])
 
     @property
     def title(self) -> str:

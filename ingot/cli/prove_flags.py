@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.eval_flags import DTYPES
+from ingot.cli.flags import option
 
 if TYPE_CHECKING:
     from ingot.evaluate.proving import Proving
@@ -22,53 +23,36 @@ if TYPE_CHECKING:
 _PANEL = "Metrics in the proof (docs/proof.md)"
 
 
+_PROVE = (
+    "Measure the engine on this file and store the metrics in its proof: running text (perplexity), articles "
+    "with summaries (ROUGE), prompts with answers (exact, contains)."
+)
+_AGAINST = (
+    "What --prove compares with: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or "
+    "another engine or checkpoint."
+)
+_THRESHOLD = (
+    "Limit on a metric, by its name in the proof; a build that misses a limit is discarded. May be repeated."
+)
+_LIMITS = "for differences, the limits of `ingot eval`"
+_VERBS = "Evaluations to run: perplexity, divergence, summarize, answers. May be repeated."
+
+
 @dataclass(frozen=True)
 class ProveFlags:
     """What is measured on the engine before it takes its place."""
 
-    prove: Annotated[
-        Path | None,
-        typer.Option(
-            help="Measure the engine on this file and store the metrics in its proof: running text "
-            "(perplexity), articles with summaries (ROUGE), prompts with answers (exact, contains).",
-            metavar="DATA",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="What --prove compares with: hf (the Hugging Face class on the same checkpoint), "
-            "hf:CHECKPOINT, or another engine or checkpoint.",
-            metavar="hf|CHECKPOINT",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None
+    prove: Annotated[Path | None, option(_PROVE, panel=_PANEL, metavar="DATA")] = None
+    against: Annotated[str | None, option(_AGAINST, panel=_PANEL, metavar="hf|CHECKPOINT")] = None
     against_dtype: Annotated[
-        str | None,
-        typer.Option(help="Compute dtype of the reference.", show_default="its own", rich_help_panel=_PANEL),
+        str | None, option("Compute dtype of the reference.", shown="its own", panel=_PANEL)
     ] = None
     threshold: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Limit on a metric, by its name in the proof; a build that misses a limit is "
-            "discarded. May be repeated.",
-            metavar="NAME=X",
-            show_default="for differences, the limits of `ingot eval`",
-            rich_help_panel=_PANEL,
-        ),
+        list[str] | None, option(_THRESHOLD, shown=_LIMITS, panel=_PANEL, metavar="NAME=X")
     ] = None
-    prove_samples: Annotated[
-        int | None, typer.Option(help="Use the first N items.", min=1, rich_help_panel=_PANEL)
-    ] = None
+    prove_samples: Annotated[int | None, option("Use the first N items.", panel=_PANEL, min=1)] = None
     prove_with: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Evaluations to run: perplexity, divergence, summarize, answers. May be repeated.",
-            metavar="VERB",
-            show_default="chosen by the data",
-            rich_help_panel=_PANEL,
-        ),
+        list[str] | None, option(_VERBS, shown="chosen by the data", panel=_PANEL, metavar="VERB")
     ] = None
 
     def check(self, *, proof: bool) -> None:

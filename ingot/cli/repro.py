@@ -2,65 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.console import print_json, size_text, stderr, stdout
-from ingot.cli.flags import AsJson, Device, Threads, field_flags, set_threads
+from ingot.cli.console import print_facts, print_json, size_text, stderr, stdout
+from ingot.cli.flags import AsJson, Device, Threads, field_flags, option, set_threads
 from ingot.cli.limits import Limits
 from ingot.cli.one_prompt import MessagesFile, PromptIds, PromptText, one_prompt
 from ingot.cli.opening import open_llm
 
 if TYPE_CHECKING:
-    from ingot.llm.prompts import Messages, PromptLike
     from ingot.llm.repro import Replay
     from ingot.llm.repro_bundle import Bundle
 
 _NO_VERDICT = 2  # exit code
 
 
-@field_flags("limits")
-def repro(
-    limits: Limits,
-    engine: Annotated[
-        str | None,
-        typer.Argument(
-            help="An engine folder, a checkpoint folder or a Hugging Face id.",
-            metavar="ENGINE",
-            show_default=False,
-        ),
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(help="The layer to extract, counted from 0.", show_default=False)
-    ] = None,
-    prompt: PromptText = None,
-    ids: PromptIds = None,
-    messages: MessagesFile = None,
+_WIDER = "plain PyTorch in the next wider dtype"
+_ENGINE = typer.Argument(
+    help="An engine folder, a checkpoint folder or a Hugging Face id.", metavar="ENGINE", show_default=False
+)
+
+
+@dataclass(frozen=True)
+class ReproFlags:
+    """What fails where, and the file; or the file to replay."""
+
+    engine: Annotated[str | None, _ENGINE] = None
+    layer: Annotated[int | None, option("The layer to extract, counted from 0.", shown=False)] = None
+    prompt: PromptText = None
+    ids: PromptIds = None
+    messages: MessagesFile = None
     step: Annotated[
-        int | None,
-        typer.Option(help="Decode steps to run after the prompt.", show_default="0: only the prompt"),
-    ] = None,
+        int | None, option("Decode steps to run after the prompt.", shown="0: only the prompt")
+    ] = None
     out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The file to write.", show_default="ENGINE-layerN.safetensors"),
-    ] = None,
+        Path | None, option("The file to write.", shown="ENGINE-layerN.safetensors", metavar="FILE")
+    ] = None
     expected: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TRACE",
-            help="A trace with the expected output.",
-            show_default="plain PyTorch in the next wider dtype",
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Replay a bundle here instead.", show_default=False)
-    ] = None,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> None:
+        Path | None, option("A trace with the expected output.", shown=_WIDER, metavar="TRACE")
+    ] = None
+    run: Annotated[Path | None, option("Replay a bundle here instead.", shown=False, metavar="FILE")] = None
+    device: Device = None
+    threads: Threads = None
+    as_json: AsJson = False
+
+
+@field_flags("limits")
+@field_flags("flags")
+def repro(flags: ReproFlags, limits: Limits) -> None:
     """Reduce a failure to one layer in one small file; --run replays such a file.
 
     The file holds the layer's weights, its inputs and outputs in the engine, the expected outputs, and the
@@ -68,53 +61,42 @@ def repro(
     --run exits with 1 if the output is not as expected, within the file's own floor, and with 2 if that floor
     would let any output pass.
     """
-    if run is not None:
-        named = {"ENGINE": engine, "--layer": layer, "--prompt": prompt, "--ids": ids, "--messages": messages}
-        _refuse(named | {"--step": step, "--out": out, "--expected": expected})
-        _replay(run, device, threads, as_json)
+    if flags.run is not None:
+        _refuse(flags)
+        _replay(flags.run, flags)
         return
-    if engine is None or layer is None:
+    if flags.engine is None or flags.layer is None:
         raise typer.BadParameter("give ENGINE and --layer, or --run FILE")
-    request = one_prompt(messages, prompt, ids)
-    bundle = _capture(engine, request, layer, step or 0, expected, device, threads, limits)
-    target = out or Path(f"{_name(engine)}-layer{layer}.safetensors")
+    name = Path(flags.engine).resolve().name
+    bundle = _capture(flags.engine, name, flags.layer, flags, limits)
+    target = flags.out or Path(f"{name}-layer{flags.layer}.safetensors")
     from ingot.llm.repro_bundle import write_bundle
 
     size = write_bundle(target, bundle)
-    if as_json:
+    if flags.as_json:
         print_json({"file": str(target), "bytes": size} | bundle.facts.to_json())
     else:
         _show_bundle(target, size, bundle)
 
 
-def _refuse(given: dict[str, object]) -> None:
+def _refuse(flags: ReproFlags) -> None:
     """Refuse what a bundle has of its own."""
-    named = [name for name, value in given.items() if value is not None]
+    own = ("layer", "prompt", "ids", "messages", "step", "out", "expected")
+    named = [f"--{name}" for name in own if getattr(flags, name) is not None]
+    named = named if flags.engine is None else ["ENGINE", *named]
     if named:
         raise typer.BadParameter(f"--run takes everything from its file: leave out {', '.join(named)}")
 
 
-def _name(engine: str) -> str:
-    return Path(engine).resolve().name
-
-
-def _capture(
-    engine: str,
-    request: PromptLike | Messages,
-    layer: int,
-    step: int,
-    expected: Path | None,
-    device: str | None,
-    threads: int | None,
-    limits: Limits,
-) -> Bundle:
+def _capture(engine: str, name: str, layer: int, flags: ReproFlags, limits: Limits) -> Bundle:
     """The bundle, with the names that only the command line knows."""
-    llm = open_llm(engine, device, threads, limits)
+    request, step = one_prompt(flags.messages, flags.prompt, flags.ids), flags.step or 0
+    llm = open_llm(engine, flags.device, flags.threads, limits)
     from ingot.llm.repro import capture_layer
 
-    bundle = capture_layer(llm, request, layer, step, expected)
-    words = ["ingot", "repro", _name(engine), "--layer", str(layer), "--step", str(step), *limits.words()]
-    bundle.facts = bundle.facts.replace(engine=_name(engine), command=" ".join(words))
+    bundle = capture_layer(llm, request, layer, step, flags.expected)
+    words = ["ingot", "repro", name, "--layer", str(layer), "--step", str(step), *limits.words()]
+    bundle.facts = bundle.facts.replace(engine=name, command=" ".join(words))
     return bundle
 
 
@@ -129,22 +111,20 @@ def _show_bundle(target: Path, size: int, bundle: Bundle) -> None:
         "relative L2": f"{facts.output_error:.3g} for the engine's output, floor {facts.floor:.3g}",
         "verdict": "as expected" if facts.as_expected else "not as expected",
     }
-    for name, value in rows.items():
-        console.print(f"  {name:<12}", style="cyan", end="")
-        console.print(value, markup=False)
+    print_facts(rows.items(), 12)
     stderr().print(f"note: {facts.private}", style="dim", markup=False)
 
 
-def _replay(path: Path, device: str | None, threads: int | None, as_json: bool) -> None:
+def _replay(path: Path, flags: ReproFlags) -> None:
     """Replay a bundle and exit by what it gives."""
     from ingot.device import resolve_device
     from ingot.llm.repro import replay
     from ingot.llm.repro_bundle import read_bundle
 
-    set_threads(threads)
+    set_threads(flags.threads)
     bundle = read_bundle(path)
-    found = replay(bundle, resolve_device(device or "auto"))
-    if as_json:
+    found = replay(bundle, resolve_device(flags.device or "auto"))
+    if flags.as_json:
         print_json(_json(found) | {"file": str(path), "bundle": bundle.facts.to_json()})
     else:
         _show_replay(path, bundle, found)
@@ -170,9 +150,7 @@ def _show_replay(path: Path, bundle: Bundle, found: Replay) -> None:
         "worst token": f"position {found.worst_position}, {found.worst:.3g}, floor {found.token_floor:.3g}",
         "verdict": _verdict(found, facts.as_expected),
     }
-    for name, value in rows.items():
-        console.print(f"  {name:<12}", style="cyan", end="")
-        console.print(value, markup=False)
+    print_facts(rows.items(), 12)
 
 
 def _verdict(found: Replay, recorded_right: bool) -> str:

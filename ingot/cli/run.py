@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
-from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags
+from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, option
 from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
-from ingot.cli.prompts import PromptGiven, read_prompts
+from ingot.cli.prompts import WRAPPED, AreIds, PromptFile, PromptGiven, read_prompts
 from ingot.cli.sampling import flag_name, sampling_flags, with_given
 from ingot.config.sampling import SamplingParams
 
@@ -22,42 +22,38 @@ if TYPE_CHECKING:
     from ingot.processors.tokenizer import Tokenizer
 
 
-@field_flags("limits")
-@sampling_flags()
-def run(
-    engine: EnginePath,
-    sampling: dict[str, Any],
-    limits: Limits,
+@dataclass(frozen=True)
+class RunFlags:
+    """The prompts, and how answers are shown."""
+
     prompts: Annotated[
         list[str] | None,
         typer.Argument(help="Prompts; without any, stdin is one prompt.", show_default=False),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            help="Prompts from a file, one per line ('-': stdin). Lines of a .jsonl file are objects with "
-            "prompt, messages or prompt_token_ids."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    chat: Annotated[
-        bool, typer.Option("--chat/--no-chat", help="Wrap each prompt as a user message in the chat format.")
-    ] = False,
-    ids: Annotated[bool, typer.Option("--ids", help="Prompts are token ids separated by spaces.")] = False,
-    device: Device = None,
-    threads: Threads = None,
-) -> None:
+    ] = None
+    file: PromptFile = None
+    as_json: AsJson = False
+    chat: Annotated[bool, option(WRAPPED, "--chat/--no-chat")] = False
+    ids: AreIds = False
+    device: Device = None
+    threads: Threads = None
+
+
+@field_flags("limits")
+@sampling_flags()
+@field_flags("flags")
+def run(engine: EnginePath, sampling: dict[str, Any], limits: Limits, flags: RunFlags) -> None:
     """Answer prompts, batched together.
 
     Sampling values that are not given come from the checkpoint's generation_config.
     """
+    as_json = flags.as_json
     if "logprobs" in sampling and not as_json:
         raise typer.BadParameter("--logprobs needs --json, which shows them")
-    given = read_prompts(prompts or [], file, chat=chat, ids=ids)
+    given = read_prompts(flags.prompts or [], flags.file, chat=flags.chat, ids=flags.ids)
     start = time.perf_counter()
-    llm = open_llm(engine, device, threads, limits)
+    llm = open_llm(engine, flags.device, flags.threads, limits)
     params = with_given(llm.default_params, sampling)
-    inputs = [_input(one) for one in given]
+    inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)
     loaded = time.perf_counter()
@@ -76,12 +72,6 @@ def run(
             _print_text(given, outputs, limit)
     seconds = time.perf_counter() - loaded
     stderr().print(speed_text(num_tokens, seconds), style="dim")
-
-
-def _input(given: PromptGiven) -> PromptLike | Messages:
-    if given.messages is not None:
-        return given.messages
-    return given.prompt if given.prompt is not None else list(given.prompt_token_ids or [])
 
 
 def _note_room(lengths: list[int], wanted: int | None, limit: int) -> None:

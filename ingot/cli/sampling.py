@@ -12,13 +12,12 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
 
 from ingot.cli.flags import flags_for
-from ingot.config.sampling import SamplingParams
+from ingot.config.sampling import VALUE_NAMES, SamplingParams
 from ingot.errors import RequestError
 
 _HELP = {
@@ -97,10 +96,10 @@ def _types() -> dict[str, Any]:
     """Field → the type of its flag: the field's own, a list for a tuple."""
     hints = typing.get_type_hints(SamplingParams)
     types = {}
-    for field in fields(SamplingParams):
-        inner = [a for a in typing.get_args(hints[field.name]) if a not in (type(None), Ellipsis)]
-        is_tuple = typing.get_origin(hints[field.name]) is tuple
-        types[field.name] = list[inner[0]] if is_tuple else (inner or [hints[field.name]])[0]  # type: ignore[valid-type]
+    for name in VALUE_NAMES:
+        inner = [a for a in typing.get_args(hints[name]) if a not in (type(None), Ellipsis)]
+        is_tuple = typing.get_origin(hints[name]) is tuple
+        types[name] = list[inner[0]] if is_tuple else (inner or [hints[name]])[0]  # type: ignore[valid-type]
     return types
 
 

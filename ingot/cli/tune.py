@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ingot.cli.console import print_json, stderr, stdout
-from ingot.cli.flags import AsJson, Device, given
+from ingot.cli.console import aligned, print_json, stderr, stdout
+from ingot.cli.flags import AsJson, Device, EngineFolder, given, option
 from ingot.cli.signals import ends_once
 from ingot.cli.steps import steps_shown
 
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
 
 
 def tune(
-    engine: Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")],
+    engine: EngineFolder,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write the plan here.", show_default="into the engine"),
+        Path | None, option("Write the plan here.", "--output", "-o", shown="into the engine")
     ] = None,
-    ops: Annotated[
-        str | None, typer.Option(help="Only these ops, separated by commas.", show_default="all")
-    ] = None,
+    ops: Annotated[str | None, option("Only these ops, separated by commas.", shown="all")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -35,7 +32,7 @@ def tune(
         names = None if ops is None else [name.strip() for name in ops.split(",")]
         tuning = tuner.tune(engine, **given(device=device, output=output, ops=names, progress=progress))
     for dropped in tuning.dropped:
-        what = f"{dropped.op} {dropped.key} {_tiles(dropped.tiles)}"
+        what = " ".join((*dropped.place, _tiles(dropped.tiles)))
         stderr().print(f"dropped {what}: {dropped.reason}", markup=False)
     if as_json:
         print_json(
@@ -51,17 +48,8 @@ def tune(
 
 def _show(tuning: Tuning) -> None:
     head = ("op", "shape and rows", "default us", "best us", "gain", "tiles")
-    rows = [head, *(_row(choice) for choice in tuning.choices)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head) - 1)]
-    for row in rows:
-        cells = [
-            f"{cell:<{w}}" if i < 2 else f"{cell:>{w}}"
-            for i, (cell, w) in enumerate(zip(row, widths, strict=False))
-        ]
-        stdout().print("  ".join([*cells, row[-1]]).rstrip(), markup=False)
-    for step in tuning.steps:
-        times = f"{step.default_us:.1f} -> {step.best_us:.1f} us ({1 - step.best_us / step.default_us:.1%})"
-        typer.echo(f"decode step of {step.layers} layers, {step.rows} rows: {times}")
+    for line in aligned([head, *map(_row, tuning.choices)], right=(2, 3, 4)):
+        stdout().print(line, markup=False)
     better = sum(choice.tiles is not None for choice in tuning.choices)
     seconds = f"{tuning.seconds:.1f} s, {tuning.compile_seconds:.1f} s of it compiling"
     typer.echo(f"{better} of {len(tuning.choices)} choices differ from the defaults; {seconds}")
@@ -69,13 +57,8 @@ def _show(tuning: Tuning) -> None:
 
 def _row(choice: Choice) -> tuple[str, ...]:
     gain = 1 - choice.best_us / choice.default_us
-    times = (f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}")
-    return (
-        choice.task.op,
-        choice.task.key,
-        *times,
-        "default" if choice.tiles is None else _tiles(choice.tiles),
-    )
+    tiles = "default" if choice.tiles is None else _tiles(choice.tiles)
+    return (*choice.place, f"{choice.default_us:.2f}", f"{choice.best_us:.2f}", f"{gain:.1%}", tiles)
 
 
 def _tiles(tiles: dict[str, int]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import typer
 
-from ingot.cli.console import print_json, stdout
-from ingot.cli.flags import AsJson, Device, Threads, given, set_threads
+from ingot.cli.console import print_facts, print_json, stdout
+from ingot.cli.flags import AsJson, Device, EngineFolder, Threads, given, set_threads
 from ingot.cli.limits import MemoryFraction
 from ingot.cli.metric_text import metric_line
 from ingot.cli.steps import status_shown
@@ -20,7 +20,7 @@ _WIDE = 0.1  # a limit of rows of logits, of their size, that tells of nothing b
 
 
 def verify(
-    engine: Annotated[Path, typer.Argument(help="An engine folder.", metavar="ENGINE")],
+    engine: EngineFolder,
     device: Device = None,
     threads: Threads = None,
     memory_fraction: MemoryFraction = None,
@@ -51,25 +51,28 @@ def _show(found: Verification) -> None:
     console.print("unproven here" if found.verdict == "unproven" else found.verdict, style=colour, end=" ")
     where = f" on {found.device} in {found.dtype}" if found.dtype else ""
     console.print(f"{found.engine}{where}, {found.seconds:.1f} s", markup=False)
+    print_facts(_facts(found), 10)
+
+
+def _facts(found: Verification) -> Iterator[tuple[str, str]]:
     for failure in found.failures:
-        _line(failure.kind, failure.message)
+        yield failure.kind, failure.message
     if found.verdict == "unproven":
-        _line("hashes", f"{found.num_tensors} tensors unchanged since the build")
+        yield "hashes", f"{found.num_tensors} tensors unchanged since the build"
         if found.proven_by is None:
-            _line("cases", "none: the engine was built with --no-proof or by an older Ingot; build it again")
+            yield "cases", "none: the engine was built with --no-proof or by an older Ingot; build it again"
     elif found.dtype is not None:
-        _line("steps", f"{found.num_steps} of {found.num_tokens} tokens, {_worst_step(found)}")
-        _line("cases", f"{found.num_cases}, {_worst(found)}")
+        yield "steps", f"{found.num_steps} of {found.num_tokens} tokens, {_worst_step(found)}"
+        yield "cases", f"{found.num_cases}, {_worst(found)}"
         if found.limits:
-            _line("limits", _limits(found.limits))
+            yield "limits", _limits(found.limits)
     for note in found.notes:
-        _line("note", note)
-    for metric in found.metrics:
-        _line(*metric_line(metric))
+        yield "note", note
+    yield from map(metric_line, found.metrics)
     if found.proven_by is not None:
         made = found.proven_by
         when = f", {made['time']}" if "time" in made else ""
-        _line("proven by", f"Ingot {made['ingot']} on {made['device']}{when}, {made['dtype']} weights")
+        yield "proven by", f"Ingot {made['ingot']} on {made['device']}{when}, {made['dtype']} weights"
 
 
 def _worst_step(found: Verification) -> str:
@@ -101,8 +104,3 @@ def _limits(limits: dict[str, float]) -> str:
         f"{percent(limits['logits'])} of a row of logits, {limits['logprobs']:.2g} nats of a "
         f"log-probability, {percent(least)} to {percent(most)} of a module's output"
     )
-
-
-def _line(name: str, text: str) -> None:
-    stdout().print(f"  {name:<10}", style="cyan", end="")
-    stdout().print(text, markup=False)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
-from ingot.compare.memory import free_memory
+from ingot.compare.memory import free_memory, seconds_since
 from ingot.compare.spec import ModelSpec
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.runtime import RuntimeConfig
@@ -39,14 +37,11 @@ class OpenEngine:
         start = time.perf_counter()
         self.llm = _load(spec, runtime, max_batch_size, random_weights)
         self.device, self.dtype = self.llm.engine.device, self.llm.engine.dtype
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.load_s = time.perf_counter() - start
+        self.load_s = seconds_since(start, self.device)
         self.max_seq_len = self.llm.executor.max_seq_len
         self.vocab_size = self.llm.engine.model.config.vocab_size
 
     def facts(self) -> dict[str, Any]:
-        """Architecture, dtypes, limits, seconds of loading."""
         engine = self.llm.engine
         return {
             "architecture": engine.manifest.model.architecture,

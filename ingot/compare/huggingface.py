@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.layout import CONFIG, read_json
 from ingot.checkpoint.reader import open_checkpoint
-from ingot.compare.memory import free_memory, lacks_memory
+from ingot.compare.memory import free_memory, gpu_memory, lacks_memory, seconds_since
 from ingot.compare.qwen_v1 import QWEN_V1, qwen2_config, qwen2_weights
 from ingot.compare.spec import ModelSpec, decoder_config, most_tokens
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
@@ -32,7 +32,7 @@ from ingot.engine.builder import build_config
 from ingot.engine.host_room import expect_class_room
 from ingot.engine.manifest import is_engine
 from ingot.engine.random_weights import config_manifest
-from ingot.errors import CheckpointError, DeviceError, OutOfMemoryError
+from ingot.errors import CheckpointError, DeviceError
 
 _PAD = 0
 
@@ -56,9 +56,7 @@ class OpenClass:
         fix = "leave out --against hf, or use --device cuda"
         self.model = load_class(source, self.dtype, self.device, fix, is_random=is_random)
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=_PAD)  # never ends early
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.load_s = time.perf_counter() - start
+        self.load_s = seconds_since(start, self.device)
         self.max_seq_len = most_tokens(spec, self.config)
         self.vocab_size = int(self.model.config.vocab_size)
         self._version = transformers.__version__
@@ -86,7 +84,6 @@ class OpenClass:
         return done[:, width:]
 
     def facts(self) -> dict[str, Any]:
-        """Class, version, dtype, seconds of loading."""
         return {
             "class": type(self.model).__name__,
             "transformers": self._version,
@@ -176,15 +173,8 @@ def load_class(
         return model.to(device).eval()
 
 
-@contextmanager
-def class_memory(fix: str) -> Iterator[None]:
-    """Says what takes less memory where the GPU's is too small."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(
-            "Hugging Face's class does not fit the GPU's memory", seen=str(error).split(". ")[0], fix=fix
-        ) from None
+def class_memory(fix: str) -> AbstractContextManager[None]:
+    return gpu_memory("Hugging Face's class does not fit", fix)
 
 
 class ClassTokenizer:
@@ -195,7 +185,6 @@ class ClassTokenizer:
 
     @classmethod
     def of(cls, folder: Path) -> ClassTokenizer | None:
-        """None where transformers is missing or has none for it."""
         only_tiktoken = (folder / "qwen.tiktoken").is_file() and not (folder / "tokenizer.json").is_file()
         if importlib.util.find_spec("transformers") is None or only_tiktoken:  # Qwen v1's own code reads it
             return None
@@ -209,7 +198,7 @@ class ClassTokenizer:
         found: list[int] = self._tokenizer(text)["input_ids"]
         return found
 
-    def chat(self, messages: Sequence[dict[str, Any]]) -> tuple[str, list[int]] | None:
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[int]] | None:
         """Messages → prompt and ids; None without a chat template."""
         if not self._tokenizer.chat_template:
             return None
@@ -286,7 +275,6 @@ def _read(
 
 
 def _fill_qwen2(model: Any, folder: Path) -> Any:
-    """Qwen v1's weights in a Qwen2 class."""
     with open_checkpoint(folder) as checkpoint:
         missing = model.load_state_dict(qwen2_weights(checkpoint), strict=False)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()

@@ -7,7 +7,9 @@ Owns tables as plain data, their lines, and how numbers are written. Knows no te
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,17 @@ def plain(table: Table) -> str:
 def number(value: float | None) -> str:
     """A measured time or rate, to three or four digits: 0.912, 3.88, 147.5, 6,200; ``-`` for None."""
     return _told(value, (100, 1, 0))
+
+
+def numbers(entry: Mapping[str, Any], paths: str) -> list[str]:
+    """The numbers at paths such as ``ttft_ms.p50``, with spaces between; ``-`` where there is none."""
+    found = []
+    for path in paths.split():
+        value: Any = entry
+        for name in path.split("."):
+            value = None if value is None else value[name]
+        found.append(number(value))
+    return found
 
 
 def score(value: float | None) -> str:

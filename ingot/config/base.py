@@ -22,7 +22,7 @@ class JsonConfig:
     """Mixin for frozen dataclasses: ``to_json`` and ``from_json``; nested configs and tuples included."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dict of JSON types, every field included."""
+        """Plain dict of JSON types, every field included that can travel."""
         return {f.name: _plain(getattr(self, f.name)) for f in _fields(type(self)).values()}
 
     @classmethod
@@ -70,7 +70,8 @@ _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints
 
 
 def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
-    return {f.name: f for f in dataclasses.fields(cls)}
+    """Those that travel: all but fields whose metadata say ``json`` False."""
+    return {f.name: f for f in dataclasses.fields(cls) if f.metadata.get("json", True)}
 
 
 def _plain(value: Any) -> Any:

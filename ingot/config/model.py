@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.config.base import JsonConfig
+from ingot.config.encoder import EncoderConfig, Kind
 from ingot.errors import ConfigError
 
 # No known model comes near; a file that says more is damaged, and would be looped over or allocated for.
@@ -26,6 +27,7 @@ _MOST = {
     "head_dim": 1 << 12,
     "max_positions": 1 << 31,
 }
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 RopeScaling = Literal["none", "linear", "llama3", "yarn", "qwen_ntk"]
 
 
@@ -67,11 +69,18 @@ class RopeConfig(JsonConfig):
 
 @dataclass(frozen=True)
 class DecoderConfig(JsonConfig):
-    """A decoder-only transformer.
+    """A decoder, alone or behind an encoder.
 
+    ``kind`` says what becomes of the ``encoder``'s outputs; ``text`` has none.
     ``architecture`` is the registry name (``llama``, ``qwen`` …). ``rope`` is None for learned positions.
     ``logn_length`` > 0 scales queries at 0-based position p by max(1, log(p+1)/log(logn_length)) (Qwen v1).
-    ``sliding_window`` > 0 lets a token see only that many last tokens, itself included.
+    ``sliding_window`` > 0 lets a token see only that many last tokens, itself included; ``full_layers`` are
+    the layers without it.
+    ``wide_norms``: norm weights are fp32 in any dtype, and a norm is rounded once, after its weight.
+    ``post_norms``: attention's and the MLP's outputs are normed before they join the hidden states.
+    ``query_scalar`` > 0 stands for head_dim in the attention scale; ``attention_softcap`` and
+    ``logit_softcap`` > 0 bend scores (before the mask) and logits: cap · tanh(x / cap).
+    ``embedding_scale`` multiplies embedded tokens, rounded to their dtype.
     """
 
     architecture: str
@@ -85,7 +94,7 @@ class DecoderConfig(JsonConfig):
     max_positions: int
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_eps: float = 1e-6
-    mlp: Literal["silu_gated", "gelu", "gelu_tanh", "relu"] = "silu_gated"
+    mlp: Literal["silu_gated", "gelu_tanh_gated", "gelu", "gelu_tanh", "relu"] = "silu_gated"
     rope: RopeConfig | None = None
     qkv_bias: bool = False
     output_bias: bool = False
@@ -95,6 +104,15 @@ class DecoderConfig(JsonConfig):
     tie_word_embeddings: bool = False
     logn_length: int = 0
     sliding_window: int = 0
+    full_layers: tuple[int, ...] = ()
+    wide_norms: bool = False
+    post_norms: bool = False
+    query_scalar: float = 0.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    kind: Kind = "text"
+    encoder: EncoderConfig | None = None
 
     def __post_init__(self) -> None:
         for name, most in _MOST.items():
@@ -106,6 +124,37 @@ class DecoderConfig(JsonConfig):
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 "num_heads must be a multiple of num_kv_heads", seen=(self.num_heads, self.num_kv_heads)
+            )
+        for name in ("query_scalar", "attention_softcap", "logit_softcap"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name} is out of range", seen=getattr(self, name), allowed="0 or positive"
+                )
+        if not 0 < self.embedding_scale < math.inf:
+            raise ConfigError("embedding_scale must be positive", seen=self.embedding_scale)
+        if (self.wide_norms or self.post_norms) and self.norm != "rms_norm":
+            raise ConfigError("wide norms and post-norms must be RMSNorms", seen=self.norm)
+        self._check_encoder()
+
+    def _check_encoder(self) -> None:
+        encoder = self.encoder
+        if self.kind not in ("text", "prefix", "cross"):
+            raise ConfigError("unknown kind of model", seen=self.kind, allowed="text, prefix, cross")
+        if (self.kind == "text") != (encoder is None):
+            raise ConfigError("a model has an encoder unless its kind is text", seen=self.kind)
+        if encoder is None or self.kind == "cross":
+            return
+        if encoder.hidden_size != self.hidden_size:
+            raise ConfigError(
+                "an encoder whose outputs stand in the prompt has the decoder's hidden_size",
+                seen=encoder.hidden_size,
+                allowed=self.hidden_size,
+            )
+        if encoder.placeholder_id >= self.vocab_size:
+            raise ConfigError(
+                "placeholder_id is outside the vocabulary",
+                seen=encoder.placeholder_id,
+                allowed=f"0 to {self.vocab_size - 1}",
             )
 
     @property
@@ -120,5 +169,24 @@ class DecoderConfig(JsonConfig):
 
     @property
     def attention_scale(self) -> float:
-        """Factor on query·key: 1/sqrt(head_dim)."""
-        return 1.0 / math.sqrt(self.head_dim)
+        """Factor on query·key: 1/sqrt(head_dim), or of ``query_scalar``."""
+        return 1.0 / math.sqrt(self.query_scalar or self.head_dim)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP is down(act(gate(x)) · up(x))."""
+        return self.mlp.endswith("_gated")
+
+    @property
+    def activation(self) -> Activation:
+        """The MLP's, of the gate where it is gated."""
+        return self.mlp.removesuffix("_gated")  # type: ignore[return-value]
+
+    def window(self, layer: int) -> int:
+        """Tokens that a query of a layer sees, itself included; 0: all."""
+        return 0 if layer in self.full_layers else self.sliding_window
+
+    def cut(self, start: int, end: int) -> DecoderConfig:
+        """The config of the layers [start, end) alone."""
+        full = tuple(layer - start for layer in self.full_layers if start <= layer < end)
+        return self.replace(num_layers=end - start, full_layers=full)

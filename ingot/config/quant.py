@@ -10,68 +10,58 @@ computes.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from ingot.config.base import JsonConfig
 from ingot.config.quant_error import QuantFieldError
+from ingot.config.schemes import (
+    ACTIVATIONS,
+    GROUPS,
+    HEADS,
+    IN_BLOCKS,
+    METHODS,
+    SCHEMES,
+    WEIGHT_SCALES,
+    SchemeInfo,
+    choosing,
+    of_method,
+)
 from ingot.errors import ConfigError
 
-RPTQ = ("rptq-w8a8", "rptq-w4a8", "rptq-w4a4")
-SCHEMES = ("none", "w8a16", "w4a16", "w8a8", "w4a8", *RPTQ)
-HEADS = ("none", "w8a16")
-METHODS = ("round", "gptq", "awq", "smoothquant")
-ACTIVATIONS = ("dynamic", "static")
-WEIGHT_SCALES = ("channel", "tensor")
 SEARCH = "search"
-GROUPS = (0, 32, 64, 128)
 HEAD = "lm_head"
-_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
-INNER_GROUPS = (64, 128)  # of w4a8
-_GROUPED = "w4a16"
-_BOTH = "w8a8"
-_INNER = "w4a8"
 SOURCES = {"gptq": "GPTQ", "awq": "AWQ", "compressed-tensors": "compressed-tensors"}
-_WEIGHT_ONLY = ("w8a16", "w4a16")
+_METHOD_WORDS = {"round": "rounding", "gptq": "GPTQ", "awq": "AWQ", "smoothquant": "SmoothQuant"}
 _DEFAULT_ALPHA = 0.5
 _DEFAULT_GROUP = 128
-_RPTQ_METHODS = ("round", "gptq")
-_METHODS_OF = {
-    "none": METHODS[:1],
-    "w8a16": ("round", "gptq", "awq"),
-    "w4a16": ("round", "gptq", "awq"),
-    "w8a8": ("round", "smoothquant"),
-    "w4a8": ("round", "gptq"),
-    **dict.fromkeys(RPTQ, _RPTQ_METHODS),
-}
 
 
 @dataclass(frozen=True)
 class QuantConfig(JsonConfig):
     """The scheme of every linear layer; the embedding stays in the engine's dtype.
 
+    Which schemes take a field, and with which values, is in ``SCHEMES``. None is their default.
+
     Attributes:
         scheme: of the decoder's layers; ``none`` keeps weights in the engine's dtype.
-        group: neighbouring columns that share a scale in w4a16, 0: one scale per row, or a step in w4a8, 64
-            or 128; in RPTQ's schemes the columns of a block. None: 128 for these, else 0.
-        symmetric: numbers stand around 0 and there are no zeros. None: False for w4a16 and w4a8, else True.
-        method: how the numbers of the decoder's layers are chosen: ``round``, or ``gptq`` and ``awq``, which
-            take samples to calibrate with (w4a8 has no ``awq``). None: ``gptq`` where a layer is of RPTQ,
-            else ``round``. ``smoothquant``, of w8a8, makes loud channels of activations quieter and the
-            weights that read them louder, by samples. The head's are rounded.
+        group: neighbouring columns that share a scale, 0: a row has one; in RPTQ's schemes those of a block.
+        symmetric: quantized values stand around 0, and there are no zeros.
+        method: how the values of the decoder's layers are chosen: ``round``, or from samples ``gptq``,
+            ``awq`` or ``smoothquant``, which moves outliers of activations into the weights. The head's are
+            rounded.
         head: scheme of the head. A tied head in fewer bits is a copy of the embedding.
         layers: pattern of module names (``layers.0.*``, ``*.down_proj``) → scheme; the last that matches
             counts. The head is ``head``'s alone.
-        activations: of w8a8: ``dynamic``, scales that each token comes with, or ``static``, one scale a
-            layer from samples; of w4a8 dynamic; None: dynamic. ``none`` without them: they stay in the
-            engine's dtype, or, in RPTQ's schemes, have scales for blocks of columns, from samples.
+        activations: ``dynamic``: each token has its scales; ``static``: one scale per layer, from samples;
+            ``none``: activations keep the engine's dtype, or have RPTQ's scales per block.
         alpha: of ``smoothquant``: 0 leaves the activations as they are, 1 makes all their channels equally
-            loud; ``search``: the best of each input by its samples. None: 0.5 for ``smoothquant``.
-        weight_scales: of w8a8: ``channel``, one a row, or ``tensor``, one a layer.
-        rotation: with w4a8: the stream and the values of heads are turned by an orthogonal matrix, which
-            changes no output and makes no channel loud; not of models with LayerNorm. None: True for w4a8.
-        source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose numbers are kept;
-            empty: the build chooses them. w8a16 may then have groups and zeros too.
+            large; ``search``: the best of each input by its samples. None: 0.5.
+        weight_scales: ``channel``, one per row, or ``tensor``, one per layer.
+        rotation: an orthogonal matrix rotates the hidden states and the values of heads, which changes no
+            output and spreads outliers over channels; not of models with LayerNorm.
+        source: the format of a checkpoint that somebody else quantized (``SOURCES``), whose values are kept;
+            empty: the build chooses them. Weights alone in 8 bits may then have groups and zeros, too.
         act_order: of ``source``: groups are of columns that are not neighbours; layers keep their order.
 
     Raises:
@@ -98,92 +88,115 @@ class QuantConfig(JsonConfig):
             raise QuantFieldError("layers", "layers maps patterns to schemes", seen=self.layers)
         for pattern, scheme in self.layers.items():
             _expect_one("layers", f"unknown quantization scheme for {pattern!r}", scheme, SCHEMES)
-        schemes = {self.scheme, *self.layers.values()}
-        clusters = bool(schemes & {*RPTQ})
         if self.method is None:
-            object.__setattr__(self, "method", "gptq" if clusters else "round")
+            self._set("method", "gptq" if self.in_blocks else "round")
         _expect_one("method", "unknown quantization method", self.method, METHODS)
         _expect_one("source", "unknown source of quantized weights", self.source, ("", *SOURCES))
-        inner = _INNER in schemes
-        if inner and clusters:
+        rotating = [scheme for scheme in choosing("rotation") if scheme in self.schemes]
+        if rotating and self.in_blocks:
             raise QuantFieldError(
-                "layers", "w4a8 and RPTQ cannot be combined in one model", seen=sorted(schemes)
+                "layers",
+                f"{', '.join(rotating)} and RPTQ cannot be combined in one model",
+                seen=sorted(self.schemes),
             )
-        self._check_group(_GROUPED in schemes or (bool(self.source) and "w8a16" in schemes), clusters, inner)
-        _expect_one(
-            "act_order", "unsupported act_order", self.act_order, (False, True) if self.source else (False,)
+        self._check_group()
+        self._check_symmetric()
+        orders = (False, True) if self.source else (False,)
+        _expect_one("act_order", "unsupported act_order", self.act_order, orders)
+        self._check_method()
+        self._check_activations()
+        self._check_alpha()
+        self._take(
+            "rotation", "unsupported rotation", (True, False) if rotating else (False,), bool(rotating)
         )
-        self._check_method(schemes, clusters)
-        self._check_activations(_BOTH in schemes, _INNER in schemes)
-        rotation = self.rotation if self.rotation is not None else _INNER in schemes
-        rotations = (True, False) if _INNER in schemes else (False,)
-        fix = "" if inner else self._of_others("rotation", [_INNER])
-        _expect_one("rotation", "unsupported rotation", rotation, rotations, fix)
-        object.__setattr__(self, "rotation", rotation)
 
-    def _of_others(self, name: str, owners: Iterable[str]) -> str:
-        """How to mend a field that is of ``owners``, none of which the config has."""
-        schemes = ", ".join(owners)
-        if {self.scheme, *self.layers.values()} == {"none"}:
-            return f"{{scheme}}, which is missing or none: {{{name}}} needs one of {schemes}"
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """Those of the decoder's layers."""
+        return tuple(dict.fromkeys((self.scheme, *self.layers.values())))
+
+    def _infos(self) -> list[SchemeInfo]:
+        """What the layers' schemes leave to choose; others' quantized weights may have groups and zeros."""
+        found = [SCHEMES[scheme] for scheme in self.schemes]
+        if self.source:
+            found = [
+                replace(info, group=GROUPS, symmetric=(False, True)) if info.weight_only else info
+                for info in found
+            ]
+        return found
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _take(self, name: str, what: str, allowed: Iterable[object], default: object = None) -> None:
+        """Check a field, after None became the default; where no layer has it, tell which schemes do."""
+        if getattr(self, name) is None:
+            self._set(name, default)
+        fix = "" if self._chooses(name) else self._of_others(name)
+        _expect_one(name, what, getattr(self, name), allowed, fix)
+
+    def _chooses(self, name: str) -> bool:
+        """Whether a layer's scheme leaves a choice of a field."""
+        return any(len(getattr(info, name)) > 1 for info in self._infos())
+
+    def _of_others(self, name: str) -> str:
+        """How to mend a field that none of the config's schemes has."""
+        owners = ", ".join(choosing(name))
+        if self.schemes == ("none",):
+            return f"{{scheme}}, which is missing or none: {{{name}}} needs one of {owners}"
         unfit = f"{{{name}}}, which {self.layers_label} does not support"
-        return f"{unfit}: leave it out, or use a {{scheme}} of {schemes}"
+        return f"{unfit}: leave it out, or use a {{scheme}} of {owners}"
 
-    def _check_method(self, schemes: Collection[str], clusters: bool) -> None:
-        """``clusters``: a layer is of RPTQ, whose methods are the only ones then."""
-        every = {m for scheme in schemes for m in _METHODS_OF[scheme]}
+    def _check_method(self) -> None:
+        """Layers that always take samples take no other methods than theirs beside them."""
+        infos = self._infos()
+        every = {method for info in infos for method in info.method}
         every -= {"gptq", "awq"} if self.source else set()
-        methods = [m for m in METHODS if m in (_RPTQ_METHODS if clusters else every)]
-        owners = ", ".join(scheme for scheme, own in _METHODS_OF.items() if self.method in own)
+        own = [info.method for info in infos if info.in_blocks]
+        methods = [m for m in METHODS if (all(m in one for one in own) if own else m in every)]
+        owners = ", ".join(of_method(str(self.method)))
         if self.source:
             fix = "{method}: leave it out, the checkpoint's quantized values are kept"
-        elif {*schemes} == {"none"}:
+        elif self.schemes == ("none",):
             fix = f"{{scheme}}, which is missing or none: {{method}} {self.method} needs one of {owners}"
         else:
             told = f"{self.layers_label} supports {', '.join(methods)}; {self.method} needs one of {owners}"
             fix = f"{{method}} or {{scheme}}: {told}"
         _expect_one("method", "unsupported quantization method", self.method, methods, fix)
 
-    def _check_group(self, grouped: bool, clusters: bool, inner: bool) -> None:
-        """``grouped``: weights may have groups and zeros; ``clusters``: a layer is of RPTQ, whose blocks are
-        groups; ``inner``: a layer is of w4a8.
-        """
-        default = _DEFAULT_GROUP if grouped or clusters or inner else 0
-        group = self.group if self.group is not None else default
-        symmetric = self.symmetric if self.symmetric is not None else not (grouped or inner)
-        sizes = INNER_GROUPS if inner else GROUPS[1:] if clusters else GROUPS if grouped else (0,)
-        fix = "" if grouped or clusters or inner else self._of_others("group", (_GROUPED, _INNER, *RPTQ))
-        _expect_one("group", "unsupported group size", group, sizes, fix)
-        allowed = (True, False) if grouped else (not inner,)
-        fix = "" if grouped else self._of_others("symmetric", [_GROUPED])
-        _expect_one("symmetric", "unsupported symmetry", symmetric, allowed, fix)
-        object.__setattr__(self, "group", group)
-        object.__setattr__(self, "symmetric", symmetric)
+    def _check_group(self) -> None:
+        own = [info.group for info in self._infos() if len(info.group) > 1]
+        sizes = [group for group in GROUPS if all(group in one for one in own)] if own else GROUPS[:1]
+        self._take("group", "unsupported group size", sizes, _DEFAULT_GROUP if own else 0)
 
-    def _check_activations(self, both: bool, inner: bool) -> None:
-        """Fields of w8a8; ``both``: whether some layer has it, ``inner``: whether some has w4a8."""
-        rounds = both or inner
-        activations = self.activations if self.activations is not None else "dynamic" if rounds else "none"
+    def _check_symmetric(self) -> None:
+        default = all(info.symmetric[0] for info in self._infos())
+        allowed = (True, False) if self._chooses("symmetric") else (default,)
+        self._take("symmetric", "unsupported symmetry", allowed, default)
+
+    def _check_activations(self) -> None:
+        own = [info.activations for info in self._infos() if info.activations != ("none",)]
+        allowed = [kind for kind in ACTIVATIONS if all(kind in one for one in own)] if own else ["none"]
+        if self.method not in ("round", "smoothquant"):
+            allowed = allowed[:1]  # nothing else than these two finds a scale
+        self._take("activations", "unsupported activations", allowed, allowed[0])
+        scales = WEIGHT_SCALES if self._chooses("weight_scales") else WEIGHT_SCALES[:1]
+        self._take("weight_scales", "unsupported weight scales", scales)
+
+    def _check_alpha(self) -> None:
         smooth = self.method == "smoothquant"
-        alpha = self.alpha if self.alpha is not None or not smooth else _DEFAULT_ALPHA
-        of_both = ACTIVATIONS if both else ACTIVATIONS[:1] if inner else ("none",)
-        if inner or (both and self.method not in ("round", "smoothquant")):
-            of_both = of_both[:1]  # nothing else than these two finds a scale
-        fix = "" if both else self._of_others("activations", [_BOTH])
-        _expect_one("activations", "unsupported activations", activations, of_both, fix)
-        scales = WEIGHT_SCALES if both else WEIGHT_SCALES[:1]
-        fix = "" if both else self._of_others("weight_scales", [_BOTH])
-        _expect_one("weight_scales", "unsupported weight scales", self.weight_scales, scales, fix)
+        alpha = _DEFAULT_ALPHA if self.alpha is None and smooth else self.alpha
         number = isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 <= alpha <= 1
         if not (number or alpha == SEARCH if smooth else alpha is None):
+            owners = of_method("smoothquant")
+            lacks = "{method} smoothquant"
+            if not {*owners} & {*self.schemes}:
+                lacks = f"{{scheme}} {', '.join(owners)} and {lacks}"
+            fix = f"{{alpha}}, which only smoothquant supports: leave it out, or add {lacks}"
             allowed = f"0 to 1, or {SEARCH}" if smooth else "none"
-            lacks = "{method} smoothquant" if both else f"{{scheme}} {_BOTH} and {{method}} smoothquant"
-            fix = (
-                "" if smooth else f"{{alpha}}, which only smoothquant supports: leave it out, or add {lacks}"
-            )
-            raise QuantFieldError("alpha", "invalid alpha", seen=alpha, allowed=allowed, advice=fix)
-        object.__setattr__(self, "activations", activations)
-        object.__setattr__(self, "alpha", float(alpha) if isinstance(alpha, int) else alpha)
+            advice = "" if smooth else fix
+            raise QuantFieldError("alpha", "invalid alpha", seen=alpha, allowed=allowed, advice=advice)
+        self._set("alpha", float(alpha) if isinstance(alpha, int) else alpha)
 
     def at(self, module: str) -> QuantConfig:
         """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
@@ -191,28 +204,16 @@ class QuantConfig(JsonConfig):
         if module != HEAD:
             matched = [s for pattern, s in self.layers.items() if fnmatch.fnmatchcase(module, pattern)]
             scheme = matched[-1] if matched else scheme
-        if self.source and scheme in _WEIGHT_ONLY and module != HEAD:
-            kept = (self.source, self.act_order)
-            return QuantConfig(scheme, self.group, self.symmetric, source=kept[0], act_order=kept[1])
-        if scheme in RPTQ:
-            return QuantConfig(scheme, self.group, method=self.method)
-        if scheme == _GROUPED:
-            method = "round" if self.method == "smoothquant" else self.method
-            return QuantConfig(scheme, self.group, self.symmetric, method)
-        if scheme == _BOTH:
-            smooth = self.method == "smoothquant"
+        info = SCHEMES[scheme]
+        if self.source and info.weight_only and module != HEAD:
             return QuantConfig(
-                scheme,
-                method=self.method if smooth else "round",
-                activations=self.activations,
-                alpha=self.alpha if smooth else None,
-                weight_scales=self.weight_scales,
+                scheme, self.group, self.symmetric, source=self.source, act_order=self.act_order
             )
-        if scheme == _INNER:
-            method = "gptq" if self.method == "gptq" else "round"
-            return QuantConfig(scheme, self.group, method=method, rotation=self.rotation)
-        rounds = module == HEAD or scheme == "none" or self.method == "smoothquant"
-        return QuantConfig(scheme, method="round" if rounds else self.method)
+        method = self.method if self.method in info.method and module != HEAD else "round"
+        fields = ("group", "symmetric", "activations", "weight_scales", "rotation")
+        kept = {name: getattr(self, name) for name in fields if len(getattr(info, name)) > 1}
+        alpha = self.alpha if method == "smoothquant" else None
+        return QuantConfig(scheme, method=method, alpha=alpha, **kept)
 
     def check_names(self, modules: Iterable[str]) -> None:
         """Refuse patterns that match none of the linear layers ``modules``.
@@ -225,7 +226,7 @@ class QuantConfig(JsonConfig):
         if idle:
             leaves = sorted({name.rpartition(".")[2] for name in names})
             of_head = [p for p in idle if fnmatch.fnmatchcase(HEAD, p)]
-            fix = f"; for {HEAD}, set `head: w8a16` next to layers" if of_head else ""
+            fix = f"; for {HEAD}, set `head: {HEADS[-1]}` next to layers" if of_head else ""
             raise ConfigError(
                 "patterns in layers match no linear layer",
                 seen=idle,
@@ -242,24 +243,24 @@ class QuantConfig(JsonConfig):
         if self.calibrated:
             by_method = self.method != "round"
             flags = f"--quant {'FILE.yaml' if self.layers else self.scheme}"
-            if not self.in_clusters:
+            if not self.in_blocks:
                 flags += f" --method {self.method}" if by_method else " --activations static"
             what = self.method_word if by_method else "a static scale"
             raise ConfigError(
-                f"{'RPTQ' if self.in_clusters else what} needs calibration, which only a build does",
+                f"{'RPTQ' if self.in_blocks else what} needs calibration, which only a build does",
                 seen=self.needs_samples,
                 allowed="a scheme other than RPTQ, method round, activations dynamic",
                 fix=f"`ingot build CHECKPOINT -o ENGINE {flags} --calib FILE`, then load that engine",
             )
 
     @property
-    def in_clusters(self) -> bool:
+    def in_blocks(self) -> bool:
         """Whether some layer is of RPTQ."""
-        return any(scheme in RPTQ for scheme in (self.scheme, *self.layers.values()))
+        return any(scheme in IN_BLOCKS for scheme in self.schemes)
 
     @property
     def calibrated(self) -> bool:
-        """Whether numbers or scales are chosen by what layers see."""
+        """Whether values or scales are chosen by what layers see."""
         return bool(self.needs_samples)
 
     @property
@@ -268,7 +269,7 @@ class QuantConfig(JsonConfig):
         if self.source:
             return ""
         parts = [f"method {self.method}"] if self.method != "round" else []
-        parts += [scheme for scheme in RPTQ if scheme in (self.scheme, *self.layers.values())]
+        parts += [scheme for scheme in IN_BLOCKS if scheme in self.schemes]
         parts += ["activations static"] if self.activations == "static" else []
         return ", ".join(parts)
 
@@ -281,12 +282,12 @@ class QuantConfig(JsonConfig):
     @property
     def dense(self) -> bool:
         """Whether every weight is in the engine's dtype."""
-        return {self.scheme, self.head, *self.layers.values()} == {"none"}
+        return {self.head, *self.schemes} == {"none"}
 
     @property
     def layers_label(self) -> str:
         """The schemes of the decoder's layers in a word: ``w4a16``, ``w4a16+w8a16``."""
-        return "+".join(dict.fromkeys((self.scheme, *self.layers.values())))
+        return "+".join(self.schemes)
 
     @property
     def label(self) -> str:
@@ -297,19 +298,18 @@ class QuantConfig(JsonConfig):
     def summary(self) -> str:
         """What is stored, for people."""
         parts = [self.label]
-        schemes = {self.scheme, *self.layers.values()}
-        if _GROUPED in schemes or self.source:
+        if self.source or self._chooses("symmetric"):
             parts.append(f"one scale per {self.group} columns" if self.group else "one scale per row")
             parts.append("symmetric" if self.symmetric else "asymmetric")
-        if self.in_clusters:
+        if self.in_blocks:
             parts.append(f"activations in blocks of {self.group} reordered columns")
         parts += ["columns grouped by act-order"] if self.act_order else []
-        if _INNER in schemes:
+        if self._chooses("rotation"):
             parts += [
                 f"one inner scale per {self.group} columns",
                 "rotated" if self.rotation else "not rotated",
             ]
-        if schemes & {_BOTH, _INNER}:
+        if self.activations != "none":
             parts.append(f"{self.activations} activations")
             parts += ["one weight scale per layer"] if self.weight_scales == "tensor" else []
         if self.method == "smoothquant":

@@ -4,7 +4,7 @@ Owns the reading and writing of that file. Knows no scheme.
 
     quant = read_quant("mixed.yaml")
     Path("mixed.yaml").write_text(quant_text(quant, ["what it is for"]), encoding="utf-8")
-    quant = read_quant("w4a16", group=64, head="w8a16")
+    quant = read_quant(scheme, group=64, head=MILDEST)
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 import yaml
 
 from ingot.config.json_text import read_text
-from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.config.quant import QuantConfig
 from ingot.config.quant_error import QuantFieldError
+from ingot.config.schemes import SCHEMES, choosing
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
@@ -93,8 +94,8 @@ def quant_text(quant: QuantConfig, comments: Sequence[str] = ()) -> str:
     """The file of a config: fields that are not the defaults of its schemes, behind lines of comments."""
     usual = QuantConfig(quant.scheme, layers=quant.layers).to_json()
     fields = {name: value for name, value in quant.to_json().items() if value != usual[name]}
-    schemes = {quant.scheme, *quant.layers.values()}
-    told = {"group": quant.group, "symmetric": quant.symmetric} if "w4a16" in schemes else {}
+    free = {*choosing("symmetric")} & {*quant.schemes}
+    told = {"group": quant.group, "symmetric": quant.symmetric} if free else {}
     fields = {"scheme": quant.scheme} | told | fields | ({"layers": quant.layers} if quant.layers else {})
     lines = [f"# {line}\n" for comment in comments for line in comment.splitlines()]
     return "".join(lines) + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)

@@ -45,6 +45,9 @@ class RuntimeConfig(JsonConfig):
             (e4m3), with a scale for each token's head of keys and of values (docs/quantization.md has what
             they cost); ``auto``, as the
             engine was built.
+        encoder_budget: positions that one step encodes at most; a longer input takes a step's budget alone.
+        encoder_positions: size of the encoder cache in positions; None holds what a full batch of longest
+            inputs needs (kind ``cross``), or twice the budget (``prefix``), and at least one input.
     """
 
     memory_fraction: float = 0.9
@@ -57,6 +60,8 @@ class RuntimeConfig(JsonConfig):
     run_ahead: bool = True
     batch_invariant: bool = False
     kv_dtype: Literal["auto", "model", "int8", "fp8"] = "auto"
+    encoder_budget: int = 4096
+    encoder_positions: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.memory_fraction <= 1.0:
@@ -68,6 +73,10 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
+        if self.encoder_budget < 1:
+            raise ConfigError("encoder_budget must be >= 1", seen=self.encoder_budget)
+        if self.encoder_positions is not None and self.encoder_positions < 1:
+            raise ConfigError("encoder_positions must be >= 1", seen=self.encoder_positions)
         if self.kv_dtype not in KV_DTYPES:
             raise ConfigError(
                 "unknown kv_dtype", seen=self.kv_dtype, allowed=", ".join(KV_DTYPES), flag="--kv-dtype"

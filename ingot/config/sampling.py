@@ -7,8 +7,8 @@ Owns the sampling values and their ranges. Knows nothing of logits or tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import InitVar, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass, field, fields
 from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any, Self
@@ -32,6 +32,11 @@ class SamplingParams(JsonConfig):
     sampling, penalties excepted. ``max_tokens``, as other libraries call it, is taken for
     ``max_new_tokens``.
 
+    ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
+    are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
+    returned may be the same tensor. No JSON has them. A request that brings one takes the host's path, as one
+    with penalties does.
+
     Raises:
         RequestError: a value is of the wrong type or out of range; the message names it.
     """
@@ -54,6 +59,7 @@ class SamplingParams(JsonConfig):
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    logits_processors: tuple[Callable[..., Any], ...] = field(default=(), metadata={"json": False})
     max_tokens: InitVar[int | None] = None
 
     def __post_init__(self, max_tokens: int | None) -> None:
@@ -66,6 +72,7 @@ class SamplingParams(JsonConfig):
         self._check_booleans()
         self._check_stops()
         self._check_beams()
+        self._check_processors()
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some values changed.
@@ -142,6 +149,16 @@ class SamplingParams(JsonConfig):
         if self.n > self.num_beams:
             raise RequestError("n exceeds num_beams", seen=self.n, allowed=f"<= {self.num_beams}", flag="n")
 
+    def _check_processors(self) -> None:
+        given = self.logits_processors
+        if not isinstance(given, (list, tuple)) or not all(callable(one) for one in given):
+            raise RequestError(
+                "logits_processors must be a list of functions (ids, logits) -> logits",
+                seen=repr(given)[:80],
+                flag="logits_processors",
+            )
+        object.__setattr__(self, "logits_processors", tuple(given))
+
     def _integer(self, name: str, low: int, high: int | None = None, *, optional: bool = False) -> None:
         value = getattr(self, name)
         if value is None and optional:
@@ -161,6 +178,9 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
+# What JSON, flags and explanations can name.
+VALUE_NAMES = tuple(one.name for one in fields(SamplingParams) if one.metadata.get("json", True))
+
 # Read, it is what it sets; the dataclass alone would leave its default there.
 SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]
 
@@ -171,7 +191,7 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         RequestError: a name is of no value, or both of these are given.
     """
-    known = [field.name for field in fields(SamplingParams)]
+    known = [one.name for one in fields(SamplingParams)]
     found = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in values.items()}
     for name in found:
         if name not in known:

@@ -1,15 +1,15 @@
-"""A checkpoint that somebody else quantized: its numbers are an engine's numbers.
+"""A checkpoint that somebody else quantized: its values are an engine's values.
 
-Owns the way from packed layers to a QuantConfig, and their numbers, scales and zeros in the engine's form:
+Owns the way from packed layers to a QuantConfig, and their values, scales and zeros in the engine's form:
 taken over, never chosen again. Knows no file format (checkpoint/packed_layouts.py) and no storage layout.
 
     quant = stored_quant(packed, mapped, given)
-    numbers = StoredWeights(packed, mapped, load, dtype).numbers("layers.0.mlp.down_proj")
+    found = StoredWeights(packed, mapped, dtype).values("layers.0.mlp.down_proj")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -21,10 +21,9 @@ from ingot.checkpoint.weight_map import MappedTensor
 from ingot.config.quant import HEAD, SOURCES, QuantConfig
 from ingot.device import dtype_name
 from ingot.errors import BuildError, CheckpointError, ConfigError
-from ingot.quant.rounding import Quantized
+from ingot.quant.values import Quantized
 
 Mapped = Mapping[str, MappedTensor]
-Load = Callable[[str], torch.Tensor]
 
 
 def stored_quant(
@@ -62,23 +61,16 @@ def stored_quant(
 
 
 class StoredWeights:
-    """The tensors of a packed checkpoint before packing, and the numbers of its packed layers, by the model's
-    names (assemble.py: ``Chosen``).
-    """
+    """The values and input scales of a packed checkpoint's layers, by the model's names."""
 
-    def __init__(self, packed: PackedLayers, mapped: Mapped, load: Load, dtype: torch.dtype) -> None:
-        """``load`` gives what is whole; ``dtype``: the engine's, which must hold the scales as they are."""
+    def __init__(self, packed: PackedLayers, mapped: Mapped, dtype: torch.dtype) -> None:
+        """``dtype``: the engine's, which must hold the scales as they are."""
         self._packed = packed
         self._mapped = mapped
         self._dtype = dtype
-        self._load = load
-
-    def load(self, name: str) -> torch.Tensor:
-        """A tensor that is whole, in the engine's dtype."""
-        return self._load(name)
 
     def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], one step of the input of a layer; None: its activations have no static scale.
+        """fp32 [1], the scale of a layer's input; None: its activations have no static scale.
 
         Raises:
             CheckpointError: the parts of a layer have scales that differ.
@@ -94,11 +86,11 @@ class StoredWeights:
             )
         return found[0] if found else None
 
-    def numbers(self, name: str) -> Quantized | None:
+    def values(self, name: str) -> Quantized | None:
         """Of a linear layer; None: it is whole. Rows of several sources lie one after another.
 
         Raises:
-            CheckpointError: the numbers cannot be read, or parts of a layer have other orders of columns.
+            CheckpointError: the values cannot be read, or parts of a layer have other orders of columns.
             BuildError: the engine's dtype does not hold the scales.
         """
         mapped = self._mapped[f"{name}.weight"]
@@ -122,11 +114,11 @@ class StoredWeights:
             if first.zeros is None
             else torch.cat([part.zeros for part in parts if part.zeros is not None], along)
         )
-        numbers = torch.cat([part.numbers for part in parts])
+        values = torch.cat([part.numbers for part in parts])
         if self._packed.form.activations != "none":
-            around_zero = (numbers.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
+            around_zero = (values.to(torch.int16) - (1 << (first.bits - 1))).to(torch.int8)
             return Quantized(around_zero, scales.float(), None, first.bits, first.group)
-        return Quantized(numbers, self._exact(name, scales), zeros, first.bits, first.group, first.order)
+        return Quantized(values, self._exact(name, scales), zeros, first.bits, first.group, first.order)
 
     def _check_order(self, name: str, sources: tuple[str, ...], parts: list[PackedWeight]) -> None:
         orders = [part.order for part in parts]

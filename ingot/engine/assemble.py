@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import torch
+from torch import nn
 
 from ingot.checkpoint.reader import GENERATION_CONFIG, Checkpoint
 from ingot.checkpoint.weight_map import Ignore, MappedTensor, resolve
@@ -25,37 +25,36 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
 from ingot.device import dtype_name, parse_dtype
 from ingot.engine.as_stored import StoredWeights, stored_quant
+from ingot.engine.manifest import Manifest
 from ingot.engine.rotated import check_rotation, rotated
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear, linears
+from ingot.layers.norm import RMSNorm
 from ingot.models.base import Architecture
 from ingot.models.hf_values import check_end_tokens
-from ingot.models.registry import find_architecture
-from ingot.quant.rounding import Quantized
-from ingot.quant.rptq import InBlocks
-from ingot.quant.schemes import is_dense
+from ingot.models.registry import architecture_named, find_architecture
+from ingot.quant.values import Values
 
 Load = Callable[[str], torch.Tensor]
 
 
-class Chosen(Protocol):
-    """Weights that are not just the checkpoint's, and numbers that are not just rounded, asked for in the
-    order of a model's tensors.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a linear layer stores besides its rounded weight.
+
+    Attributes:
+        values: quantized values that are chosen already; None: the scheme rounds the weight.
+        input_scale: fp32 [1], of static activations.
     """
 
-    def load(self, name: str) -> torch.Tensor:
-        """A tensor as it is before packing, in the engine's dtype."""
-        ...
+    values: Values | None = None
+    input_scale: torch.Tensor | None = None
 
-    def numbers(self, name: str) -> Quantized | InBlocks | None:
-        """The numbers of a linear layer by its name; None: the scheme rounds."""
-        ...
 
-    def input_scale(self, name: str) -> torch.Tensor | None:
-        """fp32 [1], one step of a linear layer's input by its name; None: the input has no static scale."""
-        ...
+ROUNDED = Choice()
+Choose = Callable[[str], Choice]  # of a linear layer by its name
 
 
 @dataclass
@@ -79,13 +78,21 @@ class Assembly:
         Raises:
             CheckpointError: unsupported architecture or config, an end token outside the vocabulary, or
                 tensors that do not fit the model (all listed).
-            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, or the
-                checkpoint is quantized in another way than ``quant``.
+            ConfigError: ``layers``, ``max_seq_len`` or patterns of ``quant`` do not fit the model, the
+                checkpoint is quantized in another way than ``quant``, or ``quant`` calibrates a model with an
+                encoder.
         """
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
         config = _cut(whole, build)
+        if config.encoder is not None and quant.calibrated:
+            raise ConfigError(
+                "calibration reads text alone, and this model has an encoder",
+                seen=quant.needs_samples,
+                allowed="schemes that need no samples, such as w8a16",
+                flag="--quant",
+            )
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
         packed = checkpoint.packed
@@ -105,36 +112,50 @@ class Assembly:
         return stored_tensors(self.model)
 
     def tensors(
-        self, checkpoint: Checkpoint, device: torch.device | None = None, chosen: Chosen | None = None
+        self, checkpoint: Checkpoint, device: torch.device | None = None
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Every stored tensor, read, cast and packed, in the order of ``layout``.
 
-        ``device``: where weights are rotated, and rounded to numbers of fewer bits; the same come out
-        anywhere.
-        ``chosen``: weights and numbers that are not the checkpoint's own and its rounded ones.
+        ``device``: where weights are rotated, and rounded to fewer bits; the same come out anywhere.
         """
         load: Load = partial(self.load, checkpoint=checkpoint, device=device)
-        if chosen is None and checkpoint.packed is not None:
-            chosen = StoredWeights(checkpoint.packed, self.mapped, load, parse_dtype(self.build.dtype))
-        return packed_tensors(self.model, load if chosen is None else chosen.load, device, chosen)
+        if checkpoint.packed is None:
+            return packed_tensors(self.model, load, device)
+        stored = StoredWeights(checkpoint.packed, self.mapped, parse_dtype(self.build.dtype))
+        return packed_tensors(
+            self.model, load, device, lambda name: Choice(stored.values(name), stored.input_scale(name))
+        )
 
     def load(self, target: str, checkpoint: Checkpoint, device: torch.device | None = None) -> torch.Tensor:
         """One tensor by the model's name for it, as it is before packing: in the engine's dtype, or fp32
         where it was rotated and is packed with its input in 8 bits. A layer's rotated one is on
         ``device``, where it was turned (None: the CPU), all others are on the CPU.
         """
-        dtype = parse_dtype(self.build.dtype)
         if not self.quant.rotation:
             return self.original(target, checkpoint)
         tensor = rotated(target, self.model_config, lambda name: self.mapped[name].load(checkpoint), device)
+        return self.cast(target, tensor)
+
+    def cast(self, target: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A changed tensor as it is packed: a weight in fp32 where its scheme wants that, all others in the
+        engine's dtype.
+
+        Raises:
+            BuildError: the dtype does not hold it.
+        """
         path, _, leaf = target.rpartition(".")
         module = self.model.get_submodule(path)
-        narrow = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
-        return tensor.float() if narrow else cast_weight(target, tensor, dtype)
+        wide = leaf == "weight" and isinstance(module, Linear) and module.scheme.packs_fp32
+        return tensor.float() if wide else cast_weight(target, tensor, self.dtype_of(target))
 
     def original(self, target: str, checkpoint: Checkpoint) -> torch.Tensor:
-        """One tensor of the checkpoint by the model's name for it, in the engine's dtype."""
-        return cast_weight(target, self.mapped[target].load(checkpoint), parse_dtype(self.build.dtype))
+        """One tensor of the checkpoint by the model's name for it, as ``dtype_of`` says."""
+        return cast_weight(target, self.mapped[target].load(checkpoint), self.dtype_of(target))
+
+    def dtype_of(self, target: str) -> torch.dtype:
+        """Of one tensor before packing: the engine's, but fp32 for the weight of a wide norm."""
+        module = self.model.get_submodule(target.rpartition(".")[0])
+        return module.weight.dtype if isinstance(module, RMSNorm) else parse_dtype(self.build.dtype)
 
 
 def cast_weight(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -173,42 +194,70 @@ def empty_model(
         return architecture.build(config, ctx, build.max_seq_len)
 
 
+def model_of(manifest: Manifest, plan: KernelPlan | None = None) -> Decoder:
+    """The empty modules of an engine; without a plan kernels have their defaults."""
+    architecture = architecture_named(manifest.model.architecture)
+    return empty_model(architecture, manifest.model, manifest.build, manifest.quant, plan or KernelPlan())
+
+
 def packed_tensors(
     model: Decoder,
     load: Load,
     device: torch.device | None = None,
-    chosen: Chosen | None = None,
+    choose: Choose = lambda name: ROUNDED,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every stored tensor in the order of ``stored_tensors``; ``load`` gives weights before packing, by
-    name. Those that packing changes are packed on ``device``, if one is given. ``chosen`` is asked for the
-    numbers and the input's scale of each linear layer, in that order; where it has no numbers the scheme
-    rounds.
+    """Every stored tensor in the order of ``stored_tensors``.
+
+    ``load`` gives weights before packing, by name. Those that packing changes are packed on ``device``, if
+    one is given.
     """
+    for one in storing_modules(model):
+        yield from one.packed(load, device, choose)
+
+
+@dataclass(frozen=True)
+class StoringModule:
+    """A module with tensors of its own, ``leaves``, and the name of the weight that a linear layer packs."""
+
+    path: str
+    module: nn.Module
+    leaves: tuple[str, ...]
+    weight: str
+
+    @property
+    def layer(self) -> int | None:
+        """The decoder layer that it is of."""
+        head, _, rest = self.path.partition(".")
+        return int(rest.partition(".")[0]) if head == "layers" else None
+
+    def packed(
+        self, load: Load, device: torch.device | None = None, choose: Choose = lambda name: ROUNDED
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its stored tensors; arguments are as of ``packed_tensors``."""
+        if not isinstance(self.module, Linear):
+            yield from ((f"{self.path}.{leaf}", load(f"{self.path}.{leaf}")) for leaf in self.leaves)
+            return
+        scheme, choice = self.module.scheme, choose(self.path)
+        bias = load(f"{self.path}.bias") if self.module.has_bias else None
+        if choice.values is not None:
+            found = scheme.accept(choice.values, bias, choice.input_scale)
+        else:
+            weight = load(self.weight)
+            if device is not None and not scheme.dense:
+                weight = weight.to(device)
+            found = scheme.pack(weight, bias, choice.input_scale)
+        yield from ((f"{self.path}.{name}", tensor) for name, tensor in found.items())
+
+
+def storing_modules(model: Decoder) -> Iterator[StoringModule]:
+    """The modules whose tensors are stored, in the order of ``stored_tensors``."""
     stored = stored_tensors(model)
     for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        names = [name for name in module._parameters if f"{prefix}{name}" in stored]
-        if not names:
-            continue
-        if isinstance(module, Linear):
-            # Tied, but stored in fewer bits; a rotated head is another matrix than the embedding.
-            copied = path == HEAD and model.config.tie_word_embeddings and not model.quant.rotation
-            weight_name = "embed_tokens.weight" if copied else f"{prefix}weight"
-            numbers = chosen.numbers(path) if chosen is not None else None
-            bias = load(f"{prefix}bias") if module.has_bias else None
-            scale = chosen.input_scale(path) if chosen is not None else None
-            if numbers is not None:
-                packed = module.scheme.accept(numbers, bias, scale)
-            else:
-                weight = load(weight_name)
-                if device is not None and not is_dense(module.scheme):
-                    weight = weight.to(device)
-                packed = module.scheme.pack(weight, bias, scale)
-            for name, tensor in packed.items():
-                yield f"{prefix}{name}", tensor
-        else:
-            for name in names:
-                yield f"{prefix}{name}", load(f"{prefix}{name}")
+        leaves = tuple(leaf for leaf in module._parameters if f"{path}.{leaf}" in stored)
+        # Tied, but stored in fewer bits; a rotated head is another matrix than the embedding.
+        copied = path == HEAD and model.config.tie_word_embeddings and not model.quant.rotation
+        if leaves:
+            yield StoringModule(path, module, leaves, f"{'embed_tokens' if copied else path}.weight")
 
 
 def stored_tensors(model: Decoder) -> dict[str, torch.Tensor]:
@@ -256,4 +305,4 @@ def _cut(config: DecoderConfig, build: BuildConfig) -> DecoderConfig:
             allowed=f"0:{config.num_layers}",
             flag="--layers",
         )
-    return config.replace(num_layers=end - start)
+    return config.cut(start, end)

@@ -1,68 +1,53 @@
 """AWQ of one decoder layer after another.
 
 Owns what AWQ gathers of a layer, which inputs it rescales and which rows it clips. Knows no walk and no file.
-
-    method = AwqLayers(config, schemes, dtype, device)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from ingot.config.model import DecoderConfig
-from ingot.engine.calibrate import CalibratedLayer, naming
-from ingot.engine.gptq_layers import Unseen
+from ingot.engine.assemble import Choice
+from ingot.engine.calibrate import CalibratedLayer, Statistic, Unseen, naming
+from ingot.engine.layer_method import LayerMethod
 from ingot.engine.rescaling import fold, rescaling_sites
 from ingot.quant.awq import clip_limits, clipped, search_scales
 from ingot.quant.calibration import SAMPLE_ROWS, InputStatistics
-from ingot.quant.rounding import Quantized, dequantize, quantize
-from ingot.quant.weight_only import WeightOnly
-
-Seen = InputStatistics | Unseen
+from ingot.quant.rounding import dequantize, quantize
+from ingot.quant.values import Quantized
 
 
-class AwqLayers:
-    """Numbers by rounding, of weights whose loud inputs were scaled up and whose ranges were cut.
+class AwqLayers(LayerMethod):
+    """Values by rounding, of weights whose large inputs were scaled up and whose ranges were cut.
 
     The scales of an input are folded into what makes it (rescaling.py); one without a site keeps its own.
     4-bit ranges are cut where a sample of the inputs says so, but for queries and keys.
     """
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        schemes: Mapping[str, WeightOnly],
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        """``dtype`` is that in which scales are stored."""
-        self._config = config
-        self._schemes = schemes
-        self._dtype = dtype
-        self._device = device
+    name = "awq"
 
-    def statistic(self, name: str, in_features: int) -> Seen:
+    def statistic(self, name: str, in_features: int) -> Statistic:
         """Magnitudes of channels and a sample of tokens of what narrow layers read."""
-        if name not in self._schemes:
+        if name not in self.schemes:
             return Unseen()
-        return InputStatistics.of(in_features, self._device, sample=SAMPLE_ROWS)
+        return InputStatistics.of(in_features, self.device, sample=SAMPLE_ROWS)
 
-    def choose(self, layer: CalibratedLayer[Seen]) -> Iterator[tuple[str, Quantized]]:
-        """The numbers of each narrow linear layer, once all scales of the layer are folded."""
-        sampled = {name: _sample(seen) for name, seen in layer.inputs.items() if not isinstance(seen, Unseen)}
-        for site in rescaling_sites(self._config, layer.index):
-            seen = layer.inputs[site.reader]
-            if isinstance(seen, Unseen):
+    def choose(self, layer: CalibratedLayer[Any]) -> Iterator[tuple[str, Choice]]:
+        """The values of each narrow linear layer, once all scales of the layer are folded."""
+        sampled = {name: seen.sample.x for name, seen in layer.inputs.items() if name in self.schemes}
+        for site in rescaling_sites(self.config, layer.index):
+            if site.reader not in sampled:
                 continue
             with naming(site.reader):
                 found = search_scales(
                     [layer.weight(f"{site.reader}.weight")],
                     sampled[site.reader],
                     lambda w, name=site.reader: dequantize(self._rounded(name, w)),  # type: ignore[misc]
-                    group=self._schemes[site.reader].group,
-                    magnitude=seen.ranges.mean_abs(),
+                    group=self.schemes[site.reader].grid.group,
+                    magnitude=layer.inputs[site.reader].ranges.mean_abs(),
                     classes=site.classes,
                 )
                 if found.ratio:
@@ -70,25 +55,21 @@ class AwqLayers:
                     sampled[site.reader] = sampled[site.reader] / found.scales
         for name, x in sampled.items():
             with naming(name):
-                numbers = self._rounded(name, self._narrowed(name, layer.weight(f"{name}.weight"), x))
-                layer.replace(f"{name}.weight", dequantize(numbers))
-            yield name, numbers
+                values = self._rounded(name, self._narrowed(name, layer.weight(f"{name}.weight"), x))
+                layer.replace(f"{name}.weight", dequantize(values))
+            self.tell(name)
+            yield name, Choice(values)
 
     def _rounded(self, name: str, weight: torch.Tensor) -> Quantized:
-        own = self._schemes[name]
-        return quantize(weight, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self._dtype)
+        own = self.schemes[name].grid
+        return quantize(weight, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
 
     def _narrowed(self, name: str, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The weight in fp32 with its ranges cut; 8 bits have no need of it."""
-        own, wide = self._schemes[name], weight.float()
+        own, wide = self.schemes[name].grid, weight.float()
         if own.bits != 4:
             return wide
-        whole = self._config.q_size + self._config.kv_size if name.endswith(".qkv_proj") else 0
+        whole = self.config.q_size + self.config.kv_size if name.endswith(".qkv_proj") else 0
         cut = wide[whole:]
-        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self._dtype)
+        limits = clip_limits(cut, x, own.bits, own.group, symmetric=own.symmetric, scale_dtype=self.dtype)
         return torch.cat([wide[:whole], clipped(cut, limits, own.group)])
-
-
-def _sample(seen: InputStatistics) -> torch.Tensor:
-    assert seen.sample is not None
-    return seen.sample.x

@@ -13,7 +13,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.device import dtype_name, parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, Chosen
+from ingot.engine.assemble import Assembly
 from ingot.engine.calibration_cache import cache_path
 from ingot.engine.golden import make_proof
 from ingot.engine.host_room import dense_bytes, expect_room
@@ -42,8 +41,7 @@ from ingot.engine.manifest import (
 from ingot.engine.memory_sizes import largest_weight_bytes
 from ingot.engine.plan_file import plan_text, read_plan
 from ingot.engine.proof import write_when
-from ingot.engine.quantize import CalibratedWeights, calibration_entry, read_samples
-from ingot.engine.smoothed import LayerOnce, SmoothedWeights, seen_inputs
+from ingot.engine.quantize import calibration_entry, read_samples, write_calibrated
 from ingot.engine.staging import new_parents, staged_folder
 from ingot.engine.text import TextParts, read_text_parts
 from ingot.engine.tuner import tune_model
@@ -98,10 +96,10 @@ def build(
         max_seq_len: most tokens of one request, prompt and output together; None: the model's own, at most
             8192.
         layers: ``"0:1"`` keeps only these decoder layers.
-        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (numbers of the engine's
+        kv_dtype: what the KV cache holds unless a run says otherwise: ``model`` (values of the engine's
             dtype) or ``int8``.
-        quant: ``none``, ``w8a16``, ``w4a16``, ``w8a8``, ``w4a8``, ``rptq-w8a8``, ``rptq-w4a8``,
-            ``rptq-w4a4``, a YAML file of ``QuantConfig``'s fields, or a config.
+        quant: a scheme's name (``config.schemes.SCHEMES``), a YAML file of ``QuantConfig``'s fields, or a
+            config.
         calib: a file of samples, for a method of ``quant`` that calibrates (calibration_data.py).
         calib_samples: most samples to take of it, evenly spread, each cut to 512 tokens; None: 128.
         chat_template: ``chatml``, ``vicuna``, ``vicuna-v0`` or a Jinja file, instead of the checkpoint's own.
@@ -232,7 +230,7 @@ def _write_weights(
     progress: Progress | None,
     ranges: Path,
 ) -> tuple[dict[str, TensorEntry], SeenInputs | None]:
-    """All stored tensors in order, those of calibrated layers as the walk over the samples comes to them."""
+    """All stored tensors in order; also what calibration saw of activations, where that can be kept."""
     layout = assembly.layout()
     total = sum(t.numel() * t.element_size() for t in layout.values())
     done = 0
@@ -241,21 +239,20 @@ def _write_weights(
         if progress is not None:
             progress(what, done, total)
 
-    chosen: Chosen | None = None
-    seen = None
-    if data is not None:
-        load = partial(assembly.load, checkpoint=source, device=device)
-        if assembly.quant.method in ("gptq", "awq") or assembly.quant.in_clusters:
-            chosen = CalibratedWeights(assembly, load, data.samples, device, tell)
-        else:
-            once = LayerOnce(load, device)
-            seen = seen_inputs(assembly, once, data, source, device, ranges, tell)
-            chosen = SmoothedWeights(assembly, once, seen.layers(), device, tell)
     with WeightsWriter(path, layout) as writer:
-        for name, tensor in assembly.tensors(source, device, chosen):
+
+        def write(name: str, tensor: torch.Tensor) -> None:
+            nonlocal done
             writer.add(name, tensor)
             done += tensor.numel() * tensor.element_size()
             tell(name)
+
+        seen = None
+        if data is not None:
+            seen = write_calibrated(assembly, source, data, device, write, ranges, tell)
+        else:
+            for name, tensor in assembly.tensors(source, device):
+                write(name, tensor)
     return writer.entries, seen
 
 

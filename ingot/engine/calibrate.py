@@ -4,14 +4,13 @@ Owns the passes of samples through the layers of a checkpoint (or of a model in 
 layer multiplies, and what the layers after see. Holds one layer's weights on the device; the hidden states of
 all samples lie there too where they fit, else in host memory. Knows no way of quantizing.
 
-    def statistic(name: str, in_features: int) -> InputStatistics:
-        return InputStatistics.of(in_features, device, hessian=True)
-
-    for layer in calibrate(dense_model(assembly), load, samples, device, statistic, propagate=True):
+    walk = Walk(dense_model(assembly), load, samples, device, statistic, propagate=True)
+    for index in range(num_layers):
+        layer = walk.observe(index)
         for name, seen in layer.inputs.items():                 # "layers.0.self_attn.qkv_proj", …
-            weight = layer.weight(f"{name}.weight")
-            found = gptq(weight, seen.hessian.mean(), 4, 128).quantized
+            found = gptq(layer.weight(f"{name}.weight"), seen.mean(), 4, 128).quantized
             layer.replace(f"{name}.weight", dequantize(found))  # what layers after this one will see
+        walk.advance(layer)
 
 The arithmetic is that of proofs (reference.py): fp32, without kernels, on any device.
 """
@@ -32,7 +31,6 @@ from ingot.engine.reference import EXACT, ReferenceRun, Span
 from ingot.errors import BuildError, ConfigError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.schemes import Dense
 
 BATCH_TOKENS = 4096  # computed at once, at least one sample
 _SHARE = 0.25  # of a GPU's free memory that hidden states may take
@@ -48,6 +46,14 @@ class Statistic(Protocol):
     def add(self, x: torch.Tensor) -> None:
         """Tokens [T, K], fp32, on the device."""
         ...
+
+
+class Unseen:
+    """Nothing of an input."""
+
+    def add(self, x: torch.Tensor) -> None:
+        """Forget the tokens."""
+        return
 
 
 S = TypeVar("S", bound=Statistic)
@@ -99,25 +105,15 @@ def dense_model(assembly: Assembly) -> Decoder:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Errors of one linear layer's numbers, told with its name."""
+    """Errors of one linear layer's values, told with its name."""
     try:
         yield
     except BuildError as error:
         raise BuildError(f"{name}: {error.what}", seen=error.seen, fix=error.fix) from None
 
 
-def calibrate(
-    model: Decoder,
-    load: Load,
-    samples: Sequence[Sequence[int]],
-    device: torch.device,
-    statistic: Callable[[str, int], S],
-    *,
-    propagate: bool = False,
-    batch_tokens: int = BATCH_TOKENS,
-    progress: Progress | None = None,
-) -> Iterator[CalibratedLayer[S]]:
-    """Each layer in turn, when all samples have gone through it.
+class Walk(Generic[S]):
+    """Samples on their way through a decoder: ``observe`` and ``advance`` of one layer after another.
 
     Args:
         model: dense modules, which may be empty (on ``meta``).
@@ -125,43 +121,64 @@ def calibrate(
             or ``model.get_parameter``.
         samples: token ids.
         statistic: (name, in_features) → what gathers the input of one linear layer.
-        propagate: a layer's output is computed again after it was yielded, with what it was given, so that
-            the layers after make up for its errors: twice the arithmetic.
+        propagate: ``advance`` computes a layer's output again, with what the layer was given, so that the
+            layers after make up for its errors: twice the arithmetic.
         batch_tokens: most tokens at once; a longer sample goes alone.
         progress: called as ("calibration", tokens · layers done, in all).
 
     Raises:
         ConfigError: there are no samples, or one is empty, too long, or has ids that the model lacks.
-        BuildError: a layer's output is not finite.
     """
-    _check(model, samples)
-    return _walk(model, load, _batches(model, samples, batch_tokens), device, statistic, propagate, progress)
 
+    def __init__(
+        self,
+        model: Decoder,
+        load: Load,
+        samples: Sequence[Sequence[int]],
+        device: torch.device,
+        statistic: Callable[[str, int], S],
+        *,
+        propagate: bool = False,
+        batch_tokens: int = BATCH_TOKENS,
+        progress: Progress | None = None,
+    ) -> None:
+        _check(model, samples)
+        self._model = model
+        self._device = device
+        self._statistic = statistic
+        self._propagate = propagate
+        self._last = len(model.layers) - 1
+        self._batches = _batches(model, samples, batch_tokens)
+        self._told = _Told(progress, self._batches, 2 * self._last + 1 if propagate else self._last + 1)
+        self._held = Held(load, device)
+        self._states: _States | None = None
+        self._before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
 
-def _walk(
-    model: Decoder,
-    load: Load,
-    batches: list[list[Span]],
-    device: torch.device,
-    statistic: Callable[[str, int], S],
-    propagate: bool,
-    progress: Progress | None,
-) -> Iterator[CalibratedLayer[S]]:
-    held = Held(load, device)
-    feed = _Feed()
-    run = ReferenceRun(model, held, EXACT, single=True, feed=feed)
-    states = _States(run, batches, device)
-    last = len(model.layers) - 1
-    tell = _Told(progress, batches, 2 * last + 1 if propagate else last + 1)
-    for index in range(last + 1):
-        held.clear()
-        layer = CalibratedLayer(index, _gather(model, index, statistic), held)
-        feed.before = _recording(layer)
-        states.through(index, tell, keep=not propagate)
-        yield layer
-        if propagate and index < last:
-            feed.before = _faking(layer)
-            states.through(index, tell, keep=True)
+    def observe(self, index: int) -> CalibratedLayer[S]:
+        """The next layer, when all samples have gone through it.
+
+        Raises:
+            BuildError: the layer's output is not finite.
+        """
+        if self._states is None:
+            run = ReferenceRun(self._model, self._held, EXACT, single=True, feed=self._feed)
+            self._states = _States(run, self._batches, self._device)
+        self._held.clear()
+        layer = CalibratedLayer(index, _gather(self._model, index, self._statistic), self._held)
+        self._before = _recording(layer)
+        self._states.through(index, self._told, keep=not self._propagate)
+        return layer
+
+    def advance(self, layer: CalibratedLayer[S]) -> None:
+        """Give the next layer what the observed one makes of its inputs by now."""
+        if self._propagate and layer.index < self._last:
+            assert self._states is not None
+            self._before = _faking(layer)
+            self._states.through(layer.index, self._told, keep=True)
+
+    def _feed(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """What stands before every product, which changes from pass to pass."""
+        return self._before(name, x)
 
 
 class Held:
@@ -186,16 +203,6 @@ class Held:
 
     def release(self) -> None:
         self.clear()
-
-
-class _Feed:
-    """What stands before every product, which changes from pass to pass."""
-
-    def __init__(self) -> None:
-        self.before: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, x: x
-
-    def __call__(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return self.before(name, x)
 
 
 class _States:
@@ -246,7 +253,7 @@ def _gather(model: Decoder, index: int, statistic: Callable[[str, int], S]) -> d
     found = {}
     for path, module in model.layers[index].named_modules():
         if isinstance(module, Linear):
-            assert isinstance(module.scheme, Dense), f"layers.{index}.{path} is quantized"
+            assert module.scheme.dense, f"layers.{index}.{path} is quantized"
             name = f"layers.{index}.{path}"
             found[name] = statistic(name, module.in_features)
     return found

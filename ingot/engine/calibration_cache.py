@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from safetensors.torch import save_file
 
 from ingot.checkpoint.reader import Checkpoint
 from ingot.config.base import JsonConfig
+from ingot.engine.whole_file import whole
 from ingot.errors import IngotError
 from ingot.quant.calibration import ChannelRange
 
@@ -95,13 +94,10 @@ def write_ranges(path: Path, key: CalibrationKey, ranges: Mapping[str, ChannelRa
     tensors = {
         f"{name}/{field}": tensor for name, own in ranges.items() for field, tensor in own.tensors().items()
     }
-    part = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        save_file(tensors, part, metadata={"key": _text(key)})
-        part.replace(path)
+        with whole(path) as part:
+            save_file(tensors, part, metadata={"key": _text(key)})
     except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise OSError(f"{path}: {error}") from None
 
 

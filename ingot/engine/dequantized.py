@@ -1,7 +1,7 @@
 """A quantized engine's weights as a checkpoint in its original's format.
 
 Owns the way back through the weight map: each source of a linear layer gets its part of what the engine's
-numbers mean, in fp32; other tensors of a layer are the engine's where the build changed them
+quantized values mean, in fp32; other tensors of a layer are the engine's where the build changed them
 (rescaling.py), and all else stays the original's. So whatever reads the original can compute with the
 engine's weights. Knows no reader.
 
@@ -30,7 +30,6 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import Linear, linears
-from ingot.quant.schemes import is_dense
 
 _SHARD_BYTES = 1 << 30
 _INDEX = "model.safetensors.index.json"
@@ -75,7 +74,7 @@ def _tensors(
     assembly: Assembly, reader: WeightsReader, source: Checkpoint
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the checkpoint, those of layers in fewer bits dequantized."""
-    narrow = {name: m for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
+    narrow = {name: m for name, m in linears(assembly.model).items() if not m.scheme.dense}
     mapped = {name: assembly.mapped[f"{name}.weight"] for name in narrow}
     changed = list(_changed(assembly, reader, source))
     replaced = {part for one in mapped.values() if not _copied(one) for part in one.sources}
@@ -96,7 +95,7 @@ def _changed(assembly: Assembly, reader: WeightsReader, source: Checkpoint) -> I
     """Tensors stored whole that are not the original's in the engine's dtype: of the decoder's layers, of a
     rotated model also others.
     """
-    narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not is_dense(m.scheme)}
+    narrow = {f"{name}.weight" for name, m in linears(assembly.model).items() if not m.scheme.dense}
     for name in assembly.layout():
         one = assembly.mapped.get(name)
         fixed = not (name.startswith("layers.") or assembly.quant.rotation)

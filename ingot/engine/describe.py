@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import torch
 
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype, resolve_device
-from ingot.engine.assemble import Assembly, empty_model, logical_shapes
+from ingot.engine.assemble import Assembly, logical_shapes, model_of
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.memory_sizes import cache_dtype, kv_bytes_per_token
@@ -33,7 +33,6 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import Ways
-from ingot.models.registry import architecture_named
 
 
 @dataclass(frozen=True)
@@ -121,18 +120,22 @@ def read_text_side(folder: Path) -> tuple[Manifest, TextParts]:
         manifest = Manifest.read(folder)
         return manifest, read_engine_text(folder, manifest)
     with open_checkpoint(folder) as source:
-        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        text = read_text_parts(source)
-        return make_manifest(Assembly.of(source, config, QuantConfig()), source, text), text
+        manifest, _, text = _as_built(source)
+        return manifest, text
+
+
+def _as_built(source: Checkpoint) -> tuple[Manifest, Decoder, TextParts]:
+    """The engine that ``build`` would make of a checkpoint by default."""
+    config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
+    assembly, text = Assembly.of(source, config, QuantConfig()), read_text_parts(source)
+    return make_manifest(assembly, source, text), assembly.model, text
 
 
 def _engine(folder: Path) -> Description:
     manifest = Manifest.read(folder)
     text = read_engine_text(folder, manifest)
     plan = read_own_plan(folder, resolve_device("auto"))
-    model = empty_model(
-        architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
-    )
+    model = model_of(manifest, plan)
     facts = {n: TensorFact(e.dtype, e.shape, e.sha256) for n, e in manifest.tensors.items()}
     found = _describe("engine", folder, manifest, plan, model, text, facts)
     return found.replace(proof=_proof_fact(folder), doubt=standing(folder))
@@ -164,15 +167,12 @@ def _proof_fact(folder: Path) -> ProofFact | None:
 
 def _checkpoint(folder: Path) -> Description:
     with open_checkpoint(folder) as source:
-        config = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
-        assembly = Assembly.of(source, config, QuantConfig())
-        text = read_text_parts(source)
+        manifest, model, text = _as_built(source)
         facts = {
             name: TensorFact(str(info.dtype).removeprefix("torch."), tuple(info.shape))
             for name, info in source.tensors.items()
         }
-        manifest = make_manifest(assembly, source, text)
-        return _describe("checkpoint", folder, manifest, KernelPlan(), assembly.model, text, facts)
+        return _describe("checkpoint", folder, manifest, KernelPlan(), model, text, facts)
 
 
 def _describe(

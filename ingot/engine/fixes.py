@@ -15,10 +15,12 @@ from typing import Literal
 
 from ingot.config.base import JsonConfig
 from ingot.config.build import NARROW_KV_DTYPES
-from ingot.config.quant import SCHEMES, QuantConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.schemes import SCHEMES, WEIGHT_ONLY
 from ingot.config.units import gib_text, size_text
 from ingot.engine.fix_text import where_of
 from ingot.engine.ledger import Capacity, Ledger, Setting, ledger
+from ingot.engine.rotated import can_rotate
 
 Goal = Literal["fits", "loads"]
 Cost = Literal["headroom", "limits", "speed", "quality", "hardware"]
@@ -26,7 +28,6 @@ COSTS: tuple[Cost, ...] = ("headroom", "limits", "speed", "quality", "hardware")
 MOST_FRACTION = 0.95
 _LEAST_TOKEN_BUDGET = 64
 _MOST_BATCH = 1 << 16
-_SMALLER = ("w8a16", "w4a16")  # schemes by bytes
 # What PyTorch reports of cards, by what they are sold as; others of the same name differ by 2 % or so.
 CARDS: dict[str, int] = {
     "8 GB": int(7.8 * 2**30),
@@ -304,15 +305,20 @@ def _ways(setting: Setting) -> Iterator[_Way]:
 
 
 def _formats(setting: Setting) -> Iterator[Setting]:
-    """The setting in every number format that there is: dtypes of 4 and of 2 bytes, then schemes. What is
-    quantized already has its own alone.
+    """The setting in every number format that the model takes: dtypes of 4 and of 2 bytes, then schemes. What
+    is quantized already has its own alone.
     """
     if setting.quant.source:
         yield setting
         return
     half = setting.dtype if setting.dtype in ("fp16", "bf16") else "fp16"
     yield setting.replace(dtype="fp32", quant=QuantConfig())
-    yield from (setting.replace(dtype=half, quant=QuantConfig(scheme=name)) for name in SCHEMES)
+    for name in SCHEMES:
+        quant = QuantConfig(scheme=name)
+        if quant.rotation and not can_rotate(setting.model):
+            quant = quant.replace(rotation=False)
+        if setting.model.encoder is None or not quant.calibrated:
+            yield setting.replace(dtype=half, quant=quant)
 
 
 def _whole(setting: Setting) -> Setting | None:
@@ -329,7 +335,7 @@ def _smaller_formats(setting: Setting) -> Iterable[Setting]:
     """
     if setting.device == "cpu" or not setting.quant.dense:
         return ()
-    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *_SMALLER)]
+    forms = [form for form in _formats(setting) if form.quant.scheme in ("none", *WEIGHT_ONLY)]
     return [f for f in forms if f.dtype != "fp32" and (f.dtype, f.quant) != (setting.dtype, setting.quant)]
 
 

@@ -298,7 +298,6 @@ def _floors(
 
 
 def _larger(one: Floor, other: Floor) -> Floor:
-    """The larger of each noise."""
     modules = {name: max(value, other.modules[name]) for name, value in one.modules.items()}
     return Floor(modules, max(one.logits, other.logits), max(one.logprobs, other.logprobs))
 

@@ -2,9 +2,9 @@
 
 Owns the choice between the two, and the file of ranges beside an engine. Knows not what ranges are for.
 
-    seen = SeenInputs(assembly, load, data, source, device, cache_path(engine))
-    for layer in seen.layers():                       # {"layers.0.self_attn.qkv_proj": InputStatistics, …}
-        layer[name].ranges.absmax()
+    seen = SeenInputs(assembly, load, data, source, method, cache_path(engine))
+    layer = seen.observe(0)
+    layer.inputs["layers.0.self_attn.qkv_proj"].ranges.absmax()
     seen.keep()
 
 Layers see what the checkpoint's own weights give, whatever becomes of them. Only ranges are kept: samples of
@@ -14,22 +14,19 @@ tokens, which the search of an alpha takes, are walked for again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from ingot.checkpoint.reader import Checkpoint
-from ingot.engine.assemble import Assembly, stored_tensors
-from ingot.engine.calibrate import CalibratedLayer, Load, calibrate, dense_model
+from ingot.engine.assemble import Assembly
+from ingot.engine.calibrate import CalibratedLayer, Held, Load, Walk, dense_model
 from ingot.engine.calibration_cache import CalibrationKey, calibration_key, read_ranges, write_ranges
-from ingot.engine.golden import steady_threads
-from ingot.errors import OutOfMemoryError
-from ingot.processors.calibration_data import CalibrationData
+from ingot.engine.layer_method import Tell, silent
+from ingot.engine.smooth_layers import SmoothLayers
+from ingot.processors.calibration_data import LENGTH, CalibrationData
 from ingot.quant.calibration import ChannelRange, InputStatistics
 
-Tell = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
@@ -38,9 +35,8 @@ class SeenInputs:
 
     Args:
         load: gives dense tensors by name.
-        length: most tokens of a sample.
+        method: says what to gather, and where.
         path: where ranges were kept and will be.
-        sample: tokens to keep of each input; 0: ranges alone.
         tell: called with what is under way.
     """
 
@@ -50,40 +46,41 @@ class SeenInputs:
         load: Load,
         data: CalibrationData,
         source: Checkpoint,
-        device: torch.device,
+        method: SmoothLayers,
         path: Path,
-        *,
-        length: int,
-        sample: int = 0,
-        tell: Tell = lambda what: None,
+        tell: Tell = silent,
     ) -> None:
-        self._model = dense_model(assembly)
         self._load = load
-        self._samples = data.samples
-        self._device = device
+        self._device = method.device
         self._path = path
-        self._sample = sample
         self._tell = tell
         tell("looking for cached channel ranges")
-        self._key = _key(assembly, data, source, length)
-        self._kept = None if sample else read_ranges(path, self._key)
+        self._key = _key(assembly, data, source)
+        self._kept = None if method.sample else read_ranges(path, self._key)
         self._found: dict[str, ChannelRange] = {}
+        self._walk: Walk[InputStatistics] | None = None
+        if self._kept is None:
+            model = dense_model(assembly)
+            self._walk = Walk(model, load, data.samples, self._device, method.statistic, progress=self._told)
 
-    def layers(self) -> Iterator[dict[str, InputStatistics]]:
-        """Those of each layer's inputs by the linear layer's name, in order.
+    def observe(self, index: int) -> CalibratedLayer[InputStatistics]:
+        """The next layer.
 
         Raises:
-            BuildError: what a layer sees is not finite.
-            OutOfMemoryError: the GPU cannot hold a layer and a batch of samples.
+            BuildError: what it sees is not finite.
         """
-        if self._kept is None:
-            yield from self._walked()
-            return
-        self._tell(f"ranges of {self._path.name}")
-        for index in range(len(self._model.layers)):
-            prefix = f"layers.{index}."
-            own = {name: seen for name, seen in self._kept.items() if name.startswith(prefix)}
-            yield {name: InputStatistics(_on(seen, self._device)) for name, seen in own.items()}
+        if self._walk is not None:
+            layer = self._walk.observe(index)
+            self._found |= {name: seen.ranges for name, seen in layer.inputs.items()}
+            return layer
+        if index == 0:
+            self._tell(f"ranges of {self._path.name}")
+        own = {name: seen for name, seen in (self._kept or {}).items() if name.startswith(f"layers.{index}.")}
+        inputs = {name: InputStatistics(_on(seen, self._device)) for name, seen in own.items()}
+        return CalibratedLayer(index, inputs, Held(self._load, self._device))
+
+    def advance(self, layer: CalibratedLayer[InputStatistics]) -> None:
+        """Nothing: the layer was left when it was observed."""
 
     def keep(self) -> None:
         """Write the ranges of a walk that is over; a folder that cannot be written is told of."""
@@ -94,36 +91,13 @@ class SeenInputs:
         except OSError as error:
             _log.warning("cannot cache the channel ranges: %s", error)
 
-    def _walked(self) -> Iterator[dict[str, InputStatistics]]:
-        num_bytes = sum(t.numel() * t.element_size() for t in stored_tensors(self._model).values())
-        walk = calibrate(
-            self._model, self._load, self._samples, self._device, self._statistic, progress=self._told
-        )
-        with closing(walk):  # type: ignore[type-var]
-            while True:
-                try:
-                    with steady_threads(num_bytes, self._device):
-                        layer: CalibratedLayer[InputStatistics] | None = next(walk, None)
-                except torch.OutOfMemoryError:
-                    raise OutOfMemoryError(
-                        "calibration does not fit in the device's memory",
-                        seen=f"{self._device}",
-                        fix="--device cpu",
-                    ) from None
-                if layer is None:
-                    return
-                self._found |= {name: seen.ranges for name, seen in layer.inputs.items()}
-                yield layer.inputs
-
-    def _statistic(self, name: str, in_features: int) -> InputStatistics:
-        return InputStatistics.of(in_features, self._device, sample=self._sample)
-
     def _told(self, what: str, done: int, total: int) -> None:
         self._tell(f"{what} {100 * done // total} %")
 
 
-def _key(assembly: Assembly, data: CalibrationData, source: Checkpoint, length: int) -> CalibrationKey:
+def _key(assembly: Assembly, data: CalibrationData, source: Checkpoint) -> CalibrationKey:
     build = assembly.build
+    length = min(LENGTH, build.max_seq_len)
     layers = None if build.layers is None else (build.layers[0], build.layers[1])
     return calibration_key(source, data.sha256, data.samples, length, build.dtype, layers)
 

@@ -25,7 +25,7 @@ from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.errors import CheckpointError
 from ingot.layers.linear import linears
-from ingot.quant.schemes import LinearScheme
+from ingot.quant.linear_scheme import LinearScheme
 
 _RULE = ("input_scale", "steps", "zeros", "order")
 
@@ -51,7 +51,7 @@ class Int8Input:
         return self.scheme.by_place
 
     def rounded(self, x: torch.Tensor, *, flips: bool) -> torch.Tensor:
-        """What an input [..., K], fp32 or fp64, means as numbers; ``flips`` as in ``rounded_rows``."""
+        """What an input [..., K], fp32 or fp64, means once quantized; ``flips`` as in ``rounded_rows``."""
         return self.scheme.rounded(x, self.tensors, flips=flips)
 
 

@@ -30,18 +30,18 @@ from ingot.engine.manifest import (
     NOTE_FILE,
     PLAN_FILE,
     PROOF_FILE,
+    REBUILD,
     TOKENIZER_FOLDER,
     WEIGHTS_FILE,
     Manifest,
 )
 from ingot.engine.plan_file import plan_data, plan_fix
-from ingot.engine.weights_file import header_bytes, tensor_bytes
+from ingot.engine.weights_file import header_bytes, readable, tensor_bytes
 from ingot.errors import EngineError
 
 _MOST_THREADS = 8
 _OWN = (MANIFEST_FILE, WEIGHTS_FILE, PLAN_FILE, PROOF_FILE, NOTE_FILE)
 _UNDER_WAY = re.compile(r"\.(plan|proof|verify)\.json-\d+")  # not yet renamed to its place; nobody reads it
-_BUILD_AGAIN = "build the engine again"
 
 
 class TensorHashes:
@@ -76,7 +76,7 @@ class TensorHashes:
             raise EngineError(
                 "the weights have changed since the build (hash mismatch)",
                 seen=f"{len(damaged)} of {len(self._found)} tensors: {', '.join(damaged[:5])}",
-                fix="build the engine again",
+                fix=REBUILD,
             )
 
 
@@ -109,7 +109,7 @@ def check_header(path: Path, manifest: Manifest) -> None:
         OSError: the file cannot be read.
     """
     if not _has_header(path, manifest):
-        raise EngineError(f"the header of {WEIGHTS_FILE} was changed", seen=path, fix=_BUILD_AGAIN)
+        raise EngineError(f"the header of {WEIGHTS_FILE} was changed", seen=path, fix=REBUILD)
 
 
 def check_engine(folder: Path, manifest: Manifest) -> None:
@@ -120,15 +120,10 @@ def check_engine(folder: Path, manifest: Manifest) -> None:
     """
     check_files(folder, manifest)
     path = folder / WEIGHTS_FILE
-    try:
-        with safe_open(path, framework="pt") as file, TensorHashes(manifest) as hashes:
-            check_header(path, manifest)
-            for name in manifest.tensors:
-                hashes.add(name, file.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise EngineError(
-            f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
-        ) from None
+    with readable(path), safe_open(path, framework="pt") as file, TensorHashes(manifest) as hashes:
+        check_header(path, manifest)
+        for name in manifest.tensors:
+            hashes.add(name, file.get_tensor(name))
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,7 @@ class Damage:
     file: str
     tensor: str | None
     what: str
-    fix: str = _BUILD_AGAIN
+    fix: str = REBUILD
 
 
 def find_damage(folder: Path, manifest: Manifest) -> list[Damage]:

@@ -29,6 +29,9 @@ from ingot.engine.memory_sizes import (
     activation_bytes,
     all_step_buffers_bytes,
     cache_dtype,
+    encoded_position_bytes,
+    encoder_blocks,
+    encoding_bytes,
     graph_bytes,
     host_bytes,
     kv_bytes_per_token,
@@ -78,6 +81,11 @@ class Setting(JsonConfig):
     def blocks_per_request(self) -> int:
         """Cache blocks of a request of ``max_seq_len`` tokens."""
         return -(-self.max_seq_len // self.runtime.block_size)
+
+    @property
+    def encoder_blocks(self) -> int:
+        """Blocks of the encoder cache; 0 without an encoder."""
+        return encoder_blocks(self.model, self.runtime, self.max_batch_size)
 
     @property
     def wanted_blocks(self) -> int:
@@ -272,12 +280,25 @@ def _items(setting: Setting, weights: Mapping[str, int]) -> Iterator[Item]:
     yield Item("KV cache", "keys and values", blocks * setting.block_bytes, tokens)
     activations = activation_bytes(model, dtype, runtime, batch, kernels=on_gpu, quant=setting.quant)
     yield Item("activations", "largest step", activations, f"token_budget {runtime.token_budget}")
-    yield Item("encoders", "none", 0)
+    yield from _encoder_items(setting)
     yield from _gpu_items(setting) if on_gpu else _cpu_items(setting, activations)
 
 
+def _encoder_items(setting: Setting) -> Iterator[Item]:
+    """Beside the encoder's weights."""
+    model, runtime, dtype = setting.model, setting.runtime, parse_dtype(setting.dtype)
+    if model.encoder is None:
+        yield Item("encoders", "none", 0)
+        return
+    positions = setting.encoder_blocks * runtime.block_size
+    held = "embeddings" if model.kind == "prefix" else "keys and values"
+    size = positions * encoded_position_bytes(model, dtype)
+    yield Item("encoders", "encoder cache", size, f"{held} of {positions} positions")
+    encoding = encoding_bytes(model, dtype, runtime, setting.max_batch_size)
+    yield Item("encoders", "encoding", encoding, f"one input of {model.encoder.max_positions} positions")
+
+
 def _stored_as(setting: Setting, kind: str) -> str:
-    """What a kind of weights is stored in."""
     quant = setting.quant
     if kind == "head" and setting.model.tie_word_embeddings and quant.head == "none":
         return "tied: the embedding's"

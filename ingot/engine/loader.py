@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from ingot.checkpoint.reader import open_checkpoint
@@ -24,19 +24,19 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, parse_dtype
-from ingot.engine.assemble import Assembly, cast_weight, empty_model, stored_tensors
+from ingot.engine.assemble import Assembly, cast_weight, model_of, stored_tensors
 from ingot.engine.builder import build_config, make_manifest
 from ingot.engine.integrity import TensorHashes, check_header
 from ingot.engine.ledger import Setting
-from ingot.engine.manifest import WEIGHTS_FILE, Manifest
+from ingot.engine.manifest import REBUILD, WEIGHTS_FILE, Manifest
 from ingot.engine.memory_error import explained
 from ingot.engine.plan_file import read_own_plan, usable_plan
 from ingot.engine.proof import read_proof
 from ingot.engine.text import TextParts, read_engine_text, read_text_parts
+from ingot.engine.weights_file import readable
 from ingot.errors import ConfigError, EngineError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import loaded_dtype
-from ingot.models.registry import architecture_named
 
 NO_ROOM = "the weights do not fit in the device's memory"
 _log = logging.getLogger(__name__)
@@ -135,29 +135,28 @@ def load_engine(
     manifest = lowered(Manifest.read(folder), max_batch_size, max_seq_len)
     compute = compute_dtype(manifest, device, dtype)
     text = read_engine_text(folder, manifest)
-    plan, why_not = usable_plan(read_own_plan(folder, device), device, compute)
+    plan = _plan_here(folder, device, compute)
+    model = model_of(manifest, plan)
+    path = folder / WEIGHTS_FILE
+    with readable(path), safe_open(path, framework="pt") as file:
+        _check_tensors(path, file, manifest, model)
+        check_header(path, manifest)
+        read_proof(folder)  # it names the hash of the manifest
+        with TensorHashes(manifest) as hashes:
+            stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
+            with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
+                fill(model, stored, device, compute)
+    return Engine(manifest, model, text, plan, device, compute)
+
+
+def _plan_here(folder: Path, device: torch.device, dtype: torch.dtype) -> KernelPlan:
+    """The engine's plan, or defaults where it was measured elsewhere, which is told."""
+    plan, why_not = usable_plan(read_own_plan(folder, device), device, dtype)
     if why_not is not None:
         _log.warning(
             "using default tiles, not the kernel plan: %s (run `ingot tune` on this machine)", why_not
         )
-    model = empty_model(
-        architecture_named(manifest.model.architecture), manifest.model, manifest.build, manifest.quant, plan
-    )
-    path = folder / WEIGHTS_FILE
-    try:
-        with safe_open(path, framework="pt") as file:
-            _check_tensors(path, file, manifest, model)
-            check_header(path, manifest)
-            read_proof(folder)  # it names the hash of the manifest
-            with TensorHashes(manifest) as hashes:
-                stored = ((name, hashes.add(name, file.get_tensor(name))) for name in stored_tensors(model))
-                with explained(NO_ROOM, setting_of(manifest, compute, device, runtime), device, own=0):
-                    fill(model, stored, device, compute)
-    except (SafetensorError, OSError) as error:
-        raise EngineError(
-            f"{WEIGHTS_FILE} cannot be read", seen=f"{path}: {error}", fix="build the engine again"
-        ) from None
-    return Engine(manifest, model, text, plan, device, compute)
+    return plan
 
 
 def engine_in_memory(
@@ -224,5 +223,5 @@ def _check_tensors(path: Path, file: Any, manifest: Manifest, model: Decoder) ->
         raise EngineError(
             "the weights do not match the manifest",
             seen=f"{path}: {sorted(odd)[:5]}",
-            fix="build the engine again",
+            fix=REBUILD,
         )

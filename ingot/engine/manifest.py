@@ -28,6 +28,7 @@ PLAN_FILE = "plan.json"
 PROOF_FILE = "proof.json"
 NOTE_FILE = "verify.json"
 TOKENIZER_FOLDER = "tokenizer"
+REBUILD = "build the engine again"
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ class Manifest(JsonConfig):
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if isinstance(error, EngineError):
                 raise
-            raise EngineError(
-                "manifest.json is damaged", seen=f"{path}: {error}", fix="build the engine again"
-            ) from None
+            raise EngineError("manifest.json is damaged", seen=f"{path}: {error}", fix=REBUILD) from None
 
     def dump(self) -> str:
         """The text of manifest.json; the same manifest gives the same text."""

@@ -14,14 +14,11 @@ from pathlib import Path
 
 import torch
 
-from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
-from ingot.engine.assemble import empty_model
+from ingot.engine.assemble import model_of
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
 from ingot.engine.weights_file import WeightsReader
 from ingot.layers.linear import Linear, linears
-from ingot.models.registry import architecture_named
-from ingot.quant.schemes import is_dense
 
 _FOLDED = ("awq", "smoothquant")
 
@@ -31,18 +28,13 @@ class EngineWeights:
 
     def __init__(self, folder: Path, manifest: Manifest | None = None) -> None:
         self.manifest = manifest or Manifest.read(folder)
-        build, quant = self.manifest.build, self.manifest.quant
-        architecture = architecture_named(self.manifest.model.architecture)
-        model = empty_model(architecture, self.manifest.model, build, quant, KernelPlan())
-        self._linears = linears(model)
+        self._linears = linears(model_of(self.manifest))
         self._reader = WeightsReader(folder / WEIGHTS_FILE)
 
     @property
     def quantized(self) -> dict[str, str]:
         """Linear layers in fewer bits, by name, and their scheme."""
-        return {
-            name: linear.scheme.name for name, linear in self._linears.items() if not is_dense(linear.scheme)
-        }
+        return {name: linear.scheme.name for name, linear in self._linears.items() if not linear.scheme.dense}
 
     def names(self) -> Iterator[str]:
         """Logical names of all tensors; ``lm_head.weight`` of a tied head only where the head has its own."""
@@ -59,7 +51,7 @@ class EngineWeights:
         """One tensor on the CPU; a weight in fewer bits in fp32."""
         layer, _, leaf = name.rpartition(".")
         linear = self._linears.get(layer)
-        if leaf != "weight" or linear is None or is_dense(linear.scheme):
+        if leaf != "weight" or linear is None or linear.scheme.dense:
             return self._reader.read(name)
         return self._dequantized(layer, linear)
 
@@ -82,6 +74,6 @@ def comparable(one: QuantConfig, other: QuantConfig) -> str | None:
     for quant in (one, other):
         if quant.method in _FOLDED:
             return f"{quant.method} rescales channels"
-        if quant.in_clusters:
+        if quant.in_blocks:
             return "RPTQ reorders channels"
     return "a rotation changes all weights" if one.rotation != other.rotation else None

@@ -33,11 +33,12 @@ from ingot.config.step_sizes import (
 from ingot.config.units import size_text
 from ingot.device import dtype_name
 from ingot.engine.assemble import empty_model, stored_tensors
+from ingot.kernels.attention.scores import capped_rows
 from ingot.kernels.cache.scales import NARROW_CACHES, SCALE_BYTES
 from ingot.layers.linear import linears
 from ingot.layers.rotary import RotaryTable
 from ingot.models.registry import architecture_named
-from ingot.quant.schemes import LinearScheme, is_dense
+from ingot.quant.linear_scheme import LinearScheme
 
 PROCESS_BYTES = 800_000_000  # of a Python process with PyTorch and its CUDA libraries
 CPU_PROCESS_BYTES = 400_000_000  # of one without: 350 MB are resident once a tiny model has answered
@@ -52,8 +53,8 @@ _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 
 
 def weight_bytes(config: DecoderConfig, quant: QuantConfig, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``), in ``dtype``; what a linear layer stores is the
-    scheme's own layout. A tied head has none: it is the embedding.
+    """Bytes of the loaded weights by kind (``WEIGHT_KINDS``, and the encoder's), in ``dtype``; what a linear
+    layer stores is the scheme's own layout. A tied head has none: it is the embedding.
     """
     return dict(_contents(config, quant, dtype).weights)
 
@@ -93,17 +94,17 @@ def _counted(
     """
     build = BuildConfig(dtype_name(dtype), 1, 1)  # type: ignore[arg-type]
     model = empty_model(architecture_named(config.architecture), config, build, quant, KernelPlan())
-    weights = dict.fromkeys(WEIGHT_KINDS, 0)
+    weights = dict.fromkeys(WEIGHT_KINDS if config.encoder is None else (*WEIGHT_KINDS, "encoder"), 0)
     for name, tensor in stored_tensors(model).items():
         weights[_kind_of(name)] += tensor.numel() * tensor.element_size()
     products = (_Product(m.out_features, m.in_features, m.scheme) for m in linears(model).values())
-    return _Contents(weights, tuple(dict.fromkeys(p for p in products if not is_dense(p.scheme))))
+    return _Contents(weights, tuple(dict.fromkeys(p for p in products if not p.scheme.dense)))
 
 
 def largest_weight_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Bytes of the largest single weight before packing: embedding, joined gate and up, or joined q, k, v."""
     qkv = config.q_size + 2 * config.kv_size
-    inner = (2 if config.mlp == "silu_gated" else 1) * config.intermediate_size
+    inner = (2 if config.gated else 1) * config.intermediate_size
     return max(config.vocab_size, qkv, inner) * config.hidden_size * dtype.itemsize
 
 
@@ -148,20 +149,22 @@ def activation_bytes(
 
     ``kernels``: the steps of a GPU. False: of the twins on a CPU in fp32, which hold temporaries too: one
     more H in a norm, one more I in a gated MLP, the rotated halves of queries and keys, and a copy of the
-    request's keys and values.
+    request's keys and values; scores where they have a softcap.
 
     A weight of fewer bits (``quant``) is widened for the step, one at a time: the largest counts on top, on a
     CPU a piece of it with its temporaries. Where activations are rounded to 8 bits, the largest input's
-    numbers and scales count on top instead, on a CPU with a product's temporaries; of w4a8 with the weight
-    as int8, whole on a CPU, too.
+    values and scales count on top instead, on a CPU with a product's temporaries; of a weight of 4 bits with
+    the weight as int8, whole on a CPU, too.
     """
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     rows = most_logits(runtime.token_budget, max_batch_size)
     layer: float = max(_layer_elements(config))
     if not kernels:
+        padding = -(-tokens // runtime.block_size) * runtime.block_size / tokens
         layer = max(
             layer,
-            *_twin_elements(config, -(-tokens // runtime.block_size) * runtime.block_size / tokens),
+            *_twin_elements(config, padding),
+            _capped_elements(config, tokens, padding),
             *([_widened_cache_elements(config)] if runtime.kv_dtype in NARROW_CACHES else []),
         )
     most = max(int(layer * tokens * dtype.itemsize), _head_bytes(config, dtype, tokens, rows))
@@ -186,7 +189,7 @@ def _layer_elements(config: DecoderConfig) -> Iterator[int]:
     h, q, k, inner = config.hidden_size, config.q_size, config.kv_size, config.intermediate_size
     yield 2 * h + 2 * q + 2 * k
     yield 5 * h + q
-    yield 4 * h + inner * (3 if config.mlp == "silu_gated" else 2)
+    yield 4 * h + inner * (3 if config.gated else 2)
     yield 7 * h + inner
 
 
@@ -196,11 +199,23 @@ def _twin_elements(config: DecoderConfig, padding: float) -> Iterator[float]:
     if config.norm == "rms_norm":
         yield 6 * h + q
         yield 8 * h + inner
-    if config.mlp == "silu_gated":
+    if config.gated:
         yield 4 * h + 4 * inner
     rotated = config.rope.dim + max(2 * q, q + 2 * k) if config.rope is not None else 0
     yield 2 * h + q + 2 * k + rotated + (q + k if config.qk_norm else 0)
     yield 2 * h + 2 * q + max(3 * k * padding, 2 * k * padding + q)
+
+
+def _capped_elements(config: DecoderConfig, tokens: int, padding: float) -> float:
+    """``_layer_elements`` of a twin's attention with a softcap, which has scores and masks of one byte; 0
+    without one.
+    """
+    if not config.attention_softcap:
+        return 0
+    rows = min(capped_rows(config.num_heads, tokens), tokens)
+    masks = (tokens + rows) / 4
+    keys = 4 * config.kv_size * padding
+    return 2 * config.hidden_size + 3 * config.q_size + keys + config.num_heads * rows + masks
 
 
 def _widened_cache_elements(config: DecoderConfig) -> int:
@@ -215,11 +230,21 @@ def _head_bytes(config: DecoderConfig, dtype: torch.dtype, tokens: int, rows: in
 
 
 def step_buffer_bytes(
-    tokens: int, requests: int, table_width: int, logits: int, kv_heads: int, *, buffers: int = 1
+    tokens: int,
+    requests: int,
+    table_width: int,
+    logits: int,
+    kv_heads: int,
+    *,
+    buffers: int = 1,
+    encoded_width: int = 0,
 ) -> int:
     """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums."""
     eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
     four = requests * table_width + 2 * requests + buffers
+    if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
+        eight += tokens
+        four += requests * (encoded_width + 1)
     return 8 * eight + 4 * four + 4 * requests * kv_heads
 
 
@@ -230,12 +255,20 @@ def all_step_buffers_bytes(
     width = -(-max_seq_len // runtime.block_size)
     tokens = most_tokens(runtime.token_budget, max_batch_size)
     heads = config.num_kv_heads
-    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads)
+    encoder = config.encoder if config.kind == "cross" else None
+    encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)
+    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads, encoded_width=encoded)
     if graphs:
         buckets = batch_buckets(max_batch_size)
         rows = sum(buckets)
-        total += step_buffer_bytes(rows, rows, width, rows, heads, buffers=len(buckets))
-        total += sum(step_buffer_bytes(t, r, width, r, 0) for t in TOKEN_BUCKETS for r in REQUEST_BUCKETS)
+        total += step_buffer_bytes(
+            rows, rows, width, rows, heads, buffers=len(buckets), encoded_width=encoded
+        )
+        total += sum(
+            step_buffer_bytes(t, r, width, r, 0, encoded_width=encoded)
+            for t in TOKEN_BUCKETS
+            for r in REQUEST_BUCKETS
+        )
     return total
 
 
@@ -262,12 +295,46 @@ def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) 
     return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits
 
 
+def encoder_blocks(config: DecoderConfig, runtime: RuntimeConfig, max_batch_size: int) -> int:
+    """Blocks of the encoder cache: as asked for, else as ``RuntimeConfig.encoder_positions`` says."""
+    if config.encoder is None:
+        return 0
+    one = -(-config.encoder.max_positions // runtime.block_size)
+    if runtime.encoder_positions is not None:
+        return -(-runtime.encoder_positions // runtime.block_size)
+    if config.kind == "cross":
+        return one * max_batch_size
+    return max(one, -(-2 * runtime.encoder_budget // runtime.block_size))
+
+
+def encoded_position_bytes(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of a position in the encoder cache: an embedding, or keys and values in all layers."""
+    values = config.hidden_size if config.kind == "prefix" else 2 * config.num_layers * config.kv_size
+    return values * dtype.itemsize
+
+
+def encoding_bytes(
+    config: DecoderConfig, dtype: torch.dtype, runtime: RuntimeConfig, max_batch_size: int
+) -> int:
+    """Bytes that the largest input takes while it is encoded; in kind ``prefix`` also of the rows that a step
+    splices.
+    """
+    if config.encoder is None:
+        return 0
+    values = config.encoder.max_positions * config.encoder.activation_values
+    if config.kind == "prefix":
+        values += most_tokens(runtime.token_budget, max_batch_size) * config.hidden_size
+    return values * dtype.itemsize
+
+
 def _kind_of(name: str) -> str:
     if name.startswith("embed_"):
         return "embedding"
     if name.startswith("lm_head."):
         return "head"
-    if ".self_attn." in name:
+    if name.startswith("encoder."):
+        return "encoder"
+    if "_attn." in name:
         return "attention"
     return "mlp" if ".mlp." in name else "norms"
 

@@ -15,7 +15,6 @@ import hashlib
 import json
 import logging
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import triton
 from ingot.config.json_text import load_json, parse_json, read_text
 from ingot.config.plan import KernelPlan, Machine
 from ingot.engine.manifest import PLAN_FILE
+from ingot.engine.whole_file import whole
 from ingot.errors import BuildError, ConfigError, EngineError, IngotError
 
 _log = logging.getLogger(__name__)
@@ -134,15 +134,11 @@ def write_plan(path: Path, plan: KernelPlan) -> None:
     Raises:
         BuildError: the place cannot be written.
     """
-    part = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        part.write_text(plan_text(plan), encoding="utf-8")
-        part.replace(path)
+        with whole(path) as part:
+            part.write_text(plan_text(plan), encoding="utf-8")
     except OSError as error:
         raise BuildError("the kernel plan cannot be written", seen=error, fix="--output") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def machine_of(device: torch.device, dtype: torch.dtype) -> Machine:

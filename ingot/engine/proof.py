@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +24,9 @@ from typing import Any, Literal
 
 from ingot.config.base import JsonConfig
 from ingot.config.json_text import load_json, parse_json, read_text
-from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE
+from ingot.engine.manifest import MANIFEST_FILE, NOTE_FILE, PROOF_FILE, REBUILD
 from ingot.engine.sketch import Checksum
+from ingot.engine.whole_file import whole
 from ingot.errors import EngineError, IngotError
 
 PROOF_VERSION = 2
@@ -237,14 +236,12 @@ def read_proof(folder: Path) -> Proof | None:
         proof = Proof.from_json(data)
         of_another = proof.claims.manifest_sha256 != manifest_hash(folder)
     except _UNREADABLE as error:
-        raise EngineError(
-            f"{PROOF_FILE} is damaged", seen=f"{path}: {error}", fix="build the engine again"
-        ) from None
+        raise EngineError(f"{PROOF_FILE} is damaged", seen=f"{path}: {error}", fix=REBUILD) from None
     if of_another:
         raise EngineError(
             f"{PROOF_FILE} belongs to a different {MANIFEST_FILE} (hash mismatch)",
             seen=path,
-            fix="build the engine again",
+            fix=REBUILD,
         )
     return proof
 
@@ -260,7 +257,8 @@ def write_metrics(folder: Path, metrics: Sequence[Metric]) -> Proof:
     if proof is None:
         raise EngineError("the engine has no proof to add metrics to", seen=folder)
     proof = Proof.of(proof.claims.replace(metrics=tuple(metrics)), proof.made)
-    _write(folder / PROOF_FILE, proof.dump())
+    with whole(folder / PROOF_FILE) as part:
+        part.write_text(proof.dump(), encoding="utf-8")
     return proof
 
 
@@ -290,15 +288,17 @@ def read_when(folder: Path) -> When | None:
         return None
 
 
-def _note_down(folder: Path, name: str, part: JsonConfig) -> bool:
+def _note_down(folder: Path, name: str, note: JsonConfig) -> bool:
     """Put one part of verify.json in its place; the other stays."""
     try:
         notes = _notes(folder)
     except _UNREADABLE:
         notes = {}
-    kept = {key: notes[key] for key in (_MADE, _VERIFIED) if key in notes} | {name: part.to_json()}
+    kept = {key: notes[key] for key in (_MADE, _VERIFIED) if key in notes} | {name: note.to_json()}
+    text = json.dumps(kept, indent=2, ensure_ascii=False) + "\n"
     try:
-        _write(folder / NOTE_FILE, json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
+        with whole(folder / NOTE_FILE) as part:
+            part.write_text(text, encoding="utf-8")
     except OSError:
         return False
     return True
@@ -306,18 +306,6 @@ def _note_down(folder: Path, name: str, part: JsonConfig) -> bool:
 
 def _notes(folder: Path) -> dict[str, Any]:
     return dict(load_json(folder / NOTE_FILE))
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f".{path.name}-{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
 
 
 def this_host() -> str:

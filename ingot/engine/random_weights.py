@@ -8,7 +8,7 @@ tokenizer. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ingot.config.quant import QuantConfig
 from ingot.config.quant_file import read_quant
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import dtype_name, on_device, parse_dtype
-from ingot.engine.assemble import check_max_seq_len, empty_model, logical_shapes, packed_tensors
+from ingot.engine.assemble import Choice, check_max_seq_len, empty_model, logical_shapes, packed_tensors
 from ingot.engine.loader import NO_ROOM, Engine, compute_dtype, fill, setting_of
 from ingot.engine.manifest import Manifest
 from ingot.engine.memory_error import explained
@@ -31,11 +31,8 @@ from ingot.errors import NoSuchPathError
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import linears
 from ingot.models.registry import architecture_named, find_architecture
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.rptq import InBlocks
 from ingot.version import VERSION
 
-_NUMBERS_STD = 73.6  # of whole numbers from -127 to 127, each as likely
 STD = 0.02  # of weights and biases, as models are initialised; norms get ones
 
 
@@ -67,7 +64,7 @@ def engine_from_config(
         OutOfMemoryError: the device cannot hold the weights.
     """
     manifest = config_manifest(config, dtype, max_batch_size, max_seq_len, quant)
-    if not manifest.quant.in_clusters:  # whose numbers are drawn, as the weights are
+    if not manifest.quant.in_blocks:  # whose values are drawn, as the weights are
         manifest.quant.check_in_memory()
     arithmetic = compute_dtype(manifest, device, dtype)
     plan = plan or KernelPlan()
@@ -129,7 +126,7 @@ def _random_tensors(
     model: Decoder, device: torch.device, dtype: torch.dtype, seed: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Every stored tensor, drawn on the device and packed by its layer's scheme."""
-    shapes = logical_shapes(model)
+    shapes, layers = logical_shapes(model), linears(model)
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(name: str) -> torch.Tensor:
@@ -138,38 +135,8 @@ def _random_tensors(
             return tensor.fill_(1.0)
         return tensor.normal_(std=STD, generator=generator)
 
-    return packed_tensors(model, draw, None, _RandomBlocks(model, draw, generator))
+    def drawn(name: str) -> Choice:
+        linear = layers[name]
+        return Choice(linear.scheme.drawn(linear.out_features, linear.in_features, STD, generator))
 
-
-class _RandomBlocks:
-    """Weights as they are drawn (assemble.py: ``Chosen``), and drawn numbers and orders of layers of RPTQ."""
-
-    def __init__(
-        self, model: Decoder, draw: Callable[[str], torch.Tensor], generator: torch.Generator
-    ) -> None:
-        self._linears = linears(model)
-        self._draw = draw
-        self._generator = generator
-
-    def load(self, name: str) -> torch.Tensor:
-        """A tensor before packing."""
-        return self._draw(name)
-
-    def input_scale(self, name: str) -> None:
-        """No layer has one."""
-        return
-
-    def numbers(self, name: str) -> InBlocks | None:
-        """Any of the numbers that there are, and steps for inputs from -4 to 4."""
-        linear = self._linears[name]
-        if not isinstance(linear.scheme, Int8Blocks):
-            return None
-        device, generator = self._generator.device, self._generator
-        shape, columns = (linear.out_features, linear.in_features), linear.in_features
-        numbers = torch.empty(shape, dtype=torch.int8, device=device).random_(-127, 128, generator=generator)
-        steps = torch.full((-(-columns // linear.scheme.block),), 8.0 / 2**linear.scheme.input_bits)
-        order = torch.randperm(columns, generator=generator, device=device)
-        scales = torch.full(shape[:1], STD / _NUMBERS_STD, device=device)
-        zeros = torch.zeros_like(steps)
-        kept = order if linear.scheme.ordered else None
-        return InBlocks(numbers, scales, steps.to(device), zeros.to(device), kept)
+    return packed_tensors(model, draw, choose=drawn)

@@ -27,14 +27,10 @@ import torch
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.weight.stored_weight import StoredWeight, dequantized, row_pieces
-from ingot.layers.checking import Hooks, PlainAttention, Turns, norm_spec, plain_layer, turns_of
+from ingot.layers.checking import Hooks, PlainAttention, Turns, capped, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import Int8Products
-from ingot.quant.plain_rows import rounded_heads, rounded_rows
-from ingot.quant.schemes import Dense
-from ingot.quant.weight_only import WeightOnly
+from ingot.quant.plain_rows import rounded_heads
 
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
@@ -170,6 +166,9 @@ class ReferenceRun(Hooks):
     def embed(self, spans: Sequence[Span]) -> torch.Tensor:
         """Hidden states [T, hidden_size] of the spans' tokens, one after another."""
         hidden = self._rows("embed_tokens.weight", [i for s in spans for i in s.ids])
+        if self.config.embedding_scale != 1:
+            scale = torch.tensor(self.config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = self.arithmetic.round(hidden * self.arithmetic.round(scale))
         if self.config.rope is None:
             places = self._rows("embed_positions.weight", [p for s in spans for p in _positions(s)])
             hidden = self.arithmetic.round(hidden + places)
@@ -180,7 +179,7 @@ class ReferenceRun(Hooks):
         self._at = index, spans, see
         where = torch.tensor([p for span in spans for p in _positions(span)], device=hidden.device)
         turns = self._turns(where, spans)
-        return plain_layer(self.config, f"layers.{index}", self._vector, where, turns).run(hidden, self)
+        return plain_layer(self.config, index, self._vector, where, turns).run(hidden, self)
 
     def final_norm(self, hidden: torch.Tensor, see: See) -> torch.Tensor:
         """[T, hidden_size] after the last norm."""
@@ -191,7 +190,10 @@ class ReferenceRun(Hooks):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[L, hidden_size] after the final norm → [L, vocab_size]."""
         tied = {"weight": "embed_tokens.weight"} if self.model.tied else {}
-        return self.had("logits", self.product("lm_head", hidden, tied))
+        logits = self.product("lm_head", hidden, tied)
+        if self.config.logit_softcap:
+            logits = self.arithmetic.round(capped(logits, self.config.logit_softcap))
+        return self.had("logits", logits)
 
     def had(self, place: str, computed: torch.Tensor, change: torch.Tensor | None = None) -> torch.Tensor:
         """What the witness had there; without one what was computed."""
@@ -225,19 +227,11 @@ class ReferenceRun(Hooks):
         leaves = [leaf for leaf in linear._parameters if leaf != "bias"]
         tensors = {leaf: self.weights[(others or {}).get(leaf, f"{name}.{leaf}")] for leaf in leaves}
         scheme = linear.scheme
-        if isinstance(scheme, Int8Products):
-            step = tensors["input_scale"] if scheme.static else None
-            near = rounded_rows(_wide(x), scheme.input_group, step, flips=self.arithmetic.flips).to(x)
-            x = self._rounded(name, x, near)
-            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
-        elif isinstance(scheme, Int8Blocks):
+        if scheme.rounds:
             near = scheme.rounded(_wide(x), tensors, flips=self.arithmetic.flips).to(x)
-            x = self._rounded(name, x, near)
-            x = x[:, tensors["order"].to(x.device).long()] if scheme.ordered else x
-            weight = scheme.int8_weight(tensors)
-            pieces = _int8_pieces(replace(weight, values=weight.values[:, : linear.in_features]), x)
+            x = scheme.gathered(self._rounded(name, x, near), tensors)
+            pieces = _int8_pieces(scheme.plain_weight(tensors, linear.in_features), x)
         else:
-            assert isinstance(scheme, Dense | WeightOnly), scheme.name
             stored = scheme.stored(tensors, linear.in_features)
             pieces = (self._widened(piece, x) for piece in row_pieces(stored, _CHUNK))
         y = torch.cat([x @ piece.T for piece in pieces], dim=-1)

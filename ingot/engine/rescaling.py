@@ -63,7 +63,7 @@ def rescaling_sites(config: DecoderConfig, index: int) -> list[RescalingSite]:
     """Those of layer ``index``, in the order of its products."""
     name = f"layers.{index}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    norm_bias, gated = config.norm == "layer_norm", config.mlp == "silu_gated"
+    norm_bias, gated = config.norm == "layer_norm", config.gated
     first = f"{mlp}.gate_up_proj" if gated else f"{mlp}.up_proj"
     shared = config.num_heads != config.num_kv_heads
     values = value_rows(config.num_heads, config.num_kv_heads, config.head_dim) if shared else None

@@ -35,17 +35,27 @@ _ROWS_PIECE = 1 << 26  # values of embedding and head on the device at a time
 _NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 
 
+def can_rotate(config: DecoderConfig) -> bool:
+    """Whether a rotation leaves a model's outputs as they are; an encoder's, which it does not turn, would no
+    longer fit.
+    """
+    return config.norm == "rms_norm" and not config.post_norms and config.encoder is None
+
+
 def check_rotation(config: DecoderConfig) -> None:
     """Refuse a model that a rotation would change.
 
     Raises:
-        ConfigError: its norms take the mean off, which a rotation does not keep.
+        ConfigError: its norms take the mean off, which a rotation does not keep; or norms stand between its
+            products and the hidden states, where their weights cannot be moved into columns; or it has an
+            encoder.
     """
-    if config.norm != "rms_norm":
+    if not can_rotate(config):
+        norms = "post-norms" if config.post_norms else config.norm
         raise ConfigError(
             "this model's hidden states cannot be rotated",
-            seen=f"{config.architecture}: {config.norm}",
-            allowed="models with RMSNorm",
+            seen=f"{config.architecture}: {norms}, kind {config.kind}",
+            allowed="models of text with RMSNorm before attention and MLP alone",
             flag="--no-rotate, or rotation: false in the --quant file",
         )
 

@@ -15,15 +15,17 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 import torch
+from safetensors import SafetensorError
 
 from ingot.config.json_text import MAX_BYTES, JsonError, parse_json
-from ingot.engine.manifest import TensorEntry
+from ingot.engine.manifest import REBUILD, TensorEntry
 from ingot.errors import EngineError
 
 _NAMES = {
@@ -55,6 +57,19 @@ def header_bytes(entries: Mapping[str, TensorEntry]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """A block that reads a weights file.
+
+    Raises:
+        EngineError: it cannot be read.
+    """
+    try:
+        yield
+    except (SafetensorError, OSError) as error:
+        raise EngineError(f"{path.name} cannot be read", seen=f"{path}: {error}", fix=REBUILD) from None
 
 
 class WeightsWriter:
@@ -108,9 +123,8 @@ class WeightsReader:
             try:
                 self._header = parse_json(file.read(min(size, MAX_BYTES)))
             except JsonError as error:
-                raise EngineError(
-                    "the weights cannot be read", seen=f"{path}: {error}", fix="build the engine again"
-                ) from None
+                seen = f"{path}: {error}"
+                raise EngineError("the weights cannot be read", seen=seen, fix=REBUILD) from None
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._start = 8 + size
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ingot.compare.spec import INGOT, longest, read_text
+from ingot.compare.spec import longest
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
@@ -21,10 +21,11 @@ from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Delta, Limit, judge, standard_error
 from ingot.evaluate.matches import contains, exact
 from ingot.evaluate.opening import open_side
-from ingot.evaluate.prompts import Case, Prompter, check_same_tokens, need_tokenizer
+from ingot.evaluate.prompts import Case, Prompter, need_tokenizer
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, mean, no_progress
 from ingot.evaluate.rouge import Rouge
-from ingot.evaluate.side import SideSpec, check_side
+from ingot.evaluate.side import SideSpec, common_text
+from ingot.llm.replay import first_difference
 
 Scores = dict[str, float]
 Scorer = Callable[[str, Sequence[str]], Scores]
@@ -106,10 +107,8 @@ def answers(
     """
 
     def score(answer: str, references: Sequence[str]) -> Scores:
-        return {
-            "exact": 100.0 * exact(answer, references),
-            "contains": 100.0 * contains(answer, references),
-        }
+        scores = {"exact": exact(answer, references), "contains": contains(answer, references)}
+        return {name: 100.0 * found for name, found in scores.items()}
 
     return _evaluate("answers", spec, other, data, limits, asking or Asking(), score, progress)
 
@@ -125,25 +124,15 @@ def _evaluate(
     progress: Progress,
 ) -> Evaluation:
     specs = [spec] if other is None else [spec, other]
-    for one in specs:
-        check_side(one)
-    text = read_text(spec.path)
-    if other is not None and other.kind == INGOT:
-        check_same_tokens(text, read_text(other.path), data.items)
+    text = common_text(specs, data.items)
     cases, too_long = _cases(data, text, min(map(longest, specs)), asking)
     found = [_answered(one, cases, text, asking, score, progress) for one in specs]
     deltas = [] if other is None else _deltas(limits, *found)
-    cut = [case for case in cases if case.cut_tokens]
-    counts: Record = {
-        "cases": len(cases),
-        "too_long": too_long,
-        "cut": len(cut),
-        "cut_tokens": sum(case.cut_tokens for case in cut),
-    }
+    cut = [case.cut_tokens for case in cases if case.cut_tokens]
+    counts = {"cases": len(cases), "too_long": too_long, "cut": len(cut), "cut_tokens": sum(cut)}
     same = None if other is None else _agreement(*found)
-    record = make_record(
-        verb, data, asdict(asking), [one.run for one in found], deltas, counts=counts, agreement=same
-    )
+    runs = [one.run for one in found]
+    record = make_record(verb, data, asdict(asking), runs, deltas, counts=counts, agreement=same)
     return Evaluation(record, [_row(i, case, found) for i, case in enumerate(cases)])
 
 
@@ -165,7 +154,6 @@ def _cases(data: DataFile, text: TextParts, room: int, asking: Asking) -> tuple[
 def _answered(
     spec: SideSpec, cases: list[Case], text: TextParts, asking: Asking, score: Scorer, progress: Progress
 ) -> _Answered:
-    """Open a side, ask it everything, close it, and score what it said."""
     progress(f"{spec.name}: loading", 0, len(cases))
     stops = sorted({stop for case in cases for stop in case.stops})
     tokens: list[list[int]] = [[] for _ in cases]
@@ -192,12 +180,10 @@ def _answered(
 
 
 def _until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string."""
     return text[: min([len(text), *(text.index(stop) for stop in stops if stop in text)])]
 
 
 def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list[Delta]:
-    """The differences of the means, with what chance has in them."""
     pairs = list(zip(ours.scores, theirs.scores, strict=True))
     return [
         replace(delta, stderr=standard_error([a[delta.metric] - b[delta.metric] for a, b in pairs]))
@@ -206,22 +192,14 @@ def _deltas(limits: Sequence[Limit], ours: _Answered, theirs: _Answered) -> list
 
 
 def _agreement(ours: _Answered, theirs: _Answered) -> Record:
-    """How many answers are the same, and where the others part."""
     pairs = list(zip(ours.token_ids, theirs.token_ids, strict=True))
-    parted = [_common(a, b) for a, b in pairs if a != b]
+    parted = [first_difference(a, b) for a, b in pairs if a != b]
     return {
         "answers": len(pairs),
         "same_tokens": len(pairs) - len(parted),
         "same_text": sum(a == b for a, b in zip(ours.texts, theirs.texts, strict=True)),
         "first_difference_mean": mean(parted) if parted else None,
     }
-
-
-def _common(one: list[int], other: list[int]) -> int:
-    """The number of equal tokens from the start."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
 
 
 def _row(place: int, case: Case, found: Sequence[_Answered]) -> Record:

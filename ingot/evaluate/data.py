@@ -19,7 +19,6 @@ from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
 
 _TOLD = 5  # bad lines that an error names with their reasons
-_HASH_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class DataFile:
     limit: int | None = None
 
     def facts(self) -> dict[str, Any]:
-        """The file as a record keeps it."""
         return {
             "file": str(self.path),
             "sha256": _sha256(self.path),
@@ -79,11 +77,12 @@ def read_data(
     records = _elements(path) if path.suffix == ".json" else _lines(path)
     items: list[Item] = []
     bad: list[Bad] = []
-    for number, load in records:
+    for number, record in records:
         if limit is not None and len(items) == limit:
             break
         try:
-            record = load()
+            if isinstance(record, BadRecord):
+                raise record
             if not where or _matches(record, where):
                 items.append(_fit(item_of(record, number), needs))
         except BadRecord as error:
@@ -93,8 +92,10 @@ def read_data(
 
 
 def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
-    """A whole file of text, when running text serves."""
-    item = Item(1, text=_whole(path))
+    text = _decoded(path)
+    if not text.strip():
+        raise ConfigError("the text is empty", seen=path, flag="--data")
+    item = Item(1, text=text)
     why = needs(item)
     if why is not None:
         raise ConfigError(
@@ -107,7 +108,6 @@ def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
 
 
 def _fit(item: Item, needs: Callable[[Item], str | None]) -> Item:
-    """The item, when it serves."""
     why = needs(item)
     if why is not None:
         raise BadRecord(why)
@@ -128,10 +128,9 @@ def _check(
         told = [f"{unit} {one.number}: {one.why}" for one in bad[:_TOLD]]
         if len(bad) > _TOLD:
             told.append(f"and {len(bad) - _TOLD} more: {', '.join(str(b.number) for b in bad[_TOLD:][:20])}")
+        count = f"{len(bad)} {unit}s" if len(bad) > 1 else f"one {unit}"
         raise ConfigError(
-            f"{len(bad)} {unit}s of {path} cannot be used"
-            if len(bad) > 1
-            else f"one {unit} of {path} cannot be used",
+            f"{count} of {path} cannot be used",
             seen="; ".join(told),
             allowed=SHAPES,
             flag=f"--skip-bad, or correct the {unit}s",
@@ -142,23 +141,23 @@ def _check(
         raise ConfigError(f"{path} has no items{which}", seen=seen, allowed=SHAPES, flag="--data")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """A loader for each line that is not blank, with its number."""
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Each line that is not blank, with its number; a ``BadRecord`` in place of one that is no JSON."""
     for number, line in enumerate(_bytes(path).split(b"\n"), start=1):
         if line.strip():
-            yield number, lambda line=line: _parsed(line)  # type: ignore[misc]
+            yield number, _parsed(line)
 
 
 def _parsed(line: bytes) -> Any:
     try:
         return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
-        raise BadRecord("not UTF-8") from None
+        return BadRecord("not UTF-8")
     except JsonError as error:
-        raise BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})") from None
+        return BadRecord(f"not JSON: {line[:60].decode('utf-8', 'replace')!r} ({error})")
 
 
-def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
+def _elements(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         found = parse_json(_decoded(path))
     except JsonError as error:
@@ -170,15 +169,7 @@ def _elements(path: Path) -> Iterator[tuple[int, Callable[[], Any]]]:
             allowed=SHAPES,
             flag="--data",
         )
-    for number, record in enumerate(found, start=1):
-        yield number, lambda record=record: record  # type: ignore[misc]
-
-
-def _whole(path: Path) -> str:
-    text = _decoded(path)
-    if not text.strip():
-        raise ConfigError("the text is empty", seen=path, flag="--data")
-    return text
+    yield from enumerate(found, start=1)
 
 
 def _decoded(path: Path) -> str:
@@ -197,8 +188,5 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_HASH_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,7 +20,7 @@ from ingot.device import resolve_device
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.opening import open_side
-from ingot.evaluate.perplexity import Document, Reading, counts_of, metrics_of, prepare
+from ingot.evaluate.perplexity import Document, Reading, counts_of, each_window, metrics_of, prepare
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
 from ingot.evaluate.side import Side, SideSpec
 from ingot.processors.tokenizer import Tokenizer
@@ -48,9 +48,8 @@ class Compared:
 
     @staticmethod
     def joined(parts: Sequence[Compared]) -> Compared:
-        """Parts in a row."""
-        names = ("kl", "regret", "our_top", "their_top", "our_loss", "their_loss")
-        return Compared(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return Compared(*map(torch.cat, columns))
 
 
 def kl_rows(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
@@ -140,26 +139,19 @@ def divergence_metrics(found: Compared) -> dict[str, float]:
 def _compared(
     specs: Sequence[SideSpec], documents: Sequence[Document], progress: Progress
 ) -> tuple[list[Compared], list[SideRun]]:
-    """The comparison of each document, and what each side took."""
-    total, done, seconds, tokens = sum(len(d.windows) for d in documents), 0, [0.0, 0.0], 0
-    device = resolve_device(specs[0].device)
-    found = []
-    progress("loading both", 0, total)
+    progress("loading both", 0, sum(len(document.windows) for document in documents))
+    device, seconds, tokens = resolve_device(specs[0].device), [0.0, 0.0], 0
+    parts: list[list[Compared]] = [[] for _ in documents]
     with open_side(specs[0]) as ours, open_side(specs[1]) as theirs:
-        for document in documents:
-            parts = []
-            for window in document.windows:
-                ids = document.ids[window.begin : window.end]
-                logits = [_timed(side, ids, seconds, i) for i, side in enumerate((ours, theirs))]
-                targets = torch.tensor(ids[1:])[window.counted]
-                our_rows, their_rows = (one[:-1][window.counted] for one in logits)
-                parts.append(compare_logits(our_rows, their_rows, targets, device))
-                tokens += len(ids)
-                done += 1
-                progress("comparing", done, total)
-            found.append(Compared.joined(parts))
+        for place, window, ids in each_window(documents, "comparing", progress):
+            logits = [_timed(side, ids, seconds, i) for i, side in enumerate((ours, theirs))]
+            our_rows, their_rows = (one[:-1][window.counted] for one in logits)
+            targets = torch.tensor(ids[1:])[window.counted]
+            parts[place].append(compare_logits(our_rows, their_rows, targets, device))
+            tokens += len(ids)
         facts = [ours.facts(), theirs.facts()]
-    return found, [SideRun(s, f, t, tokens) for s, f, t in zip(specs, facts, seconds, strict=True)]
+    runs = [SideRun(s, f, t, tokens) for s, f, t in zip(specs, facts, seconds, strict=True)]
+    return [Compared.joined(own) for own in parts], runs
 
 
 def _timed(side: Side, ids: list[int], seconds: list[float], place: int) -> torch.Tensor:
@@ -189,11 +181,9 @@ def _position(document: Document, found: Compared, row: int, tokenizer: Tokenize
     place = places[row]
 
     def told(ids: list[int]) -> str | None:
-        return (
-            None
-            if tokenizer is None
-            else b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
-        )
+        if tokenizer is None:
+            return None
+        return b"".join(map(tokenizer.token_bytes, ids)).decode("utf-8", "replace")
 
     tops = {"engine": int(found.our_top[row]), "reference": int(found.their_top[row])}
     return {

@@ -125,7 +125,6 @@ def _messages(value: object) -> list[Message]:
 
 
 def _turns(value: object) -> list[Message]:
-    """ShareGPT's turns as messages."""
     if not isinstance(value, list) or not value:
         raise BadRecord("conversations is not a list of turns")
     return [_message(one, "from", "value", _ROLES) for one in value]

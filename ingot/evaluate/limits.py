@@ -37,10 +37,7 @@ LIMITS: dict[str, tuple[Limit, ...]] = {
     "summarize": tuple(Limit(kind, 1.0, _POINTS) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")),
     "answers": (Limit("exact", 1.0, _POINTS), Limit("contains", 1.0, _POINTS)),
     "perplexity": (Limit("perplexity", 1.0, "%", relative=True),),
-    "divergence": (
-        Limit("kl_mean", 0.01, _NATS),
-        Limit("top1_disagreement", 5.0, _POINTS, plain=False),
-    ),
+    "divergence": (Limit("kl_mean", 0.01, _NATS), Limit("top1_disagreement", 5.0, _POINTS, plain=False)),
 }
 
 
@@ -62,7 +59,6 @@ class Delta:
     stderr: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a record keeps it."""
         return asdict(self)
 
 
@@ -86,10 +82,7 @@ def limits_for(verb: str, given: Sequence[str] = ()) -> tuple[Limit, ...]:
         name, equals, value = one.rpartition("=")
         if equals and name not in limits:
             raise ConfigError(
-                f"eval {verb} has no such metric",
-                seen=name,
-                allowed=sorted(limits),
-                flag="--max-delta",
+                f"eval {verb} has no such metric", seen=name, allowed=sorted(limits), flag="--max-delta"
             )
         most = _number(value, one)
         for limit in list(limits.values()):
@@ -118,15 +111,8 @@ def _delta(limit: Limit, ours: float, theirs: float | None) -> Delta:
     delta = ours if theirs is None else ours - theirs
     if limit.relative and theirs is not None:
         delta = 100 * delta / theirs if theirs else math.nan
-    return Delta(
-        limit.metric,
-        ours,
-        theirs,
-        delta,
-        limit.most,
-        limit.unit,
-        math.isfinite(delta) and abs(delta) <= limit.most,
-    )
+    within = math.isfinite(delta) and abs(delta) <= limit.most
+    return Delta(limit.metric, ours, theirs, delta, limit.most, limit.unit, within)
 
 
 def _number(value: str, given: str) -> float:

@@ -17,7 +17,8 @@ from typing import Any
 
 from ingot.compare.memory import free_memory
 from ingot.compare.spec import longest
-from ingot.config.quant import GROUPS, INNER_GROUPS, QuantConfig
+from ingot.config.quant import QuantConfig
+from ingot.config.schemes import GROUPS, MILDEST, SCHEMES
 from ingot.device import resolve_device
 from ingot.engine.golden import steady_threads
 from ingot.engine.manifest import WEIGHTS_FILE, Manifest
@@ -103,16 +104,19 @@ def _nearer(quant: QuantConfig) -> str:
         return "another --dtype"
     if quant.source:
         return "a checkpoint with more bits (this one's quantized values are kept as they are)"
-    schemes = {quant.scheme, *quant.layers.values()} - {"none"}
+    infos = [SCHEMES[scheme] for scheme in quant.schemes if scheme != "none"]
     ways = []
-    if schemes and quant.method == "round":
-        ways.append(f"--method {'smoothquant' if schemes == {'w8a8'} else 'gptq'} with --calib")
-    if "w4a16" in schemes and quant.group == 0:
+    if infos and quant.method == "round":
+        better = "gptq" if any("gptq" in info.method for info in infos) else "smoothquant"
+        ways.append(f"--method {better} with --calib")
+    sizes = [info.group for info in infos if len(info.group) > 1]
+    if sizes and quant.group == 0:
         ways.append("--group-size 128")
-    elif quant.group and quant.group > (min(INNER_GROUPS) if "w4a8" in schemes else min(GROUPS[1:])):
+    elif quant.group and any(0 < size < quant.group and all(size in own for own in sizes) for size in GROUPS):
         ways.append("a smaller --group-size")
-    if schemes:
-        ways.append("no --quant" if schemes == {"w8a16"} else "--quant w8a16")
+    if infos:
+        only = {*quant.schemes} - {"none"} == {MILDEST}
+        ways.append("no --quant" if only else f"--quant {MILDEST}")
     if quant.head != "none":
         ways.append("no --quant-head")
     return " or ".join(ways)
@@ -143,7 +147,6 @@ def _evaluated(
 
 
 def _limits(verb: str, thresholds: Mapping[str, float]) -> list[Limit]:
-    """The verb's own limits of differences, with the user's in their place."""
     return [
         replace(limit, most=thresholds.get(delta_name(verb, limit.metric), limit.most))
         for limit in limits_for(verb)
@@ -176,7 +179,6 @@ def _metrics(verb: str, record: Record, proving: Proving) -> Iterator[Metric]:
 
 
 def _window(settings: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Window and stride of running text."""
     return (settings["window"], settings["stride"]) if "window" in settings else None
 
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from ingot.compare.spec import INGOT, longest, read_text
+from ingot.compare.spec import longest
 from ingot.engine.text import TextParts
 from ingot.errors import ConfigError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import Limit, judge
 from ingot.evaluate.opening import open_side
-from ingot.evaluate.prompts import check_same_tokens, document_ids
+from ingot.evaluate.prompts import document_ids
 from ingot.evaluate.record import Evaluation, Progress, Record, SideRun, make_record, no_progress
-from ingot.evaluate.side import SideSpec, check_side, usual_window
+from ingot.evaluate.side import SideSpec, common_text, usual_window
 from ingot.evaluate.windows import Window, windows
 from ingot.processors.tokenizer import Tokenizer
 
@@ -57,7 +57,6 @@ class Document:
 
     @property
     def counted(self) -> int:
-        """Tokens that count."""
         return sum(window.end - window.first for window in self.windows)
 
 
@@ -77,11 +76,7 @@ def perplexity(
     """
     specs = [spec] if other is None else [spec, other]
     reading, documents, short = prepare(specs, data, reading or Reading(), DEFAULT_WINDOW)
-    losses, runs = [], []
-    for one in specs:
-        loss, run = _read(one, documents, progress)
-        losses.append(loss)
-        runs.append(run)
+    losses, runs = zip(*(_read(one, documents, progress) for one in specs), strict=True)
     deltas = [] if other is None else judge(limits, runs[0].metrics, runs[1].metrics)
     record = make_record(
         "perplexity", data, asdict(reading), runs, deltas, counts=counts_of(documents, short)
@@ -101,12 +96,7 @@ def prepare(
     Raises:
         ConfigError: window or stride are out of range, or no document has two tokens.
     """
-    for spec in specs:
-        check_side(spec)
-    text = read_text(specs[0].path)
-    for spec in specs[1:]:
-        if spec.kind == INGOT:
-            check_same_tokens(text, read_text(spec.path), data.items)
+    text = common_text(specs, data.items)
     room = min(map(longest, specs))
     window = min(*map(usual_window, specs), most) if reading.window is None else reading.window
     if window > room:
@@ -151,24 +141,30 @@ def _counted_bytes(item: Item, ids: list[int], cuts: Sequence[Window], tokenizer
     return sum(sum(sizes[cut.first : cut.end]) for cut in cuts)
 
 
+def each_window(
+    documents: Sequence[Document], what: str, progress: Progress
+) -> Iterator[tuple[int, Window, list[int]]]:
+    """The place of each window's document, the window and its ids; ``progress`` is told when it is done."""
+    total, done = sum(len(document.windows) for document in documents), 0
+    for place, document in enumerate(documents):
+        for window in document.windows:
+            yield place, window, document.ids[window.begin : window.end]
+            done += 1
+            progress(what, done, total)
+
+
 def _read(spec: SideSpec, documents: Sequence[Document], progress: Progress) -> tuple[list[float], SideRun]:
     """Each document's negative log-likelihood in nats, and the run."""
-    total, done, seconds, tokens = sum(len(d.windows) for d in documents), 0, 0.0, 0
-    losses = []
-    progress(f"{spec.name}: loading", 0, total)
+    progress(f"{spec.name}: loading", 0, sum(len(document.windows) for document in documents))
+    losses, seconds, tokens = [0.0] * len(documents), 0.0, 0
     with open_side(spec) as side:
         side.log_likelihood(documents[0].ids[:2])  # what only the first call waits for
-        for document in documents:
-            loss = 0.0
-            for window in document.windows:
-                start = time.perf_counter()
-                found = side.log_likelihood(document.ids[window.begin : window.end])
-                seconds += time.perf_counter() - start
-                tokens += window.end - window.begin
-                loss -= found[window.counted].double().sum().item()
-                done += 1
-                progress(spec.name, done, total)
-            losses.append(loss)
+        for place, window, ids in each_window(documents, spec.name, progress):
+            start = time.perf_counter()
+            found = side.log_likelihood(ids)
+            seconds += time.perf_counter() - start
+            tokens += len(ids)
+            losses[place] -= found[window.counted].double().sum().item()
         run = SideRun(spec, side.facts(), seconds, tokens)
     run.metrics = metrics_of(sum(losses), documents)
     return losses, run

@@ -55,10 +55,8 @@ class Prompter:
         self, text: TextParts, most_tokens: int, *, chat: bool | None = None, template: str | None = None
     ) -> None:
         if chat and text.chat is None:
-            raise ConfigError(
-                "the engine has no chat template",
-                flag="use --no-chat, or rebuild with --chat-template chatml",
-            )
+            fix = "use --no-chat, or rebuild with --chat-template chatml"
+            raise ConfigError("the engine has no chat template", flag=fix)
         if template is not None and ARTICLE not in template:
             raise ConfigError(f"the template has no {ARTICLE}", seen=template, flag="--template")
         if most_tokens < 1:
@@ -90,10 +88,7 @@ class Prompter:
         templates = CHAT_TEMPLATES if chat else PLAIN_TEMPLATES
         template = self._template or templates["zh" if is_cjk(article) else "en"]
 
-        def build(part: str) -> list[int]:
-            return self._ids(template.replace(ARTICLE, part), chat)
-
-        fitted = self._fitted(article, build)
+        fitted = self._fitted(article, lambda part: self._ids(template.replace(ARTICLE, part), chat))
         if fitted is None:
             return None
         part, ids, cut = fitted
@@ -127,10 +122,8 @@ class Prompter:
 
 
 def need_tokenizer(text: TextParts) -> Tokenizer:
-    """The tokenizer.
-
-    Raises:
-        ConfigError: there is none.
+    """Raises:
+    ConfigError: there is none.
     """
     if text.tokenizer is None:
         raise ConfigError(
@@ -141,10 +134,8 @@ def need_tokenizer(text: TextParts) -> Tokenizer:
 
 
 def need_chat(chat: ChatFormat | None) -> ChatFormat:
-    """The chat format.
-
-    Raises:
-        ConfigError: there is none.
+    """Raises:
+    ConfigError: there is none.
     """
     if chat is None:
         raise ConfigError(

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.checkpoint.reader import open_checkpoint
-from ingot.compare.spec import HUGGINGFACE, INGOT, against_parts, read_text
+from ingot.compare.spec import HUGGINGFACE, against_parts
 from ingot.engine.manifest import is_engine
 from ingot.engine.proof import manifest_hash
 from ingot.engine.text import TextParts, read_text_parts
@@ -25,9 +25,9 @@ from ingot.evaluate.answering import asks
 from ingot.evaluate.data import DataFile, read_data
 from ingot.evaluate.items import Item
 from ingot.evaluate.limits import limits_for
-from ingot.evaluate.prompts import check_same_tokens, need_tokenizer
+from ingot.evaluate.prompts import need_tokenizer
 from ingot.evaluate.rouge import KINDS, check_rouge
-from ingot.evaluate.side import SideSpec, check_side, other_spec
+from ingot.evaluate.side import SideSpec, check_side, check_tokens_of, other_spec
 
 DELTA = "_delta"
 _BATCH = 8  # Hugging Face's padded batch, as `ingot eval` has it
@@ -76,13 +76,11 @@ def plan_proving(
 
     Args:
         data: a file as docs/evaluation.md describes them.
-        checkpoint: what the engine is built from.
         against: ``hf`` (Hugging Face's class on the checkpoint), ``hf:CHECKPOINT``, or another engine or
             checkpoint.
-        samples: take the first so many items; None: all.
+        samples: the first N items; None: all.
         verbs: those of ``ingot eval``; none: what the data's shape asks for.
         thresholds: ``NAME=X``, the worst that a metric of that name may be.
-        chat_template, revision: the build's.
 
     Raises:
         IngotError: data, reference or a threshold cannot be used; ``fix`` names flags of ``ingot build``.
@@ -92,19 +90,15 @@ def plan_proving(
     chosen = tuple(dict.fromkeys(verbs)) or _verbs_for(items, compared=against is not None)
     _check_verbs(chosen, against)
     own = SideSpec(str(folder))
-    reference = None if against is None else _reference(own, against, against_dtype)
+    reference = None if against is None else other_spec(own, against, against_dtype, _BATCH)
+    if reference is not None:
+        check_side(reference)
     with open_checkpoint(folder) as source:
         text = read_text_parts(source, chat_template)
     _check_text(text, reference, items)
     worst = _thresholds(thresholds, names_of(chosen, compared=against is not None))
-    return Proving(
-        items,
-        items.facts()["sha256"],
-        chosen,
-        reference,
-        None if against is None else _name(against),
-        worst,
-    )
+    name = None if against is None else _name(against)
+    return Proving(items, items.facts()["sha256"], chosen, reference, name, worst)
 
 
 def names_of(verbs: Sequence[str], *, compared: bool) -> dict[str, Literal["lower", "higher"]]:
@@ -147,12 +141,8 @@ def _verbs_for(data: DataFile, *, compared: bool) -> tuple[str, ...]:
             seen=f"{data.path}: {', '.join(sorted(shapes))}",
             flag=f"--prove-with {'|'.join(VERBS)}, or a file for each shape",
         )
-    shape = shapes.pop()
-    if shape == "articles":
-        return ("summarize",)
-    if shape == "questions":
-        return ("answers",)
-    return ("perplexity", "divergence") if compared else ("perplexity",)
+    of_texts = ("perplexity", "divergence") if compared else ("perplexity",)
+    return {"articles": ("summarize",), "questions": ("answers",), "texts": of_texts}[shapes.pop()]
 
 
 def _shape(item: Item) -> str:
@@ -169,12 +159,6 @@ def _check_verbs(verbs: Sequence[str], against: str | None) -> None:
         raise ConfigError("a divergence needs a reference", flag="--against")
     if "summarize" in verbs:
         check_rouge()
-
-
-def _reference(own: SideSpec, against: str, dtype: str) -> SideSpec:
-    other = other_spec(own, against, dtype, _BATCH)
-    check_side(other)
-    return other
 
 
 def _name(against: str) -> str:
@@ -201,8 +185,8 @@ def _check_text(text: TextParts, reference: SideSpec | None, data: DataFile) -> 
             "the checkpoint has no chat template, but the data has messages",
             flag="use --chat-template chatml, or --prove with prompts",
         )
-    if reference is not None and reference.kind == INGOT:
-        check_same_tokens(text, read_text(reference.path), data.items)
+    if reference is not None:
+        check_tokens_of(reference, text, data.items)
 
 
 def _thresholds(given: Sequence[str], names: Mapping[str, str]) -> dict[str, float]:

@@ -26,8 +26,7 @@ Progress = Callable[[str, int, int], None]
 WITHIN, BEYOND = "within", "beyond"
 
 
-def no_progress(what: str, done: int, total: int) -> None:
-    """Tell nobody."""
+def no_progress(what: str, done: int, total: int) -> None: ...
 
 
 @dataclass
@@ -65,7 +64,6 @@ class Evaluation:
 
     @property
     def beyond(self) -> bool:
-        """Whether a difference is beyond its limit."""
         return self.record["verdict"] == BEYOND
 
 
@@ -107,7 +105,6 @@ def machine(device: torch.device) -> Record:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The arithmetic mean of at least one value."""
     return sum(values) / len(values)
 
 

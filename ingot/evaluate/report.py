@@ -49,7 +49,6 @@ def verdict(record: Record) -> str | None:
 
 
 def _told_counts(counts: Record) -> list[str]:
-    """Counts that say something, in words."""
     words = {
         "cases": "items asked",
         "documents": "texts",
@@ -61,10 +60,9 @@ def _told_counts(counts: Record) -> list[str]:
         "too_long": "items too long",
         "too_short": "texts too short",
     }
-    always = ("cases", "documents", "tokens", "counted_tokens", "windows")
-    return [
-        f"{counts[k]:,} {word}" for k, word in words.items() if counts.get(k) or (k in counts and k in always)
-    ]
+    only_some = ("cut", "cut_tokens", "too_long", "too_short")
+    told = [k for k in words if k in counts and (counts[k] or k not in only_some)]
+    return [f"{counts[k]:,} {words[k]}" for k in told]
 
 
 def _numbers(values: list[int]) -> str:
@@ -73,13 +71,13 @@ def _numbers(values: list[int]) -> str:
 
 
 def _metrics(record: Record) -> Table:
+    if record["verb"] == "summarize":
+        return _rouge(record)
     sides = record["sides"]
     rows = [
         (name.replace("_", " "), *(score(side["metrics"][name]) for side in sides))
         for name in sides[0]["metrics"]
     ]
-    if record["verb"] == "summarize":
-        return _rouge(record)
     return Table(record["verb"] + _read_by(record), ("", *(side["name"] for side in sides)), tuple(rows))
 
 
@@ -113,10 +111,8 @@ def _speed(record: Record) -> Table:
     ]
     columns = ("", "seconds", "tokens in", "tokens out", "in/s", "out/s")
     same = record.get("agreement")
-    title = (
-        "time" if same is None else f"time; {same['same_tokens']} of {same['answers']} answers are the same"
-    )
-    return Table(title, columns, tuple(rows))
+    told = "" if same is None else f"; {same['same_tokens']} of {same['answers']} answers are the same"
+    return Table(f"time{told}", columns, tuple(rows))
 
 
 def _deltas(record: Record) -> Table:

@@ -81,14 +81,12 @@ class Rouge:
         }
 
     def language_of(self, reference: str) -> str:
-        """``zh`` or ``en``: how a reference is counted."""
         if self._language != "auto":
             return self._language
         return "zh" if is_cjk(reference) else "en"
 
 
 def is_cjk(text: str) -> bool:
-    """Whether the text holds any Chinese, Japanese or Korean character."""
     return _IS_CJK.search(text) is not None
 
 

@@ -16,8 +16,19 @@ from typing import Any, Protocol
 import torch
 
 from ingot.compare.huggingface import check_huggingface
-from ingot.compare.spec import HUGGINGFACE, INGOT, ModelSpec, against_parts, longest, trained_length
+from ingot.compare.spec import (
+    HUGGINGFACE,
+    INGOT,
+    ModelSpec,
+    against_parts,
+    longest,
+    read_text,
+    trained_length,
+)
 from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.text import TextParts
+from ingot.evaluate.items import Item
+from ingot.evaluate.prompts import check_same_tokens
 
 
 @dataclass(frozen=True)
@@ -69,38 +80,19 @@ class Side(Protocol):
         """Logits after each token: float32 [num_tokens, vocab_size] on the CPU."""
         ...
 
-    def facts(self) -> dict[str, Any]:
-        """What was evaluated, for the record."""
-        ...
+    def facts(self) -> dict[str, Any]: ...
 
-    def close(self) -> None:
-        """Free the model."""
-        ...
+    def close(self) -> None: ...
 
 
 def other_spec(spec: SideSpec, against: str, dtype: str, batch: int) -> SideSpec:
     """The spec of ``hf``, ``hf:CHECKPOINT``, or an engine or checkpoint, on the same device."""
     is_class, path = against_parts(against)
+    plain = spec.replace(dtype=dtype, quant="none", kv_dtype="auto")
     if is_class:
-        return spec.replace(
-            path=path or spec.path,
-            kind=HUGGINGFACE,
-            dtype=dtype,
-            quant="none",
-            kv_dtype="auto",
-            batch=batch,
-            name="huggingface",
-        )
-    own = is_engine(Path(against))
-    name = "against" if spec.name == INGOT else INGOT
-    return spec.replace(
-        path=against,
-        dtype=dtype,
-        quant="none",
-        kv_dtype="auto",
-        max_seq_len=None if own else spec.max_seq_len,
-        name=name,
-    )
+        return plain.replace(path=path or spec.path, kind=HUGGINGFACE, batch=batch, name="huggingface")
+    most = None if is_engine(Path(against)) else spec.max_seq_len
+    return plain.replace(path=against, max_seq_len=most, name="against" if spec.name == INGOT else INGOT)
 
 
 def check_side(spec: SideSpec) -> None:
@@ -112,6 +104,30 @@ def check_side(spec: SideSpec) -> None:
     if spec.kind == HUGGINGFACE:
         check_huggingface(spec.path)
     longest(spec)
+
+
+def common_text(specs: Sequence[SideSpec], items: Sequence[Item]) -> TextParts:
+    """The first side's text, which the other side has to share; every side is checked.
+
+    Raises:
+        IngotError: as ``check_side`` and ``check_same_tokens``.
+    """
+    for spec in specs:
+        check_side(spec)
+    text = read_text(specs[0].path)
+    for spec in specs[1:]:
+        check_tokens_of(spec, text, items)
+    return text
+
+
+def check_tokens_of(spec: SideSpec, text: TextParts, items: Sequence[Item]) -> None:
+    """Refuse a side whose ids mean something else; Hugging Face's class is given those of Ingot.
+
+    Raises:
+        ConfigError: as ``check_same_tokens``.
+    """
+    if spec.kind == INGOT:
+        check_same_tokens(text, read_text(spec.path), items)
 
 
 def usual_window(spec: SideSpec) -> int:

@@ -37,12 +37,14 @@ class HeadNorm(nn.Module):
 class Attention(nn.Module):
     """Causal attention with MHA or GQA; queries, keys and values are one product, in that order.
 
-    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
+    A query sees the last ``window`` tokens, 0: all. With ``batch_invariant`` every token is computed by the
+    same arithmetic in any step (invariance.py).
     """
 
-    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: DecoderConfig, ctx: BuildContext, window: int) -> None:
         super().__init__()
         self.config = config
+        self.window = window
         self.batch_invariant = False
         width = config.q_size + 2 * config.kv_size
         heads = {"q": config.num_heads, "kv": config.num_kv_heads, "d": config.head_dim}
@@ -126,13 +128,14 @@ class Attention(nn.Module):
                 batch.seq_lens[:single],
                 config.attention_scale,
                 batch.max_seq_len,
-                window=config.sliding_window,
+                window=self.window,
                 tiles=self.tiles_of(self.decode_tiles, single, cache),
                 out=out[:single],
                 arrivals=batch.arrivals,
                 out_scales=None if out_scales is None else scales_at(out_scales, slice(single)),
                 scales=cache.scales,
                 steady=steady,
+                softcap=config.attention_softcap,
             )
         if single < batch.seq_lens.shape[0]:
             prefill_attention(
@@ -144,12 +147,13 @@ class Attention(nn.Module):
                 batch.seq_lens[single:],
                 batch.max_query_len,
                 config.attention_scale,
-                window=config.sliding_window,
+                window=self.window,
                 tiles=self.tiles_of(self.prefill_tiles, batch.max_query_len, cache),
                 out=out,
                 out_scales=out_scales,
                 scales=cache.scales,
                 steady=steady,
+                softcap=config.attention_softcap,
             )
         return out
 
@@ -172,6 +176,7 @@ class Attention(nn.Module):
             batch.max_query_len,
             batch.max_seq_len,
             self.config.attention_scale,
-            window=self.config.sliding_window,
+            window=self.window,
             scales=cache.scales,
+            softcap=self.config.attention_softcap,
         )

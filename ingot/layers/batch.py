@@ -8,13 +8,46 @@ what it may attend to. Knows no model and no request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ingot.device import expect_e4m3
 from ingot.kernels.cache.scales import E4M3, NARROW_CACHES, CacheScales
 from ingot.layers.step_record import Recorded, StepRecord
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Where the encoded positions of a step's requests are in the second caches (kind ``cross``).
+
+    Attributes:
+        block_tables: [B, max_blocks] int32, as of ``ForwardBatch``; of tokens after ``by_token``.
+        lens: [B] int32, encoded positions of each request; 0: it has no input, or is padding.
+        rows: [T] int64, the request that each token belongs to.
+        max_len: an upper bound on ``lens``.
+        some_without: whether a request that is no padding may have no input.
+    """
+
+    block_tables: torch.Tensor
+    lens: torch.Tensor
+    rows: torch.Tensor
+    max_len: int
+    some_without: bool
+
+    def by_token(self) -> Encoded:
+        """The same with a row for each token."""
+        return replace(self, block_tables=self.block_tables[self.rows], lens=self.lens[self.rows])
+
+
+@dataclass(frozen=True)
+class Spliced:
+    """Embeddings that an input gives (kind ``prefix``): ``values`` [N, hidden_size] of the step's tokens
+    ``rows`` [N] int64.
+    """
+
+    rows: torch.Tensor
+    values: torch.Tensor
 
 
 @dataclass
@@ -42,6 +75,8 @@ class ForwardBatch:
         arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
             None: each call makes its own.
         record: keeps what the step computes on its way, for ``verify``; None in every other run.
+        encoded: what cross-attention reads; None: no request of the step has an input.
+        spliced: embeddings that take the place of placeholders'; None: there are none.
     """
 
     input_ids: torch.Tensor
@@ -57,6 +92,8 @@ class ForwardBatch:
     num_decodes: int = 0
     arrivals: torch.Tensor | None = None
     record: StepRecord | None = None
+    encoded: Encoded | None = None
+    spliced: Spliced | None = None
 
     def see(self, name: str, value: Recorded) -> None:
         """Keep a copy of a value under one of the names of step_record.py, where the step is recorded."""
@@ -72,12 +109,14 @@ class ForwardBatch:
 @dataclass
 class LayerCache:
     """Paged keys and values of one layer: two tensors [num_blocks, num_kv_heads, block_size, head_dim], in
-    the model's dtype, or int8 or e4m3 with ``scales``.
+    the model's dtype, or int8 or e4m3 with ``scales``. ``encoded`` is the second cache of a layer with
+    cross-attention, whose blocks are numbered by themselves.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     scales: CacheScales | None = None
+    encoded: LayerCache | None = None
 
     @classmethod
     def zeros(
@@ -104,7 +143,7 @@ class LayerCache:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that holds tokens; the first dimension of each is the block."""
+        """Everything that holds tokens of the decoder; the first dimension of each is the block."""
         return (self.keys, self.values, *(() if self.scales is None else self.scales.tensors))
 
     @property

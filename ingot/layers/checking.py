@@ -73,7 +73,8 @@ class Hooks:
 class NormSpec:
     """x / rms(x) · weight, or (x - mean) / std · weight + bias; ``kind`` none leaves x as it is.
 
-    ``offset`` is added to the weight (Gemma's norms store the weight less one).
+    ``offset`` is added to the weight (Gemma's norms store the weight less one). A ``wide`` norm is rounded
+    once, after its weight.
     """
 
     name: str
@@ -82,6 +83,7 @@ class NormSpec:
     eps: float
     kind: Literal["rms_norm", "layer_norm", "none"]
     offset: float = 0.0
+    wide: bool = False
 
     def run(self, x: torch.Tensor, round_: Round = lambda y: y) -> torch.Tensor:
         """[..., size] → the same shape."""
@@ -90,7 +92,8 @@ class NormSpec:
         weight = self.weight + self.offset
         if self.kind == "layer_norm":
             return round_(F.layer_norm(x, weight.shape, weight, self.bias, self.eps))
-        normed = round_(x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)) * weight
+        normed = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + self.eps)
+        normed = (normed if self.wide else round_(normed)) * weight
         return round_(normed if self.bias is None else normed + self.bias)
 
 
@@ -116,7 +119,7 @@ class PlainAttention:
 
     Its QKV product gives query heads, key heads, value heads. Query head h reads the key head
     h // (heads / kv_heads), or h mod kv_heads with ``cyclic_groups``. A query sees keys up to ``ahead``
-    positions after its own; ``window`` > 0 limits how far back.
+    positions after its own; ``window`` > 0 limits how far back; ``softcap`` > 0 bends the scores.
     """
 
     name: str
@@ -129,6 +132,7 @@ class PlainAttention:
     scale: float
     logn_length: int = 0
     window: int = 0
+    softcap: float = 0.0
     causal: bool = True
     ahead: int = 0
     cyclic_groups: bool = False
@@ -172,7 +176,7 @@ class PlainAttention:
             part.repeat(1, group, 1) if self.cyclic_groups else part.repeat_interleave(group, dim=1)
             for part in (key, value)
         )
-        scores = torch.einsum("qhd,khd->hqk", query, key) * self.scale
+        scores = capped(torch.einsum("qhd,khd->hqk", query, key) * self.scale, self.softcap)
         distance = positions[:, None] - torch.arange(key.shape[0], device=key.device)
         unseen = distance < -self.ahead if self.causal else torch.zeros_like(distance, dtype=torch.bool)
         if self.window:
@@ -213,6 +217,11 @@ class PlainMlp:
         return hooks.round(hooks.bend(x, self.activation))
 
 
+def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap · tanh(x / cap); x itself where there is no cap."""
+    return torch.tanh(x / cap) * cap if cap else x
+
+
 def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
     """The activation function of that name."""
     match activation:
@@ -231,8 +240,9 @@ def bend(x: torch.Tensor, activation: Activation) -> torch.Tensor:
 class PlainLayer:
     """x + attention(norm(x)), then x + mlp(norm(x)), each sum with factors.
 
-    ``placement``: norms before their branch (pre), after the sum (post), both branches from the layer's input
-    (parallel), or sums with the normed states (normed_residual).
+    ``attention_norm`` and ``mlp_norm`` norm what a branch adds. ``placement``: norms before their branch
+    (pre), after the sum (post), both branches from the layer's input (parallel), or sums with the normed
+    states (normed_residual).
     """
 
     name: str
@@ -240,6 +250,8 @@ class PlainLayer:
     attention: PlainAttention
     post_norm: NormSpec
     mlp: PlainMlp
+    attention_norm: NormSpec | None = None
+    mlp_norm: NormSpec | None = None
     placement: Placement = "pre"
     attention_residual: float = 1.0
     attention_branch: float = 1.0
@@ -251,12 +263,14 @@ class PlainLayer:
         post = self.placement == "post"
         normed = x if post else hooks.norm(self.input_norm, x)
         stream = normed if self.placement == "normed_residual" else x
-        branch = _scaled(self.attention.run(normed, hooks), self.attention_branch)
+        branch = _normed(self.attention_norm, self.attention.run(normed, hooks), hooks)
+        branch = _scaled(branch, self.attention_branch)
         middle = self._joined(_scaled(stream, self.attention_residual), branch, hooks)
         middle = hooks.norm(self.input_norm, middle) if post else middle
         normed = middle if post else hooks.norm(self.post_norm, x if self.placement == "parallel" else middle)
         stream = normed if self.placement == "normed_residual" else middle
-        branch = _scaled(self.mlp.run(normed, hooks), self.mlp_branch)
+        branch = _normed(self.mlp_norm, self.mlp.run(normed, hooks), hooks)
+        branch = _scaled(branch, self.mlp_branch)
         out = self._joined(_scaled(stream, self.mlp_residual), branch, hooks)
         out = hooks.norm(self.post_norm, out) if post else out
         hooks.see(self.name, out)
@@ -264,6 +278,10 @@ class PlainLayer:
 
     def _joined(self, stream: torch.Tensor, branch: torch.Tensor, hooks: Hooks) -> torch.Tensor:
         return hooks.had("stream", hooks.round(stream + branch), branch)
+
+
+def _normed(norm: NormSpec | None, branch: torch.Tensor, hooks: Hooks) -> torch.Tensor:
+    return branch if norm is None else hooks.norm(norm, branch)
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -274,7 +292,13 @@ def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
 def norm_spec(config: DecoderConfig, name: str, read: ReadVector) -> NormSpec:
     """A norm over the hidden states; ``read`` gives its vectors by name."""
     bias = read(f"{name}.bias") if config.norm == "layer_norm" else None
-    return NormSpec(name, read(f"{name}.weight"), bias, config.norm_eps, config.norm)
+    weight = read(f"{name}.weight")
+    return NormSpec(name, weight, bias, config.norm_eps, config.norm, wide=config.wide_norms)
+
+
+def post_norm_spec(config: DecoderConfig, name: str, read: ReadVector) -> NormSpec | None:
+    """The norm of what a branch adds, ``self_attn_norm`` or ``mlp_norm``, where the config has post-norms."""
+    return norm_spec(config, name, read) if config.post_norms else None
 
 
 def turns_of(rows: torch.Tensor) -> Turns:
@@ -284,9 +308,14 @@ def turns_of(rows: torch.Tensor) -> Turns:
 
 
 def plain_attention(
-    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
+    config: DecoderConfig,
+    layer: int,
+    name: str,
+    read: ReadVector,
+    positions: torch.Tensor,
+    turns: Turns | None,
 ) -> PlainAttention:
-    """The attention that a config means."""
+    """The attention that a config means in a layer."""
     query_norm, key_norm = (
         NormSpec(path, read(f"{path}.weight"), None, config.norm_eps, "rms_norm") if config.qk_norm else None
         for path in (f"{name}.q_norm", f"{name}.k_norm")
@@ -301,26 +330,33 @@ def plain_attention(
         positions=positions,
         scale=config.attention_scale,
         logn_length=config.logn_length,
-        window=config.sliding_window,
+        window=config.window(layer),
+        softcap=config.attention_softcap,
         turns=turns,
     )
 
 
 def plain_mlp(config: DecoderConfig, name: str) -> PlainMlp:
     """The MLP that a config means."""
-    if config.mlp == "silu_gated":
-        return PlainMlp(name=name, activation="silu", on="gate")
-    return PlainMlp(name=name, activation=config.mlp, on=None)
+    return PlainMlp(name=name, activation=config.activation, on="gate" if config.gated else None)
 
 
 def plain_layer(
-    config: DecoderConfig, name: str, read: ReadVector, positions: torch.Tensor, turns: Turns | None
+    config: DecoderConfig,
+    layer: int,
+    read: ReadVector,
+    positions: torch.Tensor,
+    turns: Turns | None,
+    name: str | None = None,
 ) -> PlainLayer:
-    """The layer ``name`` (``layers.0``) for tokens at ``positions`` [T]."""
+    """A layer for tokens at ``positions`` [T]; ``name`` None: it is ``layers.{layer}``."""
+    name = f"layers.{layer}" if name is None else name
     return PlainLayer(
         name=name,
         input_norm=norm_spec(config, f"{name}.input_layernorm", read),
-        attention=plain_attention(config, f"{name}.self_attn", read, positions, turns),
+        attention=plain_attention(config, layer, f"{name}.self_attn", read, positions, turns),
         post_norm=norm_spec(config, f"{name}.post_attention_layernorm", read),
         mlp=plain_mlp(config, f"{name}.mlp"),
+        attention_norm=post_norm_spec(config, f"{name}.self_attn_norm", read),
+        mlp_norm=post_norm_spec(config, f"{name}.mlp_norm", read),
     )

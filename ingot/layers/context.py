@@ -3,7 +3,7 @@
 Owns the bundle of choices that come from the engine and not from the model: linear schemes, kernel plan,
 dtype; and the name of the module that is built, by which its scheme is chosen. Knows no layer.
 
-    ctx = BuildContext(QuantConfig("w8a16"), KernelPlan(), torch.float16)
+    ctx = BuildContext(QuantConfig(scheme), KernelPlan(), torch.float16)
     ctx.at("layers.0").at("mlp").at("down_proj").scheme()
 """
 
@@ -15,7 +15,8 @@ import torch
 
 from ingot.config.plan import KernelPlan, TileTable
 from ingot.config.quant import QuantConfig
-from ingot.quant.schemes import LinearScheme, is_dense, make_scheme
+from ingot.quant.linear_scheme import LinearScheme
+from ingot.quant.schemes import make_scheme
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class BuildContext:
         """The plan's choices for a small product of the linear layer of this name; none for a narrow weight:
         a plan is measured with dense ones.
         """
-        return self.plan.table(op, **shape) if is_dense(self.scheme()) else TileTable({})
+        return self.plan.table(op, **shape) if self.scheme().dense else TileTable({})
 
 
 def empty_weight(*shape: int, dtype: torch.dtype) -> torch.nn.Parameter:

@@ -7,6 +7,8 @@ Owns the lookup of rows. Knows no tokenizer and no model.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,12 +17,20 @@ from ingot.layers.context import BuildContext, empty_weight
 
 
 class Embedding(nn.Module):
-    """One row of ``weight`` [rows, size] an id."""
+    """One row of ``weight`` [rows, size] an id, times ``scale``, which is rounded to its dtype."""
 
-    def __init__(self, rows: int, size: int, ctx: BuildContext) -> None:
+    def __init__(self, rows: int, size: int, ctx: BuildContext, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.weight = empty_weight(rows, size, dtype=ctx.dtype)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[T] int64 → [T, size]."""
-        return F.embedding(ids, self.weight)
+        found = F.embedding(ids, self.weight)
+        return found if self.scale == 1 else found.mul_(rounded_scale(self.scale, found.dtype))
+
+
+@cache
+def rounded_scale(scale: float, dtype: torch.dtype) -> float:
+    """The nearest number of a dtype."""
+    return torch.tensor(scale, dtype=dtype, device="cpu").item()

@@ -10,8 +10,8 @@ no weight and no order of launches.
 |---|---|---|
 | DenseForm | [T, K] in the model's dtype | the matrix library's, the small kernels' |
 | OperandForm | the same, columns in the tensor cores' order | packed products |
-| Int8Form | int8 with scales per token, per head or static | w8a8, w4a8 |
-| BlockForm | int8 by blocks of reordered channels | RPTQ |
+| Int8Form | int8 with scales per token, per head or static | int8 products |
+| BlockForm | int8 by blocks of reordered channels | products by blocks |
 | RawForm | the hidden states themselves: the product applies the norm | the small kernels', one token |
 """
 
@@ -28,6 +28,7 @@ from ingot.kernels.activation.silu_mul_blocks import in_blocks, silu_mul_in_bloc
 from ingot.kernels.activation.silu_mul_int8 import silu_mul_int8
 from ingot.kernels.attention.int8_heads import int8_heads, takes_steps
 from ingot.kernels.norm.kernel import Parts
+from ingot.kernels.norm.post_norm import post_norm
 from ingot.kernels.norm.rms_norm import rms_norm
 from ingot.kernels.norm.sum_norm import sum_norm
 from ingot.kernels.overlap import overlaps
@@ -37,10 +38,12 @@ from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.norm import LayerNorm, RMSNorm
 
 Norm = RMSNorm | LayerNorm
+AnyAttention = Attention | CrossAttention
 
 
 class Form(Protocol):
@@ -50,6 +53,12 @@ class Form(Protocol):
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[Rows, torch.Tensor]:
         """(norm(x + residual), x + residual), x [T, hidden_size]."""
+        ...
+
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Rows, torch.Tensor]:
+        """(norm(s), s), s = residual + post(x); RMSNorms."""
         ...
 
     def sum_norm(
@@ -63,7 +72,7 @@ class Form(Protocol):
         ...
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Rows:
         """Attention of queries [T, num_heads, head_dim], as rows of num_heads * head_dim."""
         ...
@@ -71,9 +80,12 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class DenseForm:
-    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends."""
+    """Rows in the model's dtype; ``overlap``: kernels start while the one before them ends; ``fused``: a
+    kernel may do more than a module.
+    """
 
     overlap: bool = False
+    fused: bool = True
 
     def norm(
         self, norm: Norm, x: torch.Tensor, residual: torch.Tensor | None = None
@@ -81,6 +93,14 @@ class DenseForm:
         """By the module."""
         rows, stream = norm(x, residual, overlap_tiles(x) if self.overlap else None)
         return rows, stream
+
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """In one kernel; by the modules where nothing is fused."""
+        if not self.fused:
+            return self.norm(norm, post(x)[0], residual)
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps)
 
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
@@ -93,7 +113,7 @@ class DenseForm:
         return mlp.activate(x, overlap_tiles(x) if self.overlap else None)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> torch.Tensor:
         """Attention as it is."""
         return attention.attend(query, batch, cache).flatten(1)
@@ -122,6 +142,12 @@ class EndedForm:
         """As of ``Form``."""
         return rms_norm(x, norm.weight, norm.eps, residual, self._tiles(norm, x), self.ending)
 
+    def post_norm(
+        self, norm: Norm, x: torch.Tensor, residual: torch.Tensor, post: Norm
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Form``."""
+        return post_norm(x, residual, post.weight, norm.weight, norm.eps, ending=self.ending)
+
     def sum_norm(
         self, norm: Norm, parts: Parts, residual: torch.Tensor, bias: torch.Tensor | None
     ) -> tuple[Rows, torch.Tensor]:
@@ -140,10 +166,10 @@ class OperandForm(EndedForm):
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> OperandRows:
         """In one kernel."""
         assert isinstance(mlp, GatedMLP)
-        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)))
+        return silu_mul_operand(x, mlp.tiles.at(len(x), overlap_tiles(x)), mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> OperandRows:
         """Attention whose output ends so; heads are whole spans of columns."""
         return OperandRows(attention.attend(query, batch, cache, None, self.ending).flatten(1))
@@ -161,10 +187,11 @@ class Int8Form(EndedForm):
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_int8(x, self.static)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_int8(x, self.static, activation=mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so."""
         out = torch.empty(query.shape, dtype=torch.int8, device=query.device)
@@ -183,10 +210,11 @@ class BlockForm(EndedForm):
 
     def activation(self, mlp: GatedMLP | MLP, x: torch.Tensor) -> Int8Rows:
         """In one kernel."""
-        return silu_mul_in_blocks(x, self.steps)
+        assert isinstance(mlp, GatedMLP)
+        return silu_mul_in_blocks(x, self.steps, activation=mlp.activation)
 
     def attention(
-        self, attention: Attention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
+        self, attention: AnyAttention, query: torch.Tensor, batch: ForwardBatch, cache: LayerCache
     ) -> Int8Rows:
         """Attention whose output ends so; heads that do not fill whole blocks are quantized in a pass of
         their own.

@@ -17,7 +17,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
 from ingot.layers.forms import Norm
 from ingot.layers.mlp import GatedMLP
-from ingot.layers.products import LayerProducts
+from ingot.layers.products import LayerProducts, Product
 from ingot.layers.ways import Step, Ways
 
 
@@ -50,7 +50,16 @@ class Operations:
             down=ways.product("down", mlp.down_proj, self.step),
             next_norm=self._norms[index + 1],
             after=self._starts[index + 1],
+            encoded=self._encoded(layer, ways),
         )
+
+    def _encoded(self, layer: DecoderLayer, ways: Ways) -> tuple[Product, Product] | None:
+        """Cross-attention's products; None in a layer without it."""
+        if layer.encoder_attn is None:
+            return None
+        query, output = layer.encoder_attn.q_proj, layer.encoder_attn.o_proj
+        norm = layer.encoder_attn_layernorm
+        return ways.product("qkv", query, self.step, norm), ways.product("o", output, self.step)
 
     def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Embedded tokens [T, hidden_size], written over → logits [L, vocab_size] of the wanted ones."""
@@ -64,4 +73,4 @@ class Operations:
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]
-        return self._starts[-1].whole(x)
+        return decoder.capped(self._starts[-1].whole(x))

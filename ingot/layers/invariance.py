@@ -14,6 +14,7 @@ from torch import nn
 
 from ingot.config.plan import TileTable
 from ingot.layers.attention import Attention
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.linear import Linear
 from ingot.layers.norm import LayerNorm, RMSNorm
 
@@ -30,5 +31,7 @@ def make_batch_invariant(model: nn.Module) -> None:
         elif isinstance(module, Attention):
             module.batch_invariant = True
             module.place_tiles = TileTable({})
+        elif isinstance(module, CrossAttention):
+            module.batch_invariant = True
         elif isinstance(module, (RMSNorm, LayerNorm)):
             module.tiles = TileTable({})

@@ -1,7 +1,7 @@
 """Linear layers over a scheme.
 
-Owns the module that holds one linear layer's stored tensors. Knows no number format (``quant/schemes.py``
-does) and no model.
+Owns the module that holds one linear layer's stored tensors. Knows no number format
+(``quant/linear_scheme.py`` does) and no model.
 
     Linear(4096, 12288, bias=True, ctx=ctx.at("up_proj"))(x)
 """
@@ -14,10 +14,9 @@ from torch import nn
 from ingot.kernels.weight.int4_weight import AnyInt8
 from ingot.kernels.weight.stored_weight import StoredWeight
 from ingot.layers.context import BuildContext
-from ingot.quant.int8_blocks import BlockProduct, Int8Blocks
-from ingot.quant.int8_products import Int8Products
-from ingot.quant.schemes import Dense, is_dense
-from ingot.quant.weight_only import WeightOnly
+from ingot.layers.norm import RMSNorm
+from ingot.quant.linear_scheme import BlockProduct, LinearScheme
+from ingot.quant.schemes import Dense
 
 
 class Linear(nn.Module):
@@ -43,7 +42,7 @@ class Linear(nn.Module):
         self.out_features = out_features
         self.has_bias = bias
         self.small_tiles = ctx.product_tiles("small_linear", n=out_features, k=in_features)
-        self.scheme = ctx.scheme(input_group, free_order=free_order)
+        self.scheme: LinearScheme = ctx.scheme(input_group, free_order=free_order)
         for name, tensor in self.scheme.layout(out_features, in_features, bias, ctx.dtype).items():
             self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
 
@@ -55,29 +54,26 @@ class Linear(nn.Module):
         return shapes
 
     def stored(self) -> StoredWeight:
-        """The weight as the small kernels read it, of a layer that ``takes_small_products``."""
-        assert isinstance(self.scheme, Dense | WeightOnly), self.scheme.name
+        """The weight as the small kernels read it, of a scheme of form ``dense``."""
         return self.scheme.stored(self._parameters, self.in_features)
 
     def int8_weight(self, rows: int) -> AnyInt8:
-        """The weight as int8 products of so many rows read it, of a layer that ``is_int8``; of w4a8 a
+        """The weight as int8 products of so many rows read it, of a scheme of form ``int8``; of 4 bits a
         temporary, but for few.
         """
-        assert isinstance(self.scheme, Int8Products), self.scheme.name
         return self.scheme.int8_weight(self._parameters, self.in_features, rows)
 
     def in_blocks(self) -> BlockProduct:
-        """What products by blocks read, of a layer of RPTQ."""
-        assert isinstance(self.scheme, Int8Blocks), self.scheme.name
-        return self.scheme.product(self._parameters)
+        """What products by blocks read, of a scheme of form ``blocks``."""
+        return self.scheme.block_product(self._parameters)
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """The weight [out_features, in_features] that the layer multiplies by, without a kernel."""
         return self.scheme.dequantize(self._parameters, self.in_features, dtype)
 
     def widen(self) -> None:
-        """Become dense in fp32, by what the stored numbers mean; a dense layer stays as it is."""
-        if is_dense(self.scheme):
+        """Become dense in fp32, by what the stored values mean; a dense layer stays as it is."""
+        if self.scheme.dense:
             return
         weight, bias = self.dequantized(torch.float32), self._parameters.get("bias")
         for name in list(self._parameters):
@@ -98,15 +94,17 @@ def linears(model: nn.Module) -> dict[str, Linear]:
 
 def all_dense(model: nn.Module) -> bool:
     """Whether every linear layer's weight is a matrix in the engine's dtype."""
-    return all(is_dense(linear.scheme) for linear in linears(model).values())
+    return all(linear.scheme.dense for linear in linears(model).values())
 
 
 def any_rounded(model: nn.Module) -> bool:
-    """Whether some linear layer rounds its activations to numbers of few bits."""
+    """Whether some linear layer rounds its activations to few bits."""
     return any(linear.scheme.rounds for linear in linears(model).values())
 
 
 def loaded_dtype(module: nn.Module, leaf: str, stored: torch.dtype, compute: torch.dtype) -> torch.dtype:
     """The dtype of a module's stored tensor in a model that computes in ``compute``."""
+    if isinstance(module, RMSNorm) and module.wide:
+        return torch.float32
     fixed = isinstance(module, Linear) and leaf in module.scheme.fixed
     return compute if stored.is_floating_point and not fixed else stored

@@ -14,18 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ingot.config.encoder import StackConfig
 from ingot.config.model import DecoderConfig
-from ingot.kernels.activation.gated_mlp import silu_mul
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul
 from ingot.layers.context import BuildContext
 from ingot.layers.linear import Linear
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)); gate and up are one product, gate first."""
+    """down(act(gate(x)) * up(x)) with SiLU or tanh GELU; gate and up are one product, gate first."""
 
     def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
         super().__init__()
         size, inner = config.hidden_size, config.intermediate_size
+        self.activation: Gate = "gelu_tanh" if config.activation == "gelu_tanh" else "silu"
         self.tiles = ctx.plan.table("silu_mul", i=inner)
         gate_up, down = ctx.at("gate_up_proj"), ctx.at("down_proj")
         self.small_tiles = gate_up.product_tiles("small_gate_up", n=2 * inner, k=size)
@@ -33,19 +35,20 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, size, bias=config.mlp_bias, ctx=down, free_order=True)
 
     def activate(self, gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-        """silu(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
+        """act(gate) * up of a finished product: [T, 2 intermediate_size] → [T, intermediate_size].
 
         ``tiles`` are put over the plan's.
         """
-        return silu_mul(gate_up, tiles=self.tiles.at(gate_up.shape[0], tiles))
+        choice = self.tiles.at(gate_up.shape[0], tiles)
+        return silu_mul(gate_up, tiles=choice, activation=self.activation)
 
 
 class MLP(nn.Module):
     """down(act(up(x))) with GELU (exact or tanh) or ReLU."""
 
-    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+    def __init__(self, config: DecoderConfig | StackConfig, ctx: BuildContext) -> None:
         super().__init__()
-        self.kind = config.mlp
+        self.kind = config.activation
         size, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.up_proj = Linear(size, inner, bias=bias, ctx=ctx.at("up_proj"))
         self.down_proj = Linear(inner, size, bias=bias, ctx=ctx.at("down_proj"), free_order=True)
@@ -59,4 +62,4 @@ class MLP(nn.Module):
 
 def make_mlp(config: DecoderConfig, ctx: BuildContext) -> GatedMLP | MLP:
     """The feed-forward that the config names."""
-    return GatedMLP(config, ctx) if config.mlp == "silu_gated" else MLP(config, ctx)
+    return GatedMLP(config, ctx) if config.gated else MLP(config, ctx)

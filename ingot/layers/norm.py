@@ -20,13 +20,14 @@ from ingot.layers.context import BuildContext, empty_weight
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight, over the last dimension."""
+    """x / rms(x) · weight, over the last dimension; a ``wide`` one has its weight in fp32 in any dtype."""
 
-    def __init__(self, size: int, eps: float, ctx: BuildContext) -> None:
+    def __init__(self, size: int, eps: float, ctx: BuildContext, wide: bool = False) -> None:
         super().__init__()
         self.eps = eps
         self.tiles = ctx.plan.table("rms_norm", h=size)
-        self.weight = empty_weight(size, dtype=ctx.dtype)
+        self.wide = wide
+        self.weight = empty_weight(size, dtype=torch.float32 if wide else ctx.dtype)
 
     def forward(
         self,
@@ -63,5 +64,5 @@ class LayerNorm(nn.Module):
 def make_norm(config: DecoderConfig, ctx: BuildContext) -> RMSNorm | LayerNorm:
     """The norm that the config names, over the hidden size."""
     if config.norm == "rms_norm":
-        return RMSNorm(config.hidden_size, config.norm_eps, ctx)
+        return RMSNorm(config.hidden_size, config.norm_eps, ctx, config.wide_norms)
     return LayerNorm(config.hidden_size, config.norm_eps, ctx)

@@ -16,9 +16,8 @@ from ingot.kernels.cache.rope_kv_write import QkvParts
 from ingot.kernels.product.int8_linear import int8_linear, int8_linear_parts
 from ingot.kernels.product.packed_matmul import packed_matmul, packed_matmul_parts
 from ingot.kernels.product.small_gate_up import small_gate_up
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv
 from ingot.kernels.product.small_linear import small_linear, small_linear_parts
-from ingot.kernels.product.small_qkv import small_qkv
+from ingot.kernels.product.small_qkv import small_int8_qkv, small_qkv
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.rows.operand_rows import OperandRows
 from ingot.kernels.tiles.packed_tiles import packed_splits
@@ -47,6 +46,7 @@ class LayerProducts:
     Attributes:
         next_norm: of the next layer, or the final one.
         after: the product after it: the next layer's QKV, or the head.
+        encoded: cross-attention's query and output, in a layer that has it.
     """
 
     qkv: Product
@@ -55,22 +55,23 @@ class LayerProducts:
     down: Product
     next_norm: Norm
     after: Product
+    encoded: tuple[Product, Product] | None = None
 
 
 class Product:
     """The module itself, which multiplies as its scheme does; its hooks fire.
 
     Attributes:
-        form: how it takes its input.
+        form: how it takes its input; not ``fused``: only as modules make it.
         overlap: whether the kernel after it starts while it ends.
     """
 
     form: Form
 
-    def __init__(self, linear: Linear, *, overlap: bool = False) -> None:
+    def __init__(self, linear: Linear, *, overlap: bool = False, fused: bool = True) -> None:
         self.linear = linear
         self.overlap = overlap
-        self.form = DenseForm(overlap)
+        self.form = DenseForm(overlap, fused)
 
     @property
     def bias(self) -> torch.Tensor | None:
@@ -98,18 +99,43 @@ class Product:
         """A gate and up product with its activation, in the ``form`` of the down product."""
         return form.activation(mlp, self.whole(x))
 
-    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
-        """(norm(s) in a ``form``, s), s = hidden + x · Wᵀ + b; ``hidden`` [T, hidden_size] may be written
-        over.
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """(norm(s) in a ``form``, s), s = hidden + x · Wᵀ + b, or hidden + post(x · Wᵀ + b); ``hidden``
+        [T, hidden_size] may be written over.
         """
+        if post is not None:
+            return form.post_norm(norm, self.whole(x), hidden, post)
         return form.norm(norm, self.whole(x), hidden)
+
+
+class SkippingProduct(Product):
+    """A product that adds nothing to the rows of ``skipped`` [T], not even its bias."""
+
+    def __init__(self, product: Product, skipped: torch.Tensor) -> None:
+        super().__init__(product.linear, overlap=product.overlap)
+        self.form = product.form
+        self.product = product
+        self.skipped = skipped
+
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``; there is no ``post``."""
+        assert post is None
+        return form.norm(norm, self.product.whole(x).masked_fill(self.skipped[:, None], 0), hidden)
 
 
 class AddedProduct(Product):
     """A dense one without a bias that the matrix library adds to the hidden states in place."""
 
-    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``, rounded once."""
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        if post is not None:
+            return super().join(x, hidden, norm, form, post)
         weight = self.linear.weight
         assert isinstance(weight, torch.Tensor)
         return form.norm(norm, hidden.addmm_(_dense(x), weight.t()))
@@ -121,7 +147,7 @@ class SmallProduct(Product):
     Args:
         norm: of a product in the raw form, which applies it.
         places: whether queries, keys and values are placed by the product's own kernel.
-        gates: whether gate, up and SiLU are one kernel.
+        gates: whether gate, up and the gate's activation are one kernel.
         sums: whether the next norm adds up its partial sums; else it adds the hidden states itself.
     """
 
@@ -188,8 +214,12 @@ class SmallProduct(Product):
         rows = _dense(x)
         return small_gate_up(rows, self.linear.stored(), *self._norm, tiles=mlp.small_tiles.at(len(rows)))
 
-    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``, rounded once."""
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        if post is not None:
+            return super().join(x, hidden, norm, form, post)
         rows = _dense(x)
         if self.sums and not isinstance(form, RawForm):
             return form.sum_norm(norm, small_linear_parts(rows, self.linear.stored()), hidden, self.bias)
@@ -236,8 +266,12 @@ class PackedProduct(Product):
         parts = QkvParts(packed_matmul_parts(_wide(x), weight), self.bias, norm.dtype)
         return attention.place(parts, batch, cache, rope, overlap_tiles(cache.keys))
 
-    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``, rounded once."""
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        if post is not None:
+            return super().join(x, hidden, norm, form, post)
         return form.sum_norm(norm, packed_matmul_parts(_wide(x), self.linear.stored()), hidden, self.bias)
 
 
@@ -296,8 +330,12 @@ class Int8Product(Product):
         batch.see("query", query)
         return query
 
-    def join(self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form) -> tuple[Rows, torch.Tensor]:
-        """As of ``Product``, rounded once."""
+    def join(
+        self, x: Rows, hidden: torch.Tensor, norm: Norm, form: Form, post: Norm | None = None
+    ) -> tuple[Rows, torch.Tensor]:
+        """As of ``Product``, rounded once without ``post``."""
+        if post is not None:
+            return super().join(x, hidden, norm, form, post)
         rows = _int8(x)
         weight = self.weight(len(rows.values))
         if self.splits:

@@ -20,7 +20,6 @@ from ingot.layers.products import (
     SmallProduct,
 )
 from ingot.layers.ways import Step, Ways
-from ingot.quant.schemes import is_dense
 
 PLAIN = {"every step": "module by module"}  # where nothing is fused
 NAMES = ("qkv", "output", "up", "down")
@@ -56,8 +55,12 @@ def _range(first: int, last: int) -> str:
 def _of_step(decoder: Decoder, ways: Ways, step: Step) -> str:
     """Products by kernel: ``qkv, up: packed kernels; head: small kernels``."""
     by_kernel: dict[str, dict[str, None]] = {}
+    apart = decoder.config.gated and decoder.config.activation != "silu"
     for name, product in _products(Operations(decoder, ways, step)):
-        by_kernel.setdefault(_word(product), {})[name] = None
+        word = _word(product)
+        if name == "up" and apart and isinstance(product, SmallProduct):
+            word += ", activation apart"
+        by_kernel.setdefault(word, {})[name] = None
     if len(by_kernel) == 1:
         return next(iter(by_kernel))
     return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_kernel.items())
@@ -66,9 +69,10 @@ def _of_step(decoder: Decoder, ways: Ways, step: Step) -> str:
 def _products(operations: Operations) -> Iterator[tuple[str, Product]]:
     for layer in operations.layers:
         yield from ((name, getattr(layer, name)) for name in NAMES)
+        yield from zip(("encoded query", "encoded output"), layer.encoded or (), strict=False)
     yield "head", operations.layers[-1].after
 
 
 def _word(product: Product) -> str:
     word = _WORDS.get(type(product))
-    return word or ("matrix library" if is_dense(product.linear.scheme) else "weights widened per step")
+    return word or ("matrix library" if product.linear.scheme.dense else "weights widened per step")

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from ingot.config.model import DecoderConfig
 from ingot.kernels.product.packed_matmul import DTYPES as PACKED_DTYPES
 from ingot.kernels.product.packed_matmul import takes_operand
-from ingot.kernels.product.small_product import MAX_ROWS
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS
-from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS
+from ingot.kernels.tiles.product_tiles import FRAGMENT_ROWS, MAX_ROWS
 from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forms import Norm
@@ -32,7 +31,6 @@ from ingot.layers.products import (
     Product,
     SmallProduct,
 )
-from ingot.quant.schemes import in_blocks, is_dense, is_int8, takes_small_products
 
 ALL = frozenset({"qkv", "o", "gate_up", "down", "head"})
 NONE = frozenset[str]()
@@ -54,12 +52,18 @@ def small_products(rows: int, table: Table = DENSE_ROWS) -> frozenset[str]:
 
 def folds(config: DecoderConfig) -> bool:
     """Whether norms, rotary, cache write and SiLU all fold into the products of few rows."""
-    return _known(config) and not (config.qk_norm or config.mlp_bias)
+    return _known(config) and _folds_norms(config) and not (config.qk_norm or config.mlp_bias)
+
+
+def _folds_norms(config: DecoderConfig) -> bool:
+    """Whether a product of one row can apply the norm before it, and add to the hidden states."""
+    skips = config.kind == "cross"  # then the next norm adds some requests' rows alone (SkippingProduct)
+    return not (config.wide_norms or config.post_norms or skips)
 
 
 def _known(config: DecoderConfig) -> bool:
     """Whether norms and activations can end in other forms than rows of the model's dtype."""
-    return config.norm == "rms_norm" and config.mlp == "silu_gated"
+    return config.norm == "rms_norm" and config.gated
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,13 @@ class Ways:
 
     def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
         self.config = decoder.config
-        self.dtype = decoder.norm.weight.dtype
+        self.dtype = decoder.dtype
         self.cache = caches[0]
         self.dense: Table = DENSE_ROWS
         self.narrow: Table = NARROW_ROWS
         self.known = _known(self.config)
         # Then the hidden states of one token need no norm of their own: each product applies it.
-        self.all_small = all_dense(decoder) and self.known
+        self.all_small = all_dense(decoder) and self.known and _folds_norms(self.config)
 
     def product(self, name: str, linear: Linear, step: Step, norm: Norm | None = None) -> Product:
         """The product of a layer.
@@ -105,19 +109,19 @@ class Ways:
             norm: what is applied to its input; a product may do so itself.
         """
         if not step.fused:
-            return Product(linear)
+            return Product(linear, fused=False)
         overlap = step.decodes and self.known
-        if is_int8(linear.scheme) and self.known:
+        if linear.scheme.form == "int8" and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return Int8Product(linear, self.dtype, overlap=overlap, splits=few, places=self._places(step))
-        if in_blocks(linear.scheme) and self.known:
+        if linear.scheme.form == "blocks" and self.known:
             few = step.rows is not None and step.rows <= DECODE_ROWS
             return BlockProduct(linear, self.dtype, overlap=overlap, splits=few)
-        if not takes_small_products(linear.scheme):
+        if not linear.scheme.small_products:
             return Product(linear, overlap=overlap)
         if step.rows is not None and (found := self._decoding(name, linear, step.rows, norm)) is not None:
             return found
-        if name in ("o", "down") and is_dense(linear.scheme) and not linear.has_bias:
+        if name in ("o", "down") and linear.scheme.dense and not linear.has_bias:
             return AddedProduct(linear, overlap=overlap)
         return Product(linear, overlap=overlap)
 
@@ -127,7 +131,7 @@ class Ways:
         """
         dense = linear.stored().bits == 16
         if not self.known:
-            plain, most = self.config.mlp != "silu_gated", PLAIN_ROWS if dense else MAX_ROWS
+            plain, most = not self.config.gated, PLAIN_ROWS if dense else MAX_ROWS
             return SmallProduct(linear) if plain and rows <= most else None
         if name in small_products(rows, self.dense if dense else self.narrow) or (
             not dense and rows <= MAX_ROWS and not self._unpacks(linear)
@@ -137,7 +141,7 @@ class Ways:
                 overlap=True,
                 norm=norm if rows == 1 and self.all_small else None,
                 places=self.cache.scales is None and not self.config.qk_norm,
-                gates=not self.config.mlp_bias,
+                gates=self.config.activation == "silu" and not self.config.mlp_bias,
                 sums=True,
             )
         if dense or rows > PACKED_ROWS or name == "head" or not self._unpacks(linear):

@@ -20,6 +20,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import AnswerAssembler, Output, Piece
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Executor, Update
+from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import Keep
 
 News = list[tuple[int, Piece]] | BaseException | None
@@ -29,15 +30,21 @@ class ActiveRequest:
     """One request for answers; their text continues that of the ``context`` ids."""
 
     def __init__(
-        self, prompt_ids: list[int], params: SamplingParams, tokenizer: Tokenizer | None, context: list[int]
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        context: list[int],
+        inputs: Sequence[RequestInput] = (),
     ) -> None:
         self.prompt_ids = prompt_ids
         self.answers = [AnswerAssembler(tokenizer, params, context, i) for i in range(params.n)]
         self._params = params
+        self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
         """Queue the request."""
-        executor.add(request_id, self.prompt_ids, self._params)
+        executor.add(request_id, self.prompt_ids, self._params, self._inputs)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """Take an update in; returns what it adds, and whether a stop string ended that answer before the
@@ -63,14 +70,15 @@ class ActiveRequest:
 class Reading:
     """A prompt whose logits at every position are wanted: ``kept`` is what ``keep`` leaves of them."""
 
-    def __init__(self, prompt_ids: list[int], keep: Keep) -> None:
+    def __init__(self, prompt_ids: list[int], keep: Keep, inputs: Sequence[RequestInput] = ()) -> None:
         self.kept = torch.empty(0)
         self._prompt_ids = prompt_ids
         self._keep = keep
+        self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
         """Queue the prompt."""
-        executor.add_logits(request_id, self._prompt_ids, self._keep)
+        executor.add_logits(request_id, self._prompt_ids, self._keep, self._inputs)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """The prompt has been computed: there is no text."""

@@ -4,7 +4,7 @@ Owns the way from prompts and values to calls, and from their news to outputs an
 of the steps only that a loop takes them.
 
     calls = Calls(executor, engine.text)
-    calls.generate(calls.requests([(prompt_ids, False)], [params]))[0].text
+    calls.generate(calls.requests([Entry(prompt_ids)], [params]))[0].text
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingot.errors import RequestError
 from ingot.llm.active import ActiveRequest, Call, News, Reading
 from ingot.llm.loop import Loop
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.prompts import with_chat_stops
+from ingot.llm.prompts import Entry, with_chat_stops
 from ingot.runtime.executor import Executor
 from ingot.runtime.likelihood import Keep
 
@@ -38,19 +38,18 @@ class Calls:
         self._executor = executor
         self._text = text
 
-    def requests(
-        self, entries: Sequence[tuple[list[int], bool]], params: Sequence[SamplingParams]
-    ) -> list[ActiveRequest]:
-        """Requests that can be served, given as token ids and whether they are conversations; not started.
+    def requests(self, entries: Sequence[Entry], params: Sequence[SamplingParams]) -> list[ActiveRequest]:
+        """Requests that can be served; not started.
 
         Raises:
             RequestError: a prompt or value cannot be served.
         """
         requests = []
-        for position, ((ids, is_chat), values) in enumerate(zip(entries, params, strict=True), start=1):
-            values = with_chat_stops(values, self._text) if is_chat else values
-            self._check(ids, values, f"prompt {position}: " if len(entries) > 1 else "")
-            requests.append(ActiveRequest(ids, values, self._text.tokenizer, [] if is_chat else ids))
+        for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
+            values = with_chat_stops(values, self._text) if entry.is_chat else values
+            self._check(entry, values, f"prompt {position}: " if len(entries) > 1 else "")
+            context = [] if entry.is_chat else entry.ids
+            requests.append(ActiveRequest(entry.ids, values, self._text.tokenizer, context, entry.inputs))
         return requests
 
     def generate(self, requests: Sequence[ActiveRequest]) -> list[Output]:
@@ -58,13 +57,16 @@ class Calls:
         self._finish(requests)
         return [request.output() for request in requests]
 
-    def read(self, prompt_ids: Sequence[int], keep: Keep) -> torch.Tensor:
+    def read(self, entry: Entry, keep: Keep) -> torch.Tensor:
         """What ``keep`` leaves of a prompt's logits.
 
         Raises:
-            RequestError: the prompt is empty, too long, or holds unknown ids.
+            RequestError: the prompt is empty, too long, or holds unknown ids; or the model does not take its
+                inputs.
         """
-        reading = Reading(self._executor.admission.checked_ids(prompt_ids, room=0), keep)
+        admission = self._executor.admission
+        admission.check_inputs(entry.inputs)
+        reading = Reading(admission.checked_ids(entry.ids, room=0), keep, entry.inputs)
         self._finish([reading])
         return reading.kept
 
@@ -122,10 +124,10 @@ class Calls:
             self.loop.wait(call)
         return _opened(await news.get())
 
-    def _check(self, ids: list[int], params: SamplingParams, which: str) -> None:
+    def _check(self, entry: Entry, params: SamplingParams, which: str) -> None:
         """Refuse a request that cannot be served; ``which`` goes before the message."""
         try:
-            self._executor.check(ids, params)
+            self._executor.admission.check(entry.ids, params, entry.inputs)
         except RequestError as error:
             raise RequestError(
                 which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag

@@ -10,10 +10,9 @@ would do is compared in ``generate_rules``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any, Literal
 
-from ingot.config.sampling import SamplingParams, named_values
+from ingot.config.sampling import VALUE_NAMES, SamplingParams, named_values
 from ingot.engine.manifest import Manifest
 from ingot.engine.text import TextParts
 from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
@@ -44,7 +43,7 @@ def explain_request(
     """
     defaults = read_defaults(manifest.generation)
     wanted, given = _values(defaults, params)
-    ids, is_chat = prompt_entry(prompt, text)
+    ids, is_chat, _ = prompt_entry(prompt, text)
     used = with_chat_stops(wanted, text) if is_chat else wanted
     limit = manifest.build.max_seq_len
     room = max(limit - len(ids), 0)
@@ -79,8 +78,7 @@ def _values(defaults: Defaults, params: Given) -> tuple[SamplingParams, frozense
         return defaults.params, frozenset()
     if isinstance(params, SamplingParams):
         plain = SamplingParams()
-        names = (f.name for f in fields(SamplingParams))
-        return params, frozenset(n for n in names if getattr(params, n) != getattr(plain, n))
+        return params, frozenset(n for n in VALUE_NAMES if getattr(params, n) != getattr(plain, n))
     named = named_values(params)
     return defaults.params.replace(**named), frozenset(named)
 
@@ -127,7 +125,7 @@ def _sampling(
     generation: Mapping[str, Any],
 ) -> Iterator[SamplingValue]:
     whole = wanted is not defaults.params
-    for name in (f.name for f in fields(SamplingParams)):
+    for name in VALUE_NAMES:
         value = getattr(used, name)
         same = not whole or getattr(wanted, name) == getattr(defaults.params, name)
         if name in given:

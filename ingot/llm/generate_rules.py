@@ -82,7 +82,6 @@ class GenerateCall:
 
     @property
     def generation(self) -> dict[str, Any]:
-        """The checkpoint's generation_config.json."""
         return self.manifest.generation
 
     @property

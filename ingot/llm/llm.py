@@ -34,7 +34,7 @@ from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.prompts import Messages, PromptLike, chat_ids, prompt_entry, split_prompts
+from ingot.llm.prompts import Entry, Messages, PromptLike, chat_ids, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -201,7 +201,8 @@ class LLM:
         """Answer prompts, all in flight together; outputs follow the prompts' order.
 
         Args:
-            prompts: one prompt (text, a list of ids, a Prompt, or a conversation as in ``chat``) or a list.
+            prompts: one prompt (text, a list of ids, a Prompt, or a conversation as in ``chat``) or a list. A
+                Prompt may hold inputs beside text, for a model that takes them.
             params: one for all, or one for each prompt.
             values: fields of ``SamplingParams`` by name, over ``params``: ``max_new_tokens=64``.
 
@@ -244,13 +245,13 @@ class LLM:
         single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if single else messages
         chosen = self._params(params, values, len(conversations))
-        entries = [(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
+        entries = [Entry(self.chat_ids(m), True) for m in conversations]  # type: ignore[arg-type]
         outputs = self._calls.generate(self._calls.requests(entries, chosen))
         return outputs[0] if single else outputs
 
     def prompt_ids(self, prompt: PromptLike | Messages) -> list[int]:
-        """Token ids that a prompt, or a conversation, becomes."""
-        return prompt_entry(prompt, self.engine.text)[0]
+        """Token ids that a prompt, or a conversation, becomes; placeholders where inputs stand."""
+        return self._entry(prompt).ids
 
     def chat_ids(self, messages: Messages) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
@@ -301,17 +302,17 @@ class LLM:
         Row i is what the model expects after token i.
 
         Raises:
-            RequestError: the prompt is empty, too long, or holds unknown ids.
+            RequestError: the prompt is empty, too long, holds unknown ids, or inputs that the model does not
+                take.
         """
-        ids = Prompt.of(prompt).token_ids(self.tokenizer)
-        return self._calls.read(ids, keep_logits)
+        return self._calls.read(self._read_entry(prompt), keep_logits)
 
     def log_likelihood(self, prompt: PromptLike) -> torch.Tensor:
         """Log-probability of each token but the first, given those before it: float32 [num_tokens - 1] on the
         CPU. Unlike ``logits`` it keeps no row of the vocabulary; raises as that does.
         """
-        ids = Prompt.of(prompt).token_ids(self.tokenizer)
-        return self._calls.read(ids, keep_likelihood(ids))
+        entry = self._read_entry(prompt)
+        return self._calls.read(entry, keep_likelihood(entry.ids))
 
     def explain(
         self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
@@ -352,6 +353,13 @@ class LLM:
         """
         return self._calls.loop.within(tap(self.engine.model, self.executor, *patterns))
 
+    def _entry(self, prompt: PromptLike | Messages) -> Entry:
+        return prompt_entry(prompt, self.engine.text, self.executor.admission.inputs)
+
+    def _read_entry(self, prompt: PromptLike) -> Entry:
+        """Of a prompt that is no conversation."""
+        return self._entry(Prompt.of(prompt))
+
     def _params(
         self, params: SamplingParams | Sequence[SamplingParams] | None, values: Mapping[str, Any], count: int
     ) -> list[SamplingParams]:
@@ -368,7 +376,7 @@ class LLM:
     ) -> list[ActiveRequest]:
         """Checked requests for one prompt, or for as many as there are."""
         many = [prompts] if one else split_prompts(prompts)
-        entries = [prompt_entry(p, self.engine.text) for p in many]  # type: ignore[arg-type]
+        entries = [self._entry(p) for p in many]  # type: ignore[arg-type]
         return self._calls.requests(entries, self._params(params, values, len(entries)))
 
 

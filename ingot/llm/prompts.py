@@ -1,35 +1,55 @@
-"""What a call may give as its prompt, and the token ids that it becomes.
+"""What a call may give as its prompt, and the token ids and inputs that it becomes.
 
 Owns the difference between text, ids and conversations, and the chat format's own stop strings. Knows no
 executor.
 
-    ids, is_chat = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
+    entry = prompt_entry([{"role": "user", "content": "Hi"}], engine.text)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 from ingot.config.sampling import SamplingParams
 from ingot.engine.text import TextParts
 from ingot.errors import RequestError
-from ingot.processors.prompt import Prompt
+from ingot.processors.prompt import Input, Prompt
+from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 
 Messages = Sequence[Mapping[str, Any]]
 PromptLike = str | Sequence[int] | Prompt
 
 
-def prompt_entry(prompt: PromptLike | Messages, text: TextParts) -> tuple[list[int], bool]:
-    """A prompt's token ids, and whether it is a conversation.
+class Entry(NamedTuple):
+    """A prompt's token ids, whether it is a conversation, and its inputs."""
+
+    ids: list[int]
+    is_chat: bool = False
+    inputs: tuple[RequestInput, ...] = ()
+
+
+def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRules | None = None) -> Entry:
+    """What a prompt becomes; ``rules`` of a model that takes inputs.
 
     Raises:
-        RequestError: it is no prompt, or needs a tokenizer or chat format that the engine lacks.
+        RequestError: it is no prompt, needs a tokenizer or chat format that the engine lacks, or has an input
+            that the model does not take.
     """
     if is_conversation(prompt):
-        return chat_ids(prompt, text), True  # type: ignore[arg-type]
-    return Prompt.of(prompt).token_ids(text.tokenizer), False
+        return Entry(chat_ids(prompt, text), True)  # type: ignore[arg-type]
+    ids: list[int] = []
+    inputs = []
+    for piece in Prompt.of(prompt).pieces(text.tokenizer):
+        if not isinstance(piece, Input):
+            ids += piece
+        elif rules is None:
+            raise no_inputs()
+        else:
+            inputs.append(rules.read(piece.features, len(ids)))
+            ids += rules.placeholders(inputs[-1])
+    return Entry(ids, False, tuple(inputs))
 
 
 def chat_ids(messages: Messages, text: TextParts) -> list[int]:

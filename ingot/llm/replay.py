@@ -13,7 +13,7 @@ quarter, and a kernel may round where the reference does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -69,7 +69,6 @@ class Replay:
     def fail(
         self, kind: Literal["engine", "tokenizer", "ids", "logits", "module"], name: str, message: str
     ) -> None:
-        """Add a failure."""
         self.failures.append(Failure(kind, name, message))
 
 
@@ -108,7 +107,6 @@ def percent(share: float) -> str:
 
 
 def _limits(floor: Floor, played: Replay) -> None:
-    """Keep the limits."""
     played.limits = {
         "logprobs": FACTOR * floor.logprobs,
         "logits": FACTOR * floor.logits,
@@ -123,7 +121,7 @@ def _tokenizer(llm: LLM, claims: Claims, played: Replay) -> None:
             continue
         ids = tuple(llm.tokenizer.encode(case.text))[: len(case.prompt_ids)]
         if ids != case.prompt_ids:
-            where = _first_difference(ids, case.prompt_ids)
+            where = first_difference(ids, case.prompt_ids)
             text = f'case "{case.name}": the tokenizer gives different ids from token {where} on'
             played.fail("tokenizer", case.name, text)
 
@@ -146,7 +144,7 @@ def _answers(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
 
 def _ids(case: Case, answer: Answer, floor: Floor, played: Replay) -> int:
     """How many ids are those of the case; another one is right where the margin is within the limit."""
-    same = _first_difference(tuple(answer.token_ids), case.new_ids)
+    same = first_difference(tuple(answer.token_ids), case.new_ids)
     if same < len(case.new_ids):
         step, chosen = case.steps[same], answer.token_ids[same]
         margin = step.top_logits[0] - dict(zip(step.top_ids, step.top_logits, strict=True)).get(
@@ -186,7 +184,6 @@ def _logprobs(position: Position) -> Iterator[tuple[int, float]]:
 
 
 def _rows(llm: LLM, claims: Claims, floor: Floor, played: Replay) -> None:
-    """Whole rows of logits at some positions of the prompts."""
     equal = total = 0
     for case in claims.cases:
         if not case.rows:
@@ -226,7 +223,7 @@ def _deviations(llm: LLM, case: Case) -> Iterator[tuple[str, str, float]]:
             ids = tuple(llm.generate(list(case.prompt_ids), params)[0].token_ids)
         except EngineError:  # the prompt ran, and what was seen of it tells where its numbers end
             ids = ()
-    same = _first_difference(ids, case.new_ids)
+    same = first_difference(ids, case.new_ids)
     length = len(case.prompt_ids)
     for name, expected in case.prompt.items():
         yield name, "prompt", deviation(_sketch(name, seen[name][:length]), expected)
@@ -246,7 +243,7 @@ def _sketch(name: str, rows: torch.Tensor) -> Checksum:
     return Sketch(name).add(rows, first=0).checksum()
 
 
-def _first_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int:
     """How many leading values of ``theirs`` are in ``ours`` at the same place."""
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))

@@ -128,7 +128,8 @@ def replay(bundle: Bundle, device: torch.device) -> Replay:
         with on_device(device):
             layer, rope = _layer(bundle, device, dtype)
             sizes = {"block_size": facts.block_size, "max_seq_len": facts.build.max_seq_len}
-            output = run_layer(layer, bundle.inputs, rope, device=device, kv_dtype=facts.kv_dtype, **sizes)
+            places = {"device": device, "dtype": dtype, "kv_dtype": facts.kv_dtype}
+            output = run_layer(layer, bundle.inputs, rope, **places, **sizes)  # type: ignore[arg-type]
     except torch.OutOfMemoryError as error:
         seen = str(error).split(". ")[0]
         raise OutOfMemoryError(
@@ -275,7 +276,7 @@ def _layer(
     try:
         with torch.device("meta"):
             ctx = BuildContext(facts.quant, plan, dtype).at(f"layers.{facts.layer}")
-            layer = DecoderLayer(facts.model, ctx)
+            layer = DecoderLayer(facts.model, ctx, facts.layer)
     except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise EngineError("the bundle's model has no such layer", seen=error, flag="--run") from error
     wanted = {name: tuple(p.shape) for name, p in layer.named_parameters()}

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import parse_dtype
+from ingot.engine.whole_file import whole
 from ingot.errors import BuildError, ConfigError, EngineError, NoSuchPathError
 from ingot.runtime.one_layer import LayerInputs
 
@@ -40,6 +39,7 @@ PRIVATE = (
 )
 _KEY = "ingot_repro"
 _WEIGHTS = "weights."
+_ANOTHER = "--run with a file that `ingot repro` wrote"
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,11 @@ def write_bundle(path: Path, bundle: Bundle) -> int:
     tensors |= {"input.hidden": inputs.hidden, "input.positions": inputs.positions}
     tensors |= {"input.rope_rows": inputs.rope_rows, "output": bundle.output, "expected": bundle.expected}
     facts = json.dumps(bundle.facts.to_json(), ensure_ascii=False)
-    part = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        save_file({k: t.contiguous() for k, t in tensors.items()}, part, {"format": "pt", _KEY: facts})
-        part.replace(path)
+        with whole(path) as part:
+            save_file({k: t.contiguous() for k, t in tensors.items()}, part, {"format": "pt", _KEY: facts})
     except (OSError, SafetensorError) as error:
         raise BuildError("the bundle cannot be written", seen=error, fix="--out") from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     return path.stat().st_size
 
 
@@ -168,39 +164,33 @@ def read_bundle(path: Path) -> Bundle:
             facts = _facts(path, (file.metadata() or {}).get(_KEY))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise EngineError(
-            "the bundle cannot be read",
-            seen=f"{path}: {error}",
-            flag="--run with a file that `ingot repro` wrote",
-        ) from None
+        raise EngineError("the bundle cannot be read", seen=f"{path}: {error}", flag=_ANOTHER) from None
     try:
         return _bundle(facts, tensors)
     except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file"
-        ) from None
+        raise _damaged(path, error) from None
 
 
 def _facts(path: Path, text: str | None) -> BundleFacts:
     if text is None:
-        raise EngineError(
-            "the file is not a bundle", seen=path, flag="--run with a file that `ingot repro` wrote"
-        )
+        raise EngineError("the file is not a bundle", seen=path, flag=_ANOTHER)
     try:
         data = parse_json(text)
         version = data["version"]
         if version == BUNDLE_VERSION:
             return BundleFacts.from_json(data)
     except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
-        raise EngineError(
-            "the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file"
-        ) from None
+        raise _damaged(path, error) from None
     raise EngineError(
         "the bundle has a different format version",
         seen=version,
         allowed=BUNDLE_VERSION,
         flag="--run with the version of Ingot that wrote it",
     )
+
+
+def _damaged(path: Path, error: Exception) -> EngineError:
+    return EngineError("the bundle is damaged", seen=f"{path}: {error}", flag="--run with an intact file")
 
 
 def _bundle(facts: BundleFacts, tensors: dict[str, torch.Tensor]) -> Bundle:

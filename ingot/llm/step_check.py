@@ -22,9 +22,8 @@ from pathlib import Path
 
 import torch
 
-from ingot.config.plan import KernelPlan
 from ingot.config.sampling import SamplingParams
-from ingot.engine.assemble import empty_model
+from ingot.engine.assemble import model_of
 from ingot.engine.manifest import WEIGHTS_FILE
 from ingot.engine.reference import Arithmetic, ReferenceRun, Weights
 from ingot.errors import EngineError
@@ -34,7 +33,6 @@ from ingot.layers.step_record import StepRecord
 from ingot.llm.llm import LLM
 from ingot.llm.step_judge import Judge
 from ingot.llm.step_witness import StepWitness, TokenRows
-from ingot.models.registry import architecture_named
 from ingot.runtime.forward import Forward
 
 CROWDS = (20, 40, 100)  # requests in flight on a GPU, whose ways through a layer differ by rows
@@ -67,8 +65,7 @@ def check_steps(llm: LLM, folder: Path, prompts: Sequence[Sequence[int]], new_to
     """
     records = _recorded(llm, [list(prompt) for prompt in prompts], new_tokens)
     manifest, device = llm.engine.manifest, llm.engine.device
-    architecture = architecture_named(manifest.model.architecture)
-    model = empty_model(architecture, manifest.model, manifest.build, manifest.quant, KernelPlan())
+    model = model_of(manifest)
     weights = Weights(folder / WEIGHTS_FILE, model, device)
     dtype = llm.engine.dtype
     narrow = dtype.itemsize == 2

@@ -17,13 +17,11 @@ import torch
 
 from ingot.engine.reference import KeysValues, Span
 from ingot.kernels.cache.scales import E4M3, dequantize_heads
-from ingot.kernels.rows.int8_rows import Int8Rows, dequantize_rows
+from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.layers.step_record import Recorded, StepRecord
 from ingot.llm.step_judge import Judge
-from ingot.quant.int8_blocks import Int8Blocks
-from ingot.quant.int8_products import Int8Products, Tensors
 
 _MODULES = {  # place of a layer → the module that makes it, for people
     "attn_in": "input_layernorm",
@@ -173,12 +171,11 @@ class StepWitness:
         linear = self._model.get_submodule(product)
         assert isinstance(linear, Linear)
         scheme, tensors = linear.scheme, linear._parameters
-        assert isinstance(scheme, Int8Products | Int8Blocks)
         taken, self._taken = self._taken, None
         if taken is None:
             return near
         rows = scheme.quantize_input(taken, tensors) if isinstance(taken, torch.Tensor) else taken
-        had, step = _meant(rows, scheme, tensors, exact)
+        had, step = scheme.dequantize_input(rows, tensors, exact)
         place = _INPUTS.get(product.rpartition(".")[2], "mlp_in")
         name = _name(place, int(product.split(".")[1]))
         self._judge.rounded(place, name, had, step, exact, near, self._labels)
@@ -252,25 +249,6 @@ def _name(place: str, number: int) -> str:
         return f"layers.{number}.{_MODULES[place]}"
     layer, part = divmod(number - 1, 2)
     return f"layers.{layer}.{('self_attn.o_proj', 'mlp.down_proj')[part]}" if number else "embed_tokens"
-
-
-def _meant(
-    rows: Int8Rows, scheme: Int8Products | Int8Blocks, tensors: Tensors, like: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What numbers mean, as ``like`` [T, K] has its channels, and their steps, which broadcast to it."""
-    if isinstance(scheme, Int8Products):
-        wide = Int8Rows(rows.values, rows.scales.to(like), rows.group)
-        step = wide.scales.repeat_interleave(rows.group, dim=1) if rows.group else wide.scales[:, None]
-        return dequantize_rows(wide).to(like), step
-    steps = scheme.steps(tensors)
-    step, zero = (part.to(like).repeat_interleave(steps.block) for part in (steps.steps, steps.zeros))
-    columns = like.shape[1]  # the last block may be filled up
-    values, step = ((rows.values.to(like) - zero) * step)[:, :columns], step[:columns]
-    if steps.order is None:
-        return values, step
-    order = steps.order.long()
-    placed = torch.empty_like(values).index_copy_(1, order, values)
-    return placed, torch.empty_like(step).index_copy_(0, order, step)
 
 
 def _cache_steps(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from ingot.config.base import JsonConfig
 from ingot.config.runtime import RuntimeConfig
@@ -108,29 +110,58 @@ def verify(
     proof, failures = _proof(folder)
     say("hashes")
     failures += _damage(folder, manifest)
-    played, steps, dtype = Replay(), StepCheck(), None
-    if not failures and proof is not None:
-        try:
-            tokens = _room(proof.claims, manifest.build.max_seq_len)
-            runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
-            loaded = load_engine(folder, place, max_seq_len=tokens, runtime=runs)
-        except NoSuchPathError:
-            raise
-        except EngineError as error:
-            failures.append(Failure("engine", folder.name, str(error)))
-        else:
-            dtype = dtype_name(loaded.dtype)
-            llm = LLM.of_engine(loaded, runs)
-            steps = _steps(llm, folder, proof.claims, say)
-            played = replay(llm, proof.claims, say)
-    failures += [Failure("step", place, message) for place, message in steps.failures]
-    failures += [*played.failures, *(_metrics(proof) if proof is not None else ())]
+    ran = _Ran() if failures or proof is None else _run(folder, manifest, proof.claims, place, runs, say)
+    failures += ran.failures
+    failures += _metrics(proof) if proof is not None else ()
+    found = _verification(folder, place, manifest, proof, ran, failures)
+    found = found.replace(seconds=time.perf_counter() - start)
+    return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What ran here; ``dtype`` None: nothing."""
+
+    failures: tuple[Failure, ...] = ()
+    played: Replay = field(default_factory=Replay)
+    steps: StepCheck = field(default_factory=StepCheck)
+    dtype: str | None = None
+
+
+def _run(
+    folder: Path, manifest: Manifest, claims: Claims, device: torch.device, runs: RuntimeConfig, say: Progress
+) -> _Ran:
+    """Load the engine, judge its steps and replay its cases."""
+    tokens = _room(claims, manifest.build.max_seq_len)
+    runs = runs.replace(cache_tokens=max(tokens, _CACHE_TOKENS))
+    try:
+        loaded = load_engine(folder, device, max_seq_len=tokens, runtime=runs)
+    except NoSuchPathError:
+        raise
+    except EngineError as error:
+        return _Ran((Failure("engine", folder.name, str(error)),))
+    llm = LLM.of_engine(loaded, runs)
+    steps = _steps(llm, folder, claims, say)
+    played = replay(llm, claims, say)
+    failures = [Failure("step", place, message) for place, message in steps.failures]
+    return _Ran((*failures, *played.failures), played, steps, dtype_name(loaded.dtype))
+
+
+def _verification(
+    folder: Path,
+    device: torch.device,
+    manifest: Manifest,
+    proof: Proof | None,
+    ran: _Ran,
+    failures: list[Failure],
+) -> Verification:
+    played, steps = ran.played, ran.steps
     verdict: Literal["proven", "failed", "unproven"] = "proven" if steps.num_steps else "unproven"
-    found = Verification(
+    return Verification(
         engine=str(folder),
         verdict="failed" if failures else verdict,
-        device=None if dtype is None else device_name(place),
-        dtype=dtype,
+        device=None if ran.dtype is None else device_name(device),
+        dtype=ran.dtype,
         factor=FACTOR,
         failures=tuple(failures),
         first_bad_module=played.first_bad_module,
@@ -140,15 +171,14 @@ def verify(
         num_steps=steps.num_steps,
         num_tokens=steps.num_tokens,
         limits=played.limits,
-        num_cases=len(proof.claims.cases) if proof is not None and dtype is not None else 0,
+        num_cases=len(proof.claims.cases) if proof is not None and ran.dtype is not None else 0,
         equal_rows=played.equal_rows,
         num_rows=played.num_rows,
         num_tensors=len(manifest.tensors),
         proven_by=None if proof is None else _made(folder, proof),
         metrics=() if proof is None else proof.claims.metrics,
-        seconds=time.perf_counter() - start,
+        seconds=0.0,
     )
-    return found.replace(noted=note and _leave_note(folder, found, proof, device_name(place)))
 
 
 def _proven_cache(runtime: RuntimeConfig, manifest: Manifest) -> RuntimeConfig:

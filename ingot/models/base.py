@@ -10,10 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
 
 from ingot.checkpoint.weight_map import WeightMap
+from ingot.config.encoder import Kind
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError, ConfigError
+from ingot.layers.batch import Spliced
 from ingot.layers.context import BuildContext
 from ingot.layers.decoder import Decoder
 from ingot.models.config_keys import check_keys
@@ -21,6 +27,37 @@ from ingot.models.hf_values import HfConfig, check_dtype, check_end_tokens
 
 LayerRange = tuple[int, int] | None
 _AGAIN = "correct config.json, or download it again"
+
+
+class Model(Protocol):
+    """What sets models apart where they run; ``Decoder`` is one. Their layers run in layers/forward.py.
+
+    ``kind`` says what becomes of the encoded: ``text`` encodes nothing, ``prefix`` splices it into the
+    embeddings, and in ``cross`` every layer attends to it.
+    """
+
+    @property
+    def kind(self) -> Kind:
+        """As of the manifest."""
+        ...
+
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """Features of one input, in the model's dtype → [positions, encoder's hidden_size]."""
+        ...
+
+    def embed(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, spliced: Spliced | None = None
+    ) -> torch.Tensor:
+        """[T] ids and [T] positions → hidden states [T, hidden_size], some of them ``spliced``."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[L, hidden_size] → [L, vocab_size], in the model's dtype."""
+        ...
+
+
+if TYPE_CHECKING:
+    _DECODER: type[Model] = Decoder
 
 
 @dataclass(frozen=True)
@@ -35,6 +72,8 @@ class Architecture:
             nothing that the model computes (config_keys.py has those of all families). Any other is refused.
         config_from_hf: config.json → DecoderConfig; raises CheckpointError for what is not supported.
         weight_map: (config of the whole checkpoint, layers to keep) → weight map.
+        encoder: builds the module that encodes inputs (layers/encoder.py: ``Encoder``), whose weights are
+            named ``encoder.…``; None where the kind is text.
     """
 
     name: str
@@ -43,6 +82,7 @@ class Architecture:
     keys: frozenset[str]
     config_from_hf: Callable[[HfConfig], DecoderConfig]
     weight_map: Callable[[DecoderConfig, LayerRange], WeightMap]
+    encoder: Callable[[DecoderConfig, BuildContext], nn.Module] | None = None
 
     def read_config(self, hf: HfConfig) -> DecoderConfig:
         """``config_from_hf`` on a file that may hold anything.
@@ -78,4 +118,5 @@ class Architecture:
 
     def build(self, config: DecoderConfig, ctx: BuildContext, max_seq_len: int) -> Decoder:
         """The modules, uninitialised, on the current default device."""
-        return Decoder(config, ctx, max_seq_len)
+        encoder = None if self.encoder is None else self.encoder(config, ctx.at("encoder"))
+        return Decoder(config, ctx, max_seq_len, encoder)

@@ -1,7 +1,9 @@
 """Which architectures there are.
 
-Owns the list and the lookup by a checkpoint's or a manifest's name. Knows nothing of what an architecture is.
+Owns the list, its additions, and the lookup by a checkpoint's or a manifest's name. Knows nothing of what an
+architecture is.
 
+    register(MINE)
     architecture = find_architecture(["LlamaForCausalLM"])
 """
 
@@ -9,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.errors import CheckpointError, EngineError
+from ingot.errors import CheckpointError, ConfigError, EngineError
 from ingot.models.base import Architecture
+from ingot.models.gemma2 import GEMMA2
 from ingot.models.gpt2 import GPT2
 from ingot.models.llama import LLAMA
 from ingot.models.mistral import MISTRAL
@@ -18,7 +21,21 @@ from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
 
-ARCHITECTURES: tuple[Architecture, ...] = (GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3)
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3]
+
+
+def register(architecture: Architecture) -> None:
+    """Add an architecture to those that this process builds and runs.
+
+    Raises:
+        ConfigError: another one has its name, or one of its Hugging Face names.
+    """
+    for other in ARCHITECTURES:
+        names = {architecture.name, *architecture.hf_names} & {other.name, *other.hf_names}
+        if names and other != architecture:
+            raise ConfigError("two architectures of one name", seen=sorted(names), fix="another name")
+    if architecture not in ARCHITECTURES:
+        ARCHITECTURES.append(architecture)
 
 
 def find_architecture(hf_names: object) -> Architecture:

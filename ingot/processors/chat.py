@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import read_text
 from ingot.errors import ConfigError, TokenizerError
 from ingot.processors.chat_format import ChatFormat, ChatML, Vicuna, VicunaV0
 from ingot.processors.chat_jinja import JinjaFormat
 from ingot.processors.tokenizer import default_tokens
 from ingot.processors.tokenizer_base import Tokenizer
-from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, read_object
+from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, file_text, read_object
 
 __all__ = ["FORMATS", "ChatFormat", "load_chat_format", "stop_ids_for"]
 
@@ -83,14 +82,14 @@ def _named(name: str, folder: Path, generation_config: Mapping[str, Any]) -> Cha
         raise TokenizerError(
             "no such chat format", seen=name, allowed=[*FORMATS, "the path of a .jinja file"]
         )
-    return JinjaFormat(_read(path), str(path), default_tokens(TokenizerFolder(folder)))
+    return JinjaFormat(file_text(path), str(path), default_tokens(TokenizerFolder(folder)))
 
 
 def _template(folder: Path) -> tuple[str, str] | None:
     """Text of the folder's template, and the file it is from."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return _read(path), str(path)
+        return file_text(path), str(path)
     for name in (CONFIG_FILE, "chat_template.json"):
         path = folder / name
         source = read_object(path).get("chat_template")
@@ -107,13 +106,6 @@ def _default(source: Any, path: Path) -> str:
     if not isinstance(source, str):
         raise TokenizerError(f"chat_template in {path} is neither text nor a list with a text named default")
     return source
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path)
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not readable text", seen=error) from error
 
 
 def _window(generation_config: Mapping[str, Any], default: int | None) -> int | None:

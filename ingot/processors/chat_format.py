@@ -36,6 +36,15 @@ class Literal:
 Parts = Sequence[Literal | str]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a prompt is made of; ``generate``: it ends with the start of the assistant's answer."""
+
+    messages: Sequence[Mapping[str, Any]]
+    generate: bool
+    variables: Mapping[str, Any]
+
+
 class ChatFormat(ABC):
     """Messages to a prompt.
 
@@ -47,7 +56,6 @@ class ChatFormat(ABC):
     name: str
     stop_strings: tuple[str, ...] = ()
 
-    @abstractmethod
     def prompt_text(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -66,8 +74,8 @@ class ChatFormat(ABC):
         Raises:
             RequestError: the messages or variables do not fit this format.
         """
+        return self._text(Asked(messages, add_generation_prompt, variables or {}), tokenizer)
 
-    @abstractmethod
     def prompt_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -81,6 +89,15 @@ class ChatFormat(ABC):
         Raises:
             RequestError: the messages or variables do not fit this format.
         """
+        return self._ids(Asked(messages, add_generation_prompt, variables or {}), tokenizer)
+
+    @abstractmethod
+    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+        """As ``prompt_text``."""
+
+    @abstractmethod
+    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+        """As ``prompt_ids``."""
 
     @abstractmethod
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -90,46 +107,22 @@ class ChatFormat(ABC):
 class FramedFormat(ChatFormat):
     """A format whose prompt is a list of parts."""
 
-    def prompt_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tokenizer: Tokenizer | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """See ``ChatFormat.prompt_text``."""
-        parts = self._checked_parts(messages, tokenizer, add_generation_prompt, variables)
+    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+        parts = self._checked_parts(asked, tokenizer)
         return "".join(part.text if isinstance(part, Literal) else part for part in parts)
 
-    def prompt_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tokenizer: Tokenizer,
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """See ``ChatFormat.prompt_ids``."""
-        parts = self._checked_parts(messages, tokenizer, add_generation_prompt, variables)
-        return [*tokenizer.prefix_ids, *encode_literals(parts, tokenizer)]
+    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+        return [*tokenizer.prefix_ids, *encode_literals(self._checked_parts(asked, tokenizer), tokenizer)]
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """See ``ChatFormat.stop_ids``."""
         return () if tokenizer.eos_id is None else (tokenizer.eos_id,)
 
-    def _checked_parts(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tokenizer: Tokenizer | None,
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] | None,
-    ) -> Parts:
-        if variables:
-            raise RequestError(f"{self.name} has no template variables", seen=sorted(variables))
-        checked = check_messages(messages)
-        check_turns(checked, add_generation_prompt=add_generation_prompt)
-        return self._parts(checked, tokenizer, add_generation_prompt)
+    def _checked_parts(self, asked: Asked, tokenizer: Tokenizer | None) -> Parts:
+        if asked.variables:
+            raise RequestError(f"{self.name} has no template variables", seen=sorted(asked.variables))
+        checked = check_messages(asked.messages)
+        check_turns(checked, add_generation_prompt=asked.generate)
+        return self._parts(checked, tokenizer, asked.generate)
 
     @abstractmethod
     def _parts(self, messages: list[Message], tokenizer: Tokenizer | None, generate: bool) -> Parts:
@@ -151,7 +144,6 @@ class ChatML(FramedFormat):
         self._max_window = max_window
 
     def stop_ids(self, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """See ``ChatFormat.stop_ids``."""
         specials = tokenizer.special_tokens
         return tuple(specials[text] for text in (IM_END, IM_START, END_OF_TEXT) if text in specials)
 

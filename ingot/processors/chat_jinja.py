@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ingot.config.json_text import parse_json
 from ingot.errors import RequestError, TokenizerError
-from ingot.processors.chat_format import ChatFormat
+from ingot.processors.chat_format import Asked, ChatFormat
 from ingot.processors.chat_messages import TEMPLATE_ROLES, Message, check_messages
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
@@ -58,35 +58,18 @@ class JinjaFormat(ChatFormat):
             where = f" in line {found['line']}" if found["line"] else ""
             raise TokenizerError(f"{self.name} has an error{where}", seen=found["fault"], fix=_OTHER)
 
-    def prompt_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tokenizer: Tokenizer | None = None,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """See ``ChatFormat.prompt_text``."""
-        return self._render(*self._checked(messages, variables), add_generation_prompt)
+    def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
+        return self._render(*self._checked(asked), asked.generate)
 
-    def prompt_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tokenizer: Tokenizer,
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """See ``ChatFormat.prompt_ids``.
-
-        The first character of every special token that a user typed is replaced by a private-use character
+    def _ids(self, asked: Asked, tokenizer: Tokenizer) -> list[int]:
+        """The first character of every special token that a user typed is replaced by a private-use character
         that occurs nowhere else, the template is rendered, the prompt is cut at the special tokens that are
         left, and the character is put back. Lengths, white space and splitting inside templates stay as they
         are.
         """
-        checked, values = self._checked(messages, variables)
+        checked, values = self._checked(asked)
         disguise = _Disguise(tokenizer.special_tokens, [self._source, *_strings([checked, values])])
-        text = self._render(disguise.hide(checked), disguise.hide(values), add_generation_prompt)
+        text = self._render(disguise.hide(checked), disguise.hide(values), asked.generate)
         parts = tokenizer.split_special(text)
         return tokenizer.encode_parts([disguise.show(p) if isinstance(p, str) else p for p in parts])
 
@@ -95,11 +78,9 @@ class JinjaFormat(ChatFormat):
         ends = [tokenizer.special_tokens.get(text) for text in TURN_ENDS if text in self._source]
         return tuple(dict.fromkeys(i for i in (tokenizer.eos_id, *ends) if i is not None))
 
-    def _checked(
-        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any] | None
-    ) -> tuple[list[Message], dict[str, Any]]:
-        """Both as JSON values, which is what a template can be given."""
-        given = check_messages(messages, TEMPLATE_ROLES), dict(variables or {})
+    def _checked(self, asked: Asked) -> tuple[list[Message], dict[str, Any]]:
+        """Messages and variables as JSON values, which is what a template can be given."""
+        given = check_messages(asked.messages, TEMPLATE_ROLES), dict(asked.variables)
         try:
             checked, values = parse_json(json.dumps(given, default=_as_object))
         except (TypeError, ValueError, RecursionError) as error:

@@ -1,8 +1,10 @@
 """What a user may give as a prompt.
 
-Owns the parts of a prompt and their encoding to token ids. Knows no model.
+Owns the parts of a prompt and their encoding to token ids. Knows no model: what becomes of an input's
+features is the model's business.
 
     Prompt(["Describe:", [1, 2, 3]]).token_ids(tokenizer)
+    Prompt(["What is ", Input(picture), "?"]).pieces(tokenizer)
 """
 
 from __future__ import annotations
@@ -10,16 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 from ingot.errors import RequestError
 from ingot.processors.tokenizer import Tokenizer
 
-Part = str | Sequence[int]
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """Features of a picture or of speech, made as the model wants them: a tensor, an array or nested lists.
+
+    It stands in a prompt where the model shall see it; a model with cross-attention takes it at any place.
+    """
+
+    features: Any
+
+
+Part = str | Sequence[int] | Input
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Text and token ids in order. A ``str`` or a list of ids is a prompt of one part.
+    """Text, token ids and inputs in order. A ``str`` or a list of ids is a prompt of one part.
 
     Special tokens that the tokenizer puts at the start (BOS) come once, and only when the first part is text.
     """
@@ -50,12 +64,29 @@ class Prompt:
         """All parts as token ids.
 
         Raises:
-            RequestError: a part is text and there is no tokenizer.
+            RequestError: a part is text and there is no tokenizer, or is an input.
         """
         ids: list[int] = []
+        for piece in self.pieces(tokenizer):
+            if isinstance(piece, Input):
+                raise RequestError(
+                    "only text and token ids are taken here", seen="an input", fix="the prompt"
+                )
+            ids += piece
+        return ids
+
+    def pieces(self, tokenizer: Tokenizer | None) -> list[list[int] | Input]:
+        """Each part as token ids, inputs as they are.
+
+        Raises:
+            RequestError: a part is text and there is no tokenizer.
+        """
+        pieces: list[list[int] | Input] = []
         for index, part in enumerate(self.parts):
-            if not isinstance(part, str):
-                ids += part
+            if isinstance(part, Input):
+                pieces.append(part)
+            elif not isinstance(part, str):
+                pieces.append(list(part))
             elif tokenizer is None:
                 raise RequestError(
                     "the engine has no tokenizer",
@@ -64,12 +95,12 @@ class Prompt:
                     flag='--ids "1 2 3", or a list of ids in Python',
                 )
             else:
-                ids += tokenizer.encode(part, add_special_tokens=index == 0)
-        return ids
+                pieces.append(tokenizer.encode(part, add_special_tokens=index == 0))
+        return pieces
 
 
 def _checked(part: object) -> Part:
-    if isinstance(part, str):
+    if isinstance(part, (str, Input)):
         return part
     ids: list[int] = []
     whole = isinstance(part, Iterable) and not isinstance(part, (bytes, bytearray, Mapping))

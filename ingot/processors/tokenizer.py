@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ingot.config.json_text import read_text
 from ingot.errors import TokenizerError
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer, library_errors
 from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
-from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, read_object
+from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, file_text, read_object
 from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
 from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN_SPLIT, TiktokenTokenizer
 
@@ -126,7 +125,6 @@ def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
 
 
 def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> Tokenizer:
-    """GPT-2's or Qwen2's byte-level BPE."""
     _check_class(here, (GPT2_CLASS, QWEN2_CLASS))
     by_model = here.tokenizer_class is None and here.model_type in QWEN2_MODELS
     is_qwen2 = by_model or here.tokenizer_class == QWEN2_CLASS
@@ -152,12 +150,8 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    try:
-        lines = read_text(path).split("\n")
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} is not readable text", seen=error) from error
     pairs = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(file_text(path).split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         parts = line.removesuffix("\r").split(" ")

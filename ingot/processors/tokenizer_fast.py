@@ -84,7 +84,6 @@ class FastTokenizer(Tokenizer):
         return [*self.prefix_ids, *ids, *self.suffix_ids] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """See ``Tokenizer.decode``."""
         if self._decoding is not None:
             return super().decode(ids, skip_special_tokens=skip_special_tokens)
         known = [int(i) for i in ids if 0 <= i < self.vocab_size]
@@ -92,7 +91,6 @@ class FastTokenizer(Tokenizer):
             return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def text_stream(self) -> Utf8Stream:
-        """See ``Tokenizer.text_stream``."""
         if self._decoding in ("pieces", "stripped pieces"):
             return Utf8Stream(per_byte=True, strip_space=self._decoding == "stripped pieces")
         return Utf8Stream()

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.config.json_text import JsonError, load_json
+from ingot.config.json_text import JsonError, load_json, read_text
 from ingot.errors import TokenizerError
 
 CONFIG_FILE = "tokenizer_config.json"
+COPY_AGAIN = "copy the file again"
 SIDE_FILES = (
     CONFIG_FILE,
     "special_tokens_map.json",
@@ -58,10 +59,22 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         value = load_json(path)
     except (OSError, JsonError) as error:
-        raise TokenizerError(f"{path} is not readable JSON", seen=error, fix="copy the file again") from error
+        raise TokenizerError(f"{path} is not readable JSON", seen=error, fix=COPY_AGAIN) from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} must hold a JSON object", seen=type(value).__name__)
     return value
+
+
+def file_text(path: Path) -> str:
+    """The text of a file of the folder.
+
+    Raises:
+        TokenizerError: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} is not readable text", seen=error) from error
 
 
 class TokenizerFolder:

@@ -15,7 +15,7 @@ import sentencepiece
 from ingot.errors import TokenizerError
 from ingot.processors.token_text import SPACE_MARK, Utf8Stream, piece_bytes
 from ingot.processors.tokenizer_base import OrdinaryAddedTokens, Tokenizer
-from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
+from ingot.processors.tokenizer_folder import COPY_AGAIN, AddedToken, TokenizerFolder
 
 # A protobuf message appended to another is merged into it: ModelProto.normalizer_spec.add_dummy_prefix =
 # false.
@@ -60,12 +60,10 @@ class SentencePieceTokenizer(Tokenizer):
         try:
             return cls(path.read_bytes(), folder, folder.files(path))
         except (OSError, RuntimeError) as error:
-            raise TokenizerError(
-                f"{path} is not a SentencePiece model", seen=error, fix="copy the file again"
-            ) from error
+            what = f"{path} is not a SentencePiece model"
+            raise TokenizerError(what, seen=error, fix=COPY_AGAIN) from error
 
     def text_stream(self) -> Utf8Stream:
-        """See ``Tokenizer.text_stream``."""
         return Utf8Stream(per_byte=True, strip_space=self._has_prefix)
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:

@@ -17,7 +17,7 @@ import tiktoken
 
 from ingot.errors import TokenizerError
 from ingot.processors.tokenizer_base import CANNOT_ENCODE, Tokenizer, library_errors
-from ingot.processors.tokenizer_folder import AddedToken, TokenizerFolder
+from ingot.processors.tokenizer_folder import COPY_AGAIN, AddedToken, TokenizerFolder
 
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -37,12 +37,7 @@ class TiktokenTokenizer(Tokenizer):
     """Byte-level BPE by ranks, NFC first; the special tokens follow the last rank. There is no begin
     token."""
 
-    def __init__(
-        self,
-        ranks: dict[bytes, int],
-        folder: TokenizerFolder,
-        files: tuple[Path, ...],
-    ) -> None:
+    def __init__(self, ranks: dict[bytes, int], files: tuple[Path, ...]) -> None:
         added = [AddedToken(text, len(ranks) + i) for i, text in enumerate(QWEN_SPECIALS)]
         super().__init__(added, vocab_size=len(ranks), bos_id=None, eos_id=len(ranks), files=files)
         self._tokens = sorted(ranks, key=ranks.__getitem__)
@@ -59,7 +54,7 @@ class TiktokenTokenizer(Tokenizer):
         Raises:
             TokenizerError: a line is malformed, ranks have gaps, or a single byte has none.
         """
-        return cls(read_ranks(path), folder, folder.files(path, needs_model_config=needs_model_config))
+        return cls(read_ranks(path), folder.files(path, needs_model_config=needs_model_config))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
         """See ``Tokenizer.encode``; as in the reference, NFC comes before special tokens are looked for."""
@@ -87,17 +82,14 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             token, rank = _rank(path, number, line)
             ranks[token] = rank
     if sorted(ranks.values()) != list(range(len(ranks))) or not ranks:
-        raise TokenizerError(
-            f"{path} does not number its tokens 0 to n-1, each once",
-            seen=f"{len(ranks)} tokens",
-            fix="copy the file again",
-        )
+        what = f"{path} does not number its tokens 0 to n-1, each once"
+        raise TokenizerError(what, seen=f"{len(ranks)} tokens", fix=COPY_AGAIN)
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise TokenizerError(
             f"{path} lacks tokens for single bytes, so some text has no ids",
             seen=f"{len(missing)} missing, the first is byte {missing[0]}",
-            fix="copy the file again",
+            fix=COPY_AGAIN,
         )
     return ranks
 
@@ -110,5 +102,5 @@ def _rank(path: Path, number: int, line: bytes) -> tuple[bytes, int]:
         raise TokenizerError(
             f"{path}, line {number} is not a base64 token and its rank",
             seen=line[:80].decode("utf-8", "replace"),
-            fix="copy the file again",
+            fix=COPY_AGAIN,
         ) from error

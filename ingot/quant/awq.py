@@ -141,7 +141,7 @@ def _best_limits(
         limit = peak * ratio
         narrow = _cut(blocks, limit[..., None])
         grid = best_grid(narrow, bits, symmetric, scale_dtype)
-        error = cost(grid.values(grid.numbers(narrow)) - blocks)
+        error = cost(grid.meant(grid.nearest(narrow)) - blocks)
         best = torch.where(error < least, limit, best)
         least = torch.minimum(error, least)
     return best

@@ -1,6 +1,6 @@
-"""GPTQ: numbers chosen column by column, each rounding error made good in the columns that follow.
+"""GPTQ: values chosen column by column, each rounding error made good in the columns that follow.
 
-Owns the sum of input products (the Hessian of the output error) and the choice of numbers by it. Knows no
+Owns the sum of input products (the Hessian of the output error) and the choice of values by it. Knows no
 layer and no storage layout.
 
     seen = HessianSum(in_features)
@@ -8,7 +8,7 @@ layer and no storage layout.
     found = gptq(weight, seen.mean(), bits=4, group=128).quantized
 
 Source: Frantar et al., "GPTQ" (arXiv 2210.17323). With H = mean of x·xᵀ over tokens, damped, and U the upper
-factor of its inverse, H⁻¹ = UᵀU: column j becomes its nearest number, and the columns k > j take
+factor of its inverse, H⁻¹ = UᵀU: column j becomes its nearest value, and the columns k > j take
 e · U[j, k], where e = (w_j - ŵ_j) / U[j, j]. The output error is tr((W - Ŵ) H (W - Ŵ)ᵀ).
 """
 
@@ -26,16 +26,16 @@ from ingot.kernels.weight.gptq_block import gptq_block
 from ingot.quant.rounding import (
     CLIP_RATIOS,
     Grid,
-    Quantized,
     as_quantized,
     best_grid,
     bounds,
     check,
     dequantize,
     in_groups,
-    number_dtype,
+    value_dtype,
     weighed,
 )
+from ingot.quant.values import Quantized
 
 _BLOCK = 128  # columns whose updates of the columns behind them are made at once
 _PANEL = 2048  # columns of a matrix with a triangle to spare that are computed at once
@@ -93,9 +93,9 @@ class Compensated:
     """What ``gptq`` found.
 
     Attributes:
-        quantized: the numbers.
+        quantized: the values.
         damping: the share of the mean diagonal that was added in the end.
-        order: [K] int64, where the numbers' column j is the weight's column ``order[j]``; None: by column.
+        order: [K] int64, where the values' column j is the weight's column ``order[j]``; None: by column.
     """
 
     quantized: Quantized
@@ -130,7 +130,7 @@ def gptq(
     grid: Grid | None = None,
     rule: GridRule | None = None,
 ) -> Compensated:
-    """Numbers of a weight [N, K] that keep its outputs; the same again for the same input on a machine.
+    """Values of a weight [N, K] that keep its outputs; the same again for the same input on a machine.
 
     A column whose input was 0 in all of calibration is rounded as it is (the paper's code sets it to 0): such
     an input may still occur.
@@ -167,17 +167,17 @@ def gptq(
         rule = _rule(bits, group, symmetric, scale_dtype, clip, importance)
     if grid is None and static:
         grid = rule(in_groups(wide, group))
-    walk = _Walk(wide.T[order].contiguous(), factor, number_dtype(bits, symmetric))
+    walk = _Walk(wide.T[order].contiguous(), factor, value_dtype(bits, symmetric))
     moves = grid is None and act_order
     if grid is None:
         low, high = bounds(bits, symmetric)
-        numbers, scales, zeros = walk.moving(rule, low, high, group)
+        values, scales, zeros = walk.moving(rule, low, high, group)
     else:
         groups = order // group if group else torch.zeros_like(order)
-        numbers, scales, zeros = walk.fixed(grid, groups), grid.scales, grid.zeros
+        values, scales, zeros = walk.fixed(grid, groups), grid.scales, grid.zeros
     if not moves:
-        numbers = torch.empty_like(numbers).index_copy_(0, order, numbers)  # by column again
-    kept = numbers.T.contiguous()
+        values = torch.empty_like(values).index_copy_(0, order, values)  # by column again
+    kept = values.T.contiguous()
     found = as_quantized(kept, scales, zeros, bits, group, symmetric, scale_dtype)
     return Compensated(found, damping, order if moves else None, _weight=weight, _hessian=hessian)
 
@@ -197,20 +197,20 @@ class _Walk:
         self.weight = weight
         self.factor = factor
         self.inverse = 1 / factor.diagonal()
-        self.numbers = torch.empty(weight.shape, dtype=kind, device=weight.device)
+        self.values = torch.empty(weight.shape, dtype=kind, device=weight.device)
 
     def fixed(self, grid: Grid, groups: torch.Tensor) -> torch.Tensor:
-        """Numbers [K, N] of a grid that is known; ``groups`` int64 [K]: which of its groups a column has."""
+        """Values [K, N] of a grid that is known; ``groups`` int64 [K]: which of its groups a column has."""
         known = _by_group(grid)
         for start, end in _panels(len(self.weight), _BLOCK):
             errors = self._run(start, end, known, groups[start:end])
             self._correct(start, end, len(self.weight), errors)
-        return self.numbers
+        return self.values
 
     def moving(
         self, rule: GridRule, low: int, high: int, group: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Numbers [K, N], scales and zeros [N, groups]: each group's grid is that of its weights as they are
+        """Values [K, N], scales and zeros [N, groups]: each group's grid is that of its weights as they are
         when its first column comes. Groups within a block correct each other one by one.
         """
         found: list[Grid] = []
@@ -227,10 +227,10 @@ class _Walk:
                 errors[first - start : last - start] = own
                 self._correct(first, last, end, own)
             self._correct(start, end, columns, errors)
-        return self.numbers, torch.cat([g.scales for g in found], 1), torch.cat([g.zeros for g in found], 1)
+        return self.values, torch.cat([g.scales for g in found], 1), torch.cat([g.zeros for g in found], 1)
 
     def _run(self, start: int, end: int, grid: Grid, groups: torch.Tensor) -> torch.Tensor:
-        """Choose the numbers of columns that are corrected for all before ``start``; their errors."""
+        """Choose the values of columns that are corrected for all before ``start``; their errors."""
         own = slice(start, end)
         with on_device(self.weight.device):
             return gptq_block(
@@ -242,7 +242,7 @@ class _Walk:
                 groups,
                 grid.low,
                 grid.high,
-                self.numbers[own],
+                self.values[own],
             )
 
     def _correct(self, start: int, end: int, until: int, errors: torch.Tensor) -> None:

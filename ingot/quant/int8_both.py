@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from ingot.errors import BuildError
 from ingot.kernels.rows.int8_rows import Int8Weight
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
-from ingot.quant.activations import Tensors
 from ingot.quant.int8_products import Int8Products
-from ingot.quant.rounding import Quantized, quantize
-from ingot.quant.rptq import InBlocks
+from ingot.quant.linear_scheme import Tensors
+from ingot.quant.rounding import quantize
+from ingot.quant.values import Quantized, Values
 
 
 @dataclass(frozen=True)
@@ -44,58 +44,29 @@ class Int8Both(Int8Products):
     name: ClassVar[str] = "w8a8"
     fixed: ClassVar[frozenset[str]] = frozenset({"scales", "input_scale"})
 
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        """Empty tensors."""
+    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         padded = -(-in_features // DESCRIPTOR_ALIGNMENT) * DESCRIPTOR_ALIGNMENT
         tensors = {
             "weight": torch.empty(out_features, padded, dtype=torch.int8),
             "scales": torch.empty(out_features, dtype=torch.float32),
         }
-        if self.static:
-            tensors["input_scale"] = torch.empty(1, dtype=torch.float32)
-        if bias:
-            tensors["bias"] = torch.empty(out_features, dtype=dtype)
-        return tensors
+        return tensors | ({"input_scale": torch.empty(1, dtype=torch.float32)} if self.static else {})
 
-    def pack(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        input_scale: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The numbers nearest to ``weight`` [N, K].
-
-        Args:
-            input_scale: fp32 [1], what one step of the activations is worth; of ``static`` alone.
-
-        Raises:
-            BuildError: a weight is not finite, or a static scale is missing, not positive or not finite.
-        """
-        return self.accept(self._rounded(weight), bias, input_scale)
-
-    def _rounded(self, weight: torch.Tensor) -> Quantized:
+    def quantize(self, weight: torch.Tensor) -> Quantized:
+        """The values nearest to ``weight`` [N, K]."""
         if not self.per_tensor:
             return quantize(weight, 8, scale_dtype=torch.float32)
         found = quantize(weight.reshape(1, -1), 8, scale_dtype=torch.float32)
-        return Quantized(
-            found.numbers.view_as(weight), found.scales.expand(len(weight)).contiguous(), None, 8, 0
-        )
+        scales = found.scales.expand(len(weight)).contiguous()
+        return Quantized(found.values.view_as(weight), scales, None, 8, 0)
 
-    def accept(
-        self,
-        found: Quantized | InBlocks,
-        bias: torch.Tensor | None = None,
-        input_scale: torch.Tensor | None = None,
+    def _stored_values(
+        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
     ) -> dict[str, torch.Tensor]:
-        """The stored form of symmetric numbers of 8 bits with a scale a row."""
-        assert isinstance(found, Quantized)
-        padding = -found.numbers.shape[1] % DESCRIPTOR_ALIGNMENT
-        tensors = {"weight": F.pad(found.numbers, (0, padding)), "scales": found.scales.float()}
-        if self.static:
-            tensors["input_scale"] = _checked(input_scale)
-        return tensors if bias is None else tensors | {"bias": bias}
+        """Of symmetric values of 8 bits with a scale per row."""
+        padding = -found.values.shape[1] % DESCRIPTOR_ALIGNMENT
+        tensors = {"weight": F.pad(found.values, (0, padding)), "scales": found.scales.float()}
+        return tensors | ({"input_scale": _checked(input_scale)} if self.static else {})
 
     def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> Int8Weight:
         """What int8 products multiply by: a view; ``values`` [N, K] has rows of a multiple of 16 bytes."""

@@ -6,13 +6,12 @@ no model.
 
     y = scheme.apply(x, tensors)
 
-Sums of products of numbers are exact, so that a row's outputs depend on that row alone, in any order and in
-any company: such a scheme is its own batch-invariant form.
+Sums of products of quantized values are exact, so that a row's outputs depend on that row alone, in any order
+and in any company: such a scheme is its own batch-invariant form.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import ClassVar, Self
 
 import torch
@@ -20,68 +19,36 @@ import torch
 from ingot.kernels.activation.silu_mul_int8 import quantized
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.product.int8_linear import int8_linear
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, int8_product
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Weight, dequantize_rows, int8_product
 from ingot.kernels.weight.int4_weight import AnyInt8, as_int8
 from ingot.kernels.weight.stored_weight import PIECE
-from ingot.quant.activations import Tensors, integer_bytes
+from ingot.quant.linear_scheme import InputForm, LinearScheme, Tensors
 from ingot.quant.plain_rows import rounded_rows
-from ingot.quant.rounding import Quantized
-from ingot.quant.rptq import InBlocks
+
+_ROUNDING = 3  # copies of an input that rounding it on a CPU holds
 
 
-class Int8Products(ABC):
-    """y = x · Wᵀ + b with x in 8 bits, by rows as they come or by one scale, and W as int8 numbers and a
-    scale a row.
+class Int8Products(LinearScheme):
+    """y = x · Wᵀ + b with x in 8 bits, by rows as they come or by one scale, and W as int8 values and a
+    scale per row.
     """
 
-    name: ClassVar[str]
-    input_group: int
-    rounds: ClassVar[bool] = True
-    by_place: ClassVar[bool] = False
+    form: ClassVar[InputForm] = "int8"
     packs_fp32: ClassVar[bool] = True
-    cancels: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def static(self) -> bool:
-        """Whether activations have one scale, the tensor ``input_scale``."""
-
-    @abstractmethod
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        """Empty tensors."""
-
-    @abstractmethod
-    def pack(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, input_scale: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        """The numbers nearest to ``weight`` [N, K]."""
-
-    @abstractmethod
-    def accept(
-        self,
-        found: Quantized | InBlocks,
-        bias: torch.Tensor | None = None,
-        input_scale: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The stored form of numbers that are chosen already."""
-
-    @abstractmethod
-    def int8_weight(self, tensors: Tensors, in_features: int, rows: int = 0) -> AnyInt8:
-        """What int8 products of so many ``rows`` multiply by (0: of any number, whole rows of int8); of int8
-        ``values`` [N, K] has rows of a multiple of 16 bytes.
-        """
-
-    @abstractmethod
-    def plain_weight(self, tensors: Tensors, in_features: int) -> Int8Weight:
-        """``int8_weight`` without a kernel."""
 
     def dequantize(self, tensors: Tensors, in_features: int, dtype: torch.dtype) -> torch.Tensor:
         """W [N, K] by plain PyTorch."""
         weight = self.plain_weight(tensors, in_features)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return (weight.values.to(wide) * weight.scales.to(wide)[:, None]).to(dtype)
+
+    def dequantize_input(
+        self, rows: Int8Rows, tensors: Tensors, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of ``LinearScheme``."""
+        wide = Int8Rows(rows.values, rows.scales.to(like), rows.group)
+        scales = wide.scales.repeat_interleave(rows.group, dim=1) if rows.group else wide.scales[:, None]
+        return dequantize_rows(wide).to(like), scales
 
     def quantize_input(self, x: torch.Tensor, tensors: Tensors) -> Int8Rows:
         """Activations [M, K] in 8 bits."""
@@ -92,10 +59,13 @@ class Int8Products(ABC):
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b for x [..., K]."""
         rows = self.quantize_input(x.reshape(-1, x.shape[-1]), tensors)
-        y = multiply(
-            rows, self.int8_weight(tensors, x.shape[-1], len(rows.values)), x.dtype, tensors.get("bias")
-        )
+        weight = self.int8_weight(tensors, x.shape[-1], len(rows.values))
+        y = multiply(rows, weight, x.dtype, self._added(tensors))
         return y.view(*x.shape[:-1], -1)
+
+    def _added(self, tensors: Tensors) -> torch.Tensor | None:
+        """What is added to the products' sums, [N]."""
+        return tensors.get("bias")
 
     def rounded(self, x: torch.Tensor, tensors: Tensors, *, flips: bool = False) -> torch.Tensor:
         """As of ``LinearScheme``."""
@@ -104,10 +74,17 @@ class Int8Products(ABC):
     def workspace_bytes(
         self, out_features: int, in_features: int, tokens: int, dtype: torch.dtype, *, kernels: bool
     ) -> int:
-        """Of the input in 8 bits, with its scales."""
+        """Of the input in 8 bits, with its scales, and on a CPU of a product's temporaries."""
+        own = self._input_bytes(in_features, tokens) + self.expanded_bytes(out_features, in_features, kernels)
+        if kernels:
+            return own
+        rows = min(out_features, max(1, PIECE // in_features))
+        sums = min(in_features, 1024) * (tokens + rows) * 4 + tokens * (4 * rows + out_features) * 4
+        return max(own + sums, own + _ROUNDING * tokens * in_features * 4)
+
+    def _input_bytes(self, in_features: int, tokens: int) -> int:
         scales = in_features // self.input_group if self.input_group else 1
-        own = tokens * (in_features + scales * 4) + self.expanded_bytes(out_features, in_features, kernels)
-        return integer_bytes(own, out_features, in_features, tokens, kernels=kernels)
+        return tokens * (in_features + scales * 4)
 
     def expanded_bytes(self, out_features: int, in_features: int, kernels: bool) -> int:
         """Of a weight that is written as int8 for each product."""

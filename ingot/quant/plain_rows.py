@@ -1,15 +1,15 @@
-"""Activations as numbers of 8 or 4 bits hold them, in plain floating point.
+"""Activations as values of 8 or 4 bits hold them, in plain floating point.
 
 Owns the rules of kernels/rows/int8_rows.py, block_rows.py and kernels/cache/scales.py a second time, for
-references that share nothing with what they judge: any dtype, no numbers but what they mean. Knows no layer.
+references that share nothing with what they judge: any dtype, no values but what they mean. Knows no layer.
 
     near = rounded_rows(x, group=128)                     # [T, K]
     near = rounded_heads(keys, "fp8")                     # [T, kv_heads, head_dim]
-    near = rounded_blocks(x, steps, zeros, 128, bits=8, order=order)
+    near = rounded_blocks(x, scales, zeros, 128, bits=8, order=order)
     near = rounded_rows(x, flips=True)                    # what another rounding of x may give
 
-Where x lies between two numbers, its last bits decide which it becomes. So two right computations of the same
-layer differ by single steps, here and there, and by all that follows from them.
+Where x lies between two values, its last bits decide which it becomes. So two right computations of the same
+layer differ by one scale, here and there, and by all that follows from them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _E4M3_MOST, _E4M3_LEAST_POWER, _E4M3_FRACTION = 448, -6, 3
 
 
 def rounded_rows(
-    x: torch.Tensor, group: int = 0, step: torch.Tensor | None = None, *, flips: bool = False
+    x: torch.Tensor, group: int = 0, scale: torch.Tensor | None = None, *, flips: bool = False
 ) -> torch.Tensor:
-    """x [..., K] in steps of its rows' largest magnitude / 127, in its own dtype.
+    """x [..., K] as multiples of its rows' scales, largest magnitude / 127, in its own dtype.
 
     Args:
-        group: so many neighbouring columns have steps of their own; 0: the row.
-        step: [1], the same for all; what lies beyond 127 of them is cut. ``group`` is left alone then.
-        flips: in each row the value that is nearest to the middle between two numbers goes the other way.
+        group: so many neighbouring columns have scales of their own; 0: the row.
+        scale: [1], the same for all; what lies beyond 127 times it is cut. ``group`` is left alone then.
+        flips: in each row the value that is nearest to the middle between two values goes the other way.
     """
-    pieces = x.unflatten(-1, (-1, group)) if group and step is None else x[..., None, :]
-    steps = _steps(pieces) if step is None else step.to(pieces)
-    exact = pieces / steps
+    pieces = x.unflatten(-1, (-1, group)) if group and scale is None else x[..., None, :]
+    scales = _scales(pieces) if scale is None else scale.to(pieces)
+    exact = pieces / scales
     near = exact.round()
     if flips:
         near = _other_way(exact.flatten(-2), near.flatten(-2), -_MOST, _MOST).view_as(near)
-    return (near.clamp(-_MOST, _MOST) * steps).flatten(-2)
+    return (near.clamp(-_MOST, _MOST) * scales).flatten(-2)
 
 
 def rounded_heads(x: torch.Tensor, kv_dtype: str, *, flips: bool = False) -> torch.Tensor:
@@ -68,7 +68,7 @@ def _rounded_e4m3(x: torch.Tensor, flips: bool) -> torch.Tensor:
 
 def rounded_blocks(
     x: torch.Tensor,
-    steps: torch.Tensor,
+    scales: torch.Tensor,
     zeros: torch.Tensor,
     block: int,
     bits: int,
@@ -76,31 +76,31 @@ def rounded_blocks(
     *,
     flips: bool = False,
 ) -> torch.Tensor:
-    """x [..., K] in fixed steps of its blocks of columns, in its own dtype and its own order.
+    """x [..., K] as multiples of fixed scales of its blocks of columns, in its own dtype and its own order.
 
     Args:
-        steps, zeros: [blocks]; a value is (q - zero) · step with q in -2^(bits-1) … 2^(bits-1) - 1.
+        scales, zeros: [blocks]; a value means (q - zero) · scale with q in -2^(bits-1) … 2^(bits-1) - 1.
         block: columns of a block, the last may be shorter.
         order: int64 [K], blocks are of x[..., order]; None: of x.
         flips: as of ``rounded_rows``.
     """
     columns = x if order is None else x[..., order]
-    step, zero = (part.to(x).repeat_interleave(block)[: x.shape[-1]] for part in (steps, zeros))
+    scale, zero = (part.to(x).repeat_interleave(block)[: x.shape[-1]] for part in (scales, zeros))
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    exact = columns / step + zero
-    near = (columns / step).round() + zero
+    exact = columns / scale + zero
+    near = (columns / scale).round() + zero
     if flips:
         near = _other_way(exact, near, low, high)
-    values = (near.clamp(low, high) - zero) * step
+    values = (near.clamp(low, high) - zero) * scale
     return values if order is None else torch.empty_like(values).index_copy_(-1, order, values)
 
 
-def _steps(pieces: torch.Tensor) -> torch.Tensor:
+def _scales(pieces: torch.Tensor) -> torch.Tensor:
     return pieces.abs().amax(-1, keepdim=True).clamp(min=_TINY) / _MOST
 
 
 def _other_way(exact: torch.Tensor, near: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Numbers [..., K] with the closest call of each row, of those that are not cut, decided otherwise."""
+    """Values [..., K] with the closest call of each row, of those that are not cut, decided otherwise."""
     off = exact - near
     close = torch.where((exact < low) | (exact > high), torch.zeros_like(off), off.abs())
     where = close.argmax(-1, keepdim=True)

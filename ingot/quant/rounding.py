@@ -1,17 +1,17 @@
-"""Weights rounded to numbers of 8 or 4 bits.
+"""Weights rounded to 8 or 4 bits.
 
-Owns the choice of scales and zeros, and the numbers that follow from them. Knows no storage layout: numbers
+Owns the choice of scales and zeros, and the values that follow from them. Knows no storage layout: values
 come one to a byte, and a packer takes them from there.
 
     found = quantize(weight, bits=4, group=128)
     near = dequantize(found)                      # [N, K]
 
 W ≈ (q - zero) · scale. A scale belongs to a row, or to ``group`` neighbouring columns of a row; it is rounded
-to the dtype in which it is stored before the numbers are chosen, so that no error of its own remains.
+to the dtype in which it is stored before values are chosen, so that no error of its own remains.
 
 - 8 bits, symmetric: q in -127..127, zero 0, scale = max|w| / 127.
-- 4 bits, symmetric: q in 0..15, zero 8. The value of largest magnitude becomes number 0, which is -8 steps:
-  scale = -w / 8, negative where that value is positive. All 16 numbers are used. Relative error (RMS) of
+- 4 bits, symmetric: q in 0..15, zero 8. The weight of largest magnitude becomes 0, which is -8 scales:
+  scale = -w / 8, negative where that weight is positive. All 16 values are used. Relative error (RMS) of
   normally distributed weights in groups of 128: 0.1176 for max|w| / 7, 0.1111 for / 7.5, 0.1059 for / 8 and
   0.1035 for this; in groups of 32: 0.0971, 0.0949, 0.0938, 0.0861.
 - asymmetric: q in 0..2^bits - 1 over [min(w, 0), max(w, 0)], with a whole zero: 0.1008 and 0.0809 there.
@@ -26,6 +26,7 @@ import torch
 
 from ingot.device import dtype_name
 from ingot.errors import BuildError, ConfigError
+from ingot.quant.values import Quantized
 
 BITS = (8, 4)
 CLIP_RATIOS = tuple(1 - step / 40 for step in range(21))  # 1, 0.975 … 0.5
@@ -33,31 +34,8 @@ _PIECE = 1 << 24  # weights that are widened at once
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
-    """A weight [N, K] in few bits.
-
-    Attributes:
-        numbers: [N, K] int8 (8 bits symmetric) or uint8.
-        scales: [N], or [groups, N] where ``group`` is not 0; in the dtype in which they are stored. May be
-            negative.
-        zeros: uint8 of the shape of ``scales``; None for symmetric numbers: 0 of int8, 8 of 4 bits.
-        group: columns that share a scale; the last group may be shorter. 0: the whole row.
-        order: int32 [K] where column j of ``numbers`` is the weight's column ``order[j]``; None: by column.
-        units: fp32 [N] where a row's scales are whole multiples of one value (two_level.py); else None.
-    """
-
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor | None
-    bits: int
-    group: int
-    order: torch.Tensor | None = None
-    units: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Grid:
-    """The values that numbers can stand for: (q - zero) · scale with ``low`` <= q <= ``high``.
+    """What quantized values can mean: (q - zero) · scale with ``low`` <= q <= ``high``.
 
     ``scales`` and ``zeros`` are floating-point tensors of one shape [...], for weights [..., n].
     """
@@ -67,14 +45,14 @@ class Grid:
     low: int
     high: int
 
-    def numbers(self, weight: torch.Tensor) -> torch.Tensor:
-        """The nearest numbers of weights [..., n], as floating point; halves go to the even step."""
-        steps = (weight / self.scales[..., None]).round_()
-        return steps.add_(self.zeros[..., None]).clamp_(self.low, self.high)
+    def nearest(self, weight: torch.Tensor) -> torch.Tensor:
+        """The values nearest to weights [..., n], as floating point; halves go to the even one."""
+        values = (weight / self.scales[..., None]).round_()
+        return values.add_(self.zeros[..., None]).clamp_(self.low, self.high)
 
-    def values(self, numbers: torch.Tensor) -> torch.Tensor:
-        """What numbers [..., n] stand for."""
-        return (numbers - self.zeros[..., None]) * self.scales[..., None]
+    def meant(self, values: torch.Tensor) -> torch.Tensor:
+        """The weights that values [..., n] stand for."""
+        return (values - self.zeros[..., None]) * self.scales[..., None]
 
 
 GroupError = Callable[[torch.Tensor], torch.Tensor]  # differences [N, groups, n] → their cost [N, groups]
@@ -90,7 +68,7 @@ def quantize(
     clip: bool = False,
     importance: torch.Tensor | None = None,
 ) -> Quantized:
-    """Every weight [N, K] to its nearest number. A row or group of zeros stays exact, with scale 1.
+    """Every weight [N, K] to its nearest value. A row or group of zeros stays exact, with scale 1.
 
     Args:
         bits: 8 or 4.
@@ -99,7 +77,7 @@ def quantize(
         importance: [K], weighs the columns' squared errors for ``clip``: mean x² of each input.
 
     Raises:
-        ConfigError: there are no such numbers, or the shapes do not fit.
+        ConfigError: there are no such values, or the shapes do not fit.
         BuildError: a weight is infinite or no number, or a scale does not fit its dtype.
     """
     check(weight, bits, group)
@@ -110,8 +88,8 @@ def quantize(
             allowed=list(weight.shape[1:]),
         )
     cost = None if importance is None else weighed(importance, group)
-    kind = number_dtype(bits, symmetric)
-    numbers = torch.empty(weight.shape, dtype=kind, device=weight.device)
+    kind = value_dtype(bits, symmetric)
+    values = torch.empty(weight.shape, dtype=kind, device=weight.device)
     grids = []
     rows = max(1, _PIECE // max(weight.shape[1], 1))
     for start in range(0, weight.shape[0], rows):
@@ -120,21 +98,21 @@ def quantize(
         ratios = CLIP_RATIOS if clip else CLIP_RATIOS[:1]
         grid = best_grid(blocks, bits, symmetric, scale_dtype, ratios, cost)
         grids.append(grid)
-        numbers[start : start + rows] = grid.numbers(blocks).flatten(1)[:, : weight.shape[1]].to(kind)
+        values[start : start + rows] = grid.nearest(blocks).flatten(1)[:, : weight.shape[1]].to(kind)
     scales, zeros = (torch.cat(parts) for parts in zip(*((g.scales, g.zeros) for g in grids), strict=True))
-    return as_quantized(numbers, scales, zeros, bits, group, symmetric, scale_dtype)
+    return as_quantized(values, scales, zeros, bits, group, symmetric, scale_dtype)
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """W [N, K] that the numbers stand for: computed in fp32 (fp64 where that is the dtype), rounded once."""
+    """W [N, K] that the values stand for: computed in fp32 (fp64 where that is the dtype), rounded once."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    numbers = quantized.numbers.to(wide)
+    values = quantized.values.to(wide)
     if quantized.zeros is not None:
-        numbers = numbers - _beside(quantized.zeros, quantized).to(wide)
-    elif quantized.numbers.dtype == torch.uint8:
-        numbers = numbers - (1 << (quantized.bits - 1))
-    values = (numbers * _beside(quantized.scales, quantized).to(wide)).to(dtype)
-    return values if quantized.order is None else values[:, quantized.order.long().argsort()]
+        values = values - _beside(quantized.zeros, quantized).to(wide)
+    elif quantized.values.dtype == torch.uint8:
+        values = values - (1 << (quantized.bits - 1))
+    weight = (values * _beside(quantized.scales, quantized).to(wide)).to(dtype)
+    return weight if quantized.order is None else weight[:, quantized.order.long().argsort()]
 
 
 def grid_of(
@@ -176,19 +154,19 @@ def best_grid(
     least = torch.full_like(best, torch.inf)
     for ratio in ratios if len(ratios) > 1 else ():
         grid = grid_of(blocks, bits, symmetric, scale_dtype, torch.full_like(best, ratio))
-        error = (cost or _squares)(grid.values(grid.numbers(blocks)) - blocks)
+        error = (cost or _squares)(grid.meant(grid.nearest(blocks)) - blocks)
         best = torch.where(error < least, ratio, best)
         least = torch.minimum(error, least)
     return grid_of(blocks, bits, symmetric, scale_dtype, best)
 
 
 def bounds(bits: int, symmetric: bool) -> tuple[int, int]:
-    """The lowest and the highest number."""
+    """The lowest and the highest value."""
     return (-127, 127) if symmetric and bits == 8 else (0, (1 << bits) - 1)
 
 
-def number_dtype(bits: int, symmetric: bool) -> torch.dtype:
-    """The dtype of numbers that lie one to a byte."""
+def value_dtype(bits: int, symmetric: bool) -> torch.dtype:
+    """The dtype of values that lie one to a byte."""
     return torch.int8 if symmetric and bits == 8 else torch.uint8
 
 
@@ -207,7 +185,7 @@ def weighed(importance: torch.Tensor, group: int) -> GroupError:
 
 
 def as_quantized(
-    numbers: torch.Tensor,
+    values: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor,
     bits: int,
@@ -215,13 +193,13 @@ def as_quantized(
     symmetric: bool,
     scale_dtype: torch.dtype,
 ) -> Quantized:
-    """Numbers [N, K] with a grid's scales and zeros [N, groups], in the shapes in which they are kept."""
+    """Values [N, K] with a grid's scales and zeros [N, groups], in the shapes in which they are kept."""
 
     def kept(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return (tensor.T if group else tensor[:, 0]).to(dtype).contiguous()
 
     stored_zeros = None if symmetric else kept(zeros, torch.uint8)
-    return Quantized(numbers, kept(scales, scale_dtype), stored_zeros, bits, group)
+    return Quantized(values, kept(scales, scale_dtype), stored_zeros, bits, group)
 
 
 def check(weight: torch.Tensor, bits: int, group: int) -> None:
@@ -270,7 +248,7 @@ def _stored(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         )
     bits = short.view(torch.int32 if dtype == torch.float32 else torch.int16)
     lost = short.to(scales.dtype) < scales * (1 - 2**-8)
-    kept = (bits + lost.to(bits.dtype)).view(dtype).to(scales.dtype)  # the next number has the next bits
+    kept = (bits + lost.to(bits.dtype)).view(dtype).to(scales.dtype)  # the next float has the next bits
     return torch.where(scales == 0, torch.ones_like(scales), kept)
 
 
@@ -278,9 +256,9 @@ def _squares(difference: torch.Tensor) -> torch.Tensor:
     return difference.square().sum(-1)
 
 
-def _beside(numbers: torch.Tensor, quantized: Quantized) -> torch.Tensor:
+def _beside(tensor: torch.Tensor, quantized: Quantized) -> torch.Tensor:
     """Scales or zeros as they stand beside the columns: [N, 1] or [N, K]."""
-    if numbers.dim() == 1:
-        return numbers[:, None]
-    columns = quantized.numbers.shape[1]
-    return numbers.repeat_interleave(quantized.group, dim=0)[:columns].T
+    if tensor.dim() == 1:
+        return tensor[:, None]
+    columns = quantized.values.shape[1]
+    return tensor.repeat_interleave(quantized.group, dim=0)[:columns].T

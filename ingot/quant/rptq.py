@@ -1,19 +1,20 @@
-"""RPTQ: channels of an input in an order in which neighbours have like ranges, and steps for blocks of them.
+"""RPTQ: channels of an input in an order in which neighbours have like ranges, and scales for blocks of them.
 
-Owns clusters, orders, steps, zeros, and weights in 4 bits that whole numbers of 8 bits hold. Knows no layer
+Owns clusters, orders, scales, zeros, and weights in 4 bits that whole numbers of 8 bits hold. Knows no layer
 and no storage.
 
     order = channel_order(lowest, highest, CLUSTERS)                   # [K]
     low, high = block_ranges(lowest[order], highest[order], block_lengths(K, 128))
-    steps, zeros = steps_of(low, high, bits=8)                          # [blocks]
+    scales, zeros = scales_of(low, high, bits=8)                        # [blocks]
 
-x ≈ (q - zero) · step, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and step and zero of a block.
+x ≈ (q - zero) · scale, with q in -2^(bits-1) … 2^(bits-1) - 1, whole zeros, and scale and zero of a block.
 
 Source: Yuan et al., "RPTQ" (arXiv 2304.01089): k-means of channels by (max, min), an order in which clusters
-are contiguous, a step and a zero for each cluster. Its code computes in floating point; a step along the sum
-cannot leave a product of whole numbers. So the order is cut into blocks, as wide as a step of the product's
-loop, and every block has a step of its own: a cluster is a run of whole blocks, but for the block at its end,
-which takes the first channels of the next, quieter to louder. Within a cluster channels are sorted by range.
+are contiguous, a scale and a zero for each cluster. Its code computes in floating point; a scale along the
+sum cannot leave a product of whole numbers. So the order is cut into blocks, as wide as a step of the
+product's loop, and every block has a scale of its own: a cluster is a run of whole blocks, but for the block
+at its end, which takes the first channels of the next, quieter to louder. Within a cluster channels are
+sorted by range.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.rounding import Grid, in_groups, weighed
 
 CLUSTERS = 8
-_LEAST_STEP = 1e-10
+_LEAST_SCALE = 1e-10
 _RATIOS = tuple(1 - step / 20 for step in range(19))  # 1, 0.95 … 0.1
-_LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least step, so that zeros stay below 2^16
+_LEAST_SHARE = 2.0**-16  # of a block's largest magnitude: its least scale, so that zeros stay below 2^16
 MOST_FACTOR = 15  # of a group in 4 bits: -8 · 15 is a number of 8 bits
 _MIDDLE = 8
 
@@ -93,14 +94,14 @@ def block_ranges(
     return torch.stack(low), torch.stack(high)
 
 
-def steps_of(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(steps, zeros) fp32 of ranges; the paper's code: step = (high - low) / 2^bits, and
-    zero = round(-(high + low) / (2 · step)), so that the middle of the range is number 0.
+def scales_of(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(scales, zeros) fp32 of ranges; the paper's code: scale = (high - low) / 2^bits, and
+    zero = round(-(high + low) / (2 · scale)), so that the middle of the range is value 0.
     """
     low, high = low.double(), high.double()
-    least = (torch.maximum(high.abs(), low.abs()) * _LEAST_SHARE).clamp(min=_LEAST_STEP)
-    steps = torch.maximum((high - low) / (1 << bits), least).float()
-    return steps, (-(high + low) / (2 * steps.double())).round().float()
+    least = (torch.maximum(high.abs(), low.abs()) * _LEAST_SHARE).clamp(min=_LEAST_SCALE)
+    scales = torch.maximum((high - low) / (1 << bits), least).float()
+    return scales, (-(high + low) / (2 * scales.double())).round().float()
 
 
 def narrowed(
@@ -113,8 +114,8 @@ def narrowed(
     """
     best, least = torch.ones_like(low), torch.full_like(low, torch.inf)
     for ratio in _RATIOS:
-        steps, zeros = steps_of(low * ratio, high * ratio, bits)
-        error = (rounded_blocks(x, steps, zeros, block, bits) - x).square().mean(0) * importance
+        scales, zeros = scales_of(low * ratio, high * ratio, bits)
+        error = (rounded_blocks(x, scales, zeros, block, bits) - x).square().mean(0) * importance
         found = torch.stack([part.sum() for part in error.split(block)])
         best = torch.where(found < least, ratio, best)
         least = torch.minimum(found, least)
@@ -122,35 +123,11 @@ def narrowed(
 
 
 @dataclass(frozen=True, slots=True)
-class InBlocks:
-    """A linear layer whose input and weight are of whole numbers.
-
-    Attributes:
-        numbers: int8 [N, K], column j of channel ``order[j]``.
-        scales: fp32 [N].
-        steps, zeros: fp32 [blocks], of the input's channels in that order.
-        order: int64 [K]; None: channels come in order.
-    """
-
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    steps: torch.Tensor
-    zeros: torch.Tensor
-    order: torch.Tensor | None = None
-
-    def shift(self, block: int) -> torch.Tensor:
-        """What zeros add to the outputs: -Σ step · zero · Σ W over each block, fp64 [N]."""
-        sums = [part.double().sum(1) for part in self.numbers.split(block, dim=1)]
-        factors = self.steps.double() * self.zeros.double()
-        return -(torch.stack(sums, dim=1) @ factors) * self.scales.double()
-
-
-@dataclass(frozen=True, slots=True)
 class TwoLevels:
-    """Steps of weights [N, K] in 4 bits that are whole multiples of one step a row.
+    """Scales of weights [N, K] in 4 bits that are whole multiples of one scale per row.
 
     Attributes:
-        grid: numbers 0 … 15 around 8, scales [N, groups].
+        grid: values 0 … 15 around 8, scales [N, groups].
         factors: int8 [N, groups], -15 … 15; rows: fp32 [N]. A scale is their product.
     """
 
@@ -159,22 +136,22 @@ class TwoLevels:
     rows: torch.Tensor
 
     def nearest(self, weight: torch.Tensor, group: int) -> torch.Tensor:
-        """The numbers uint8 [N, K] of the grid that are nearest to a weight [N, K]."""
-        numbers = self.grid.numbers(in_groups(weight.float(), group))
-        return numbers.flatten(1)[:, : weight.shape[1]].to(torch.uint8)
+        """The values uint8 [N, K] of the grid that are nearest to a weight [N, K]."""
+        values = self.grid.nearest(in_groups(weight.float(), group))
+        return values.flatten(1)[:, : weight.shape[1]].to(torch.uint8)
 
-    def wide_numbers(self, numbers: torch.Tensor, group: int) -> torch.Tensor:
-        """Numbers [N, K] of the grid as int8 numbers whose scale is the row's: (q - 8) · factor."""
-        factors = self.factors.repeat_interleave(group, dim=1)[:, : numbers.shape[1]]
-        return (numbers.to(torch.int16) - _MIDDLE).mul_(factors).to(torch.int8)
+    def wide_values(self, values: torch.Tensor, group: int) -> torch.Tensor:
+        """Values [N, K] of the grid as int8 values whose scale is the row's: (q - 8) · factor."""
+        factors = self.factors.repeat_interleave(group, dim=1)[:, : values.shape[1]]
+        return (values.to(torch.int16) - _MIDDLE).mul_(factors).to(torch.int8)
 
 
 def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> TwoLevels:
-    """The steps of a weight [N, K] whose columns count ``importance`` [K] times.
+    """The scales of a weight [N, K] whose columns count ``importance`` [K] times.
 
-    A group's factor is the one of 15 magnitudes that costs least, with the sign that gives 16 numbers the
-    value of largest magnitude (rounding.py, 4 bits, symmetric). So (q - 8) · factor is a number of 8 bits,
-    and the row's step is all that is left to multiply by: the two levels of QServe (arXiv 2405.04532).
+    A group's factor is the one of 15 magnitudes that costs least, with the sign that gives the end of the
+    grid the value of largest magnitude (rounding.py, 4 bits, symmetric). So (q - 8) · factor is a value of
+    8 bits, and the row's scale is all that is left to multiply by: QServe's two levels (arXiv 2405.04532).
     """
     blocks, cost = in_groups(weight.float(), group), weighed(importance.float(), group)
     largest, smallest = blocks.amax(-1), blocks.amin(-1)
@@ -186,7 +163,7 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor) -> Tw
     best, least = sign, torch.full_like(peak, torch.inf)
     for factor in range(1, MOST_FACTOR + 1):
         grid = Grid(sign * factor * rows, zeros, 0, 15)
-        error = cost(grid.values(grid.numbers(blocks)) - blocks)
+        error = cost(grid.meant(grid.nearest(blocks)) - blocks)
         best = torch.where(error < least, sign * factor, best)
         least = torch.minimum(error, least)
     return TwoLevels(Grid(best * rows, zeros, 0, 15), best.to(torch.int8), rows[:, 0])

@@ -1,19 +1,19 @@
-"""Weights rounded to 4 bits that stand for numbers of 8: a scale a row, and whole steps a group.
+"""Weights rounded to 4 bits inside values of 8: a scale per row, and a whole inner scale per group.
 
-Owns the choice of both levels. The numbers that follow from them are rounding.py's or GPTQ's. Knows no
+Owns the choice of both levels. The values that follow from them are rounding.py's or GPTQ's. Knows no
 storage layout.
 
     found = quantize_two_level(weight, group=128)
     levels = two_levels(weight, group=128)              # for GPTQ: gptq(…, grid=levels.grid())
 
-W ≈ unit · (q - zero) · step with q in 0 … 15. The unit, fp32, is max|w| / 119 of a row; step, 1 to 16, and
-zero are whole numbers of a group of columns. The two levels, and the 119, are QServe's (arXiv 2405.04532):
-the widest range is then 238 units, 16 steps of 16 hold it with half a step to spare, and no number leaves
-int8. Here that holds for *all* 16 numbers of a group, not only for those nearest to a weight, so that
-GPTQ may take any: a zero lies between 15 - ⌊127 / step⌋ and ⌊128 / step⌋.
+W ≈ unit · (q - zero) · inner with q in 0 … 15. The unit, fp32, is max|w| / 119 of a row; the inner scale, 1
+to 16, and the zero are whole numbers of a group of columns. The two levels, and the 119, are QServe's (arXiv
+2405.04532): the widest range is then 238 units, 16 times 16 hold it with half an inner scale to spare, and no
+value leaves int8. Here that holds for *all* 16 values of a group, not only for those nearest to a weight, so
+that GPTQ may take any: a zero lies between 15 - ⌊127 / inner⌋ and ⌊128 / inner⌋.
 
-QServe rounds to 8 bits first and those to 4. Numbers here are the nearest to the weight itself, and a step is
-the one of least squared error among those of a range that is cut by up to three.
+QServe rounds to 8 bits first and those to 4. Values here are the nearest to the weight itself, and an inner
+scale is the one of least squared error among those of a range that is cut by up to three.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ import torch
 
 from ingot.errors import BuildError
 from ingot.kernels.weight.int4_weight import MOST_NUMBER, MOST_STEP
-from ingot.quant.rounding import Grid, GroupError, Quantized, as_quantized, check, in_groups, weighed
+from ingot.quant.rounding import Grid, GroupError, as_quantized, check, in_groups, weighed
+from ingot.quant.values import Quantized
 
 MOST = 119  # units of a row's largest magnitude
-_CUTS = 4  # steps that are tried: the whole range's, and less by 1 … 3
+_CUTS = 4  # inner scales that are tried: the whole range's, and less by 1 … 3
 _PIECE = 1 << 22  # weights that are widened at once
 
 
@@ -37,26 +38,26 @@ class TwoLevels:
 
     Attributes:
         units: fp32 [N].
-        steps, zeros: fp32 [N, groups], whole numbers.
+        inner, zeros: fp32 [N, groups], whole numbers.
     """
 
     units: torch.Tensor
-    steps: torch.Tensor
+    inner: torch.Tensor
     zeros: torch.Tensor
 
     def grid(self) -> Grid:
-        """The values that the numbers of each group stand for."""
-        return Grid(self.units[:, None] * self.steps, self.zeros, 0, MOST_NUMBER)
+        """What the values of each group stand for."""
+        return Grid(self.units[:, None] * self.inner, self.zeros, 0, MOST_NUMBER)
 
-    def quantized(self, numbers: torch.Tensor, group: int) -> Quantized:
-        """Numbers uint8 [N, K] of ``grid`` as a whole."""
+    def quantized(self, values: torch.Tensor, group: int) -> Quantized:
+        """Values uint8 [N, K] of ``grid`` as a whole."""
         grid = self.grid()
-        found = as_quantized(numbers, grid.scales, grid.zeros, 4, group, False, torch.float32)
-        return Quantized(found.numbers, found.scales, found.zeros, 4, group, units=self.units)
+        found = as_quantized(values, grid.scales, grid.zeros, 4, group, False, torch.float32)
+        return Quantized(found.values, found.scales, found.zeros, 4, group, units=self.units)
 
 
 def quantize_two_level(weight: torch.Tensor, group: int) -> Quantized:
-    """Every weight [N, K] to its nearest number.
+    """Every weight [N, K] to its nearest value.
 
     Raises:
         ConfigError: no matrix, or no group.
@@ -64,17 +65,17 @@ def quantize_two_level(weight: torch.Tensor, group: int) -> Quantized:
     """
     check(weight, 4, group)
     levels = two_levels(weight, group)
-    numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    values = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     grid = levels.grid()
     for rows in _pieces(weight):
         part = Grid(grid.scales[rows], grid.zeros[rows], grid.low, grid.high)
-        found = part.numbers(in_groups(weight[rows].float(), group)).flatten(1)
-        numbers[rows] = found[:, : weight.shape[1]].to(torch.uint8)
-    return levels.quantized(numbers, group)
+        found = part.nearest(in_groups(weight[rows].float(), group)).flatten(1)
+        values[rows] = found[:, : weight.shape[1]].to(torch.uint8)
+    return levels.quantized(values, group)
 
 
 def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None = None) -> TwoLevels:
-    """Units, steps and zeros of a weight [N, K].
+    """Units, inner scales and zeros of a weight [N, K].
 
     ``importance`` [K] weighs the columns' squared errors: mean x² of each input.
 
@@ -82,11 +83,11 @@ def two_levels(weight: torch.Tensor, group: int, importance: torch.Tensor | None
         BuildError: a row's largest magnitude is too small to be divided by 119 in fp32.
     """
     cost = _squares if importance is None else weighed(importance, group)
-    units, steps, zeros = zip(*(_levels(weight[rows], group, cost) for rows in _pieces(weight)), strict=True)
-    return TwoLevels(torch.cat(units), torch.cat(steps), torch.cat(zeros))
+    units, inner, zeros = zip(*(_levels(weight[rows], group, cost) for rows in _pieces(weight)), strict=True)
+    return TwoLevels(torch.cat(units), torch.cat(inner), torch.cat(zeros))
 
 
-def steps_of(found: Quantized) -> torch.Tensor:
+def inner_scales(found: Quantized) -> torch.Tensor:
     """uint8 [groups, N]: how many units a scale of ``TwoLevels.quantized`` is."""
     assert found.units is not None
     return (found.scales / found.units).round().to(torch.uint8)
@@ -103,23 +104,23 @@ def _levels(
     blocks = in_groups(wide / units[:, None], group)  # in units: -119 … 119
     low, high = blocks.amin(-1).clamp_(max=0), blocks.amax(-1).clamp_(min=0)
     whole = ((high - low) / MOST_NUMBER).ceil().clamp_(1, MOST_STEP)
-    steps, zeros = whole, _zeros(low, high, whole)
+    inner, zeros = whole, _zeros(low, high, whole)
     least = torch.full_like(whole, torch.inf)
     for cut in range(_CUTS):
         tried = (whole - cut).clamp_(min=1)
         grid = Grid(tried, _zeros(low, high, tried), 0, MOST_NUMBER)
-        error = cost(grid.values(grid.numbers(blocks)) - blocks)
+        error = cost(grid.meant(grid.nearest(blocks)) - blocks)
         better = error < least
-        steps, zeros = torch.where(better, tried, steps), torch.where(better, grid.zeros, zeros)
+        inner, zeros = torch.where(better, tried, inner), torch.where(better, grid.zeros, zeros)
         least = torch.minimum(error, least)
-    return units, steps, zeros
+    return units, inner, zeros
 
 
-def _zeros(low: torch.Tensor, high: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
-    """The zero that puts 16 steps in the middle of a range, where all numbers are of int8."""
-    middle = MOST_NUMBER / 2 - (low + high) / 2 / steps
-    least = (MOST_NUMBER - (127 / steps).floor()).clamp_(min=0)
-    most = (128 / steps).floor().clamp_(max=MOST_NUMBER)
+def _zeros(low: torch.Tensor, high: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    """The zero that puts 16 values in the middle of a range, where all are of int8."""
+    middle = MOST_NUMBER / 2 - (low + high) / 2 / inner
+    least = (MOST_NUMBER - (127 / inner).floor()).clamp_(min=0)
+    most = (128 / inner).floor().clamp_(max=MOST_NUMBER)
     return torch.minimum(torch.maximum(middle.round(), least), most)
 
 

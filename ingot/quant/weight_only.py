@@ -1,12 +1,12 @@
 """Weights in 8 or 4 bits, activations in the engine's dtype: w8a16 and w4a16.
 
-Owns what these schemes store and how they multiply. The layout of the numbers is
+Owns what these schemes store and how they multiply. The layout of the values is
 kernels/weight/stored_weight.py's. Knows no model.
 
-    scheme = WeightOnly("w4a16", bits=4, group=128, symmetric=False)
+    scheme = WeightOnly(bits=4, group=128, symmetric=False)
     y = scheme.apply(x, scheme.pack(weight, bias))
 
-On a GPU up to ``MAX_ROWS`` rows are multiplied by the numbers themselves, and with activations of 16 bits up
+On a GPU up to ``MAX_ROWS`` rows are multiplied by the values themselves, and with activations of 16 bits up
 to ``PACKED_ROWS``; for more the weight is widened into a temporary that the matrix library reads. A CPU
 widens a piece of the weight at a time and keeps none.
 """
@@ -14,7 +14,6 @@ widens a piece of the weight at a time and keeps none.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,7 @@ from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.product.invariant_linear import invariant_linear
 from ingot.kernels.product.packed_matmul import packed_matmul, takes_packed
 from ingot.kernels.product.small_linear import small_linear
-from ingot.kernels.product.small_product import MAX_ROWS
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
 from ingot.kernels.weight.dequantize import dequantize
 from ingot.kernels.weight.stored_weight import (
     PIECE,
@@ -35,32 +34,44 @@ from ingot.kernels.weight.stored_weight import (
     row_pieces,
     symmetric_zero,
 )
-from ingot.quant.activations import KeptActivations, Tensors
-from ingot.quant.rounding import Quantized, quantize
-from ingot.quant.rptq import InBlocks
+from ingot.quant.gptq import gptq
+from ingot.quant.linear_scheme import LinearScheme, Tensors, WeightGrid
+from ingot.quant.rounding import quantize
+from ingot.quant.values import Quantized, Values
 
 
 @dataclass(frozen=True)
-class WeightOnly(KeptActivations):
-    """W = (q - zero) · scale with q of ``bits`` bits, a scale a row (``group`` 0) or a group of columns.
+class WeightOnly(LinearScheme):
+    """W = (q - zero) · scale with q of ``bits`` bits, a scale per row (``group`` 0) or a group of columns.
 
     Tensors: ``words`` int16 [rows, words], ``scales`` [N] or [groups, N] in the engine's dtype, ``zeros``
-    uint8 of the same shape unless ``symmetric``, ``order`` int32 [K] where the numbers' columns are
+    uint8 of the same shape unless ``symmetric``, ``order`` int32 [K] where the values' columns are
     ``ordered`` (column j is W's column ``order[j]``: the input is gathered so before the product), ``bias``
     [N] where there is one.
     """
 
-    name: str
-    bits: int
+    bits: int = 8
     group: int = 0
     symmetric: bool = True
     ordered: bool = False
-    fixed: ClassVar[frozenset[str]] = frozenset()
 
-    def layout(
-        self, out_features: int, in_features: int, bias: bool, dtype: torch.dtype
-    ) -> dict[str, torch.Tensor]:
-        """Empty tensors; rows are padded to whole chunks of the kernels' layout, and to 16."""
+    @property
+    def name(self) -> str:
+        """As in ``QuantConfig``."""
+        return f"w{self.bits}a16"
+
+    @property
+    def small_products(self) -> bool:
+        """Of a weight whose columns are in order."""
+        return not self.ordered
+
+    @property
+    def grid(self) -> WeightGrid:
+        """Its bits, group and symmetry."""
+        return WeightGrid(self.bits, self.group, self.symmetric)
+
+    def _layout(self, out_features: int, in_features: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Rows are padded to whole chunks of the kernels' layout, and to 16."""
         words = num_words(in_features, self.bits, self.group)
         shape = (-(-in_features // self.group), out_features) if self.group else (out_features,)
         tensors = {
@@ -71,58 +82,49 @@ class WeightOnly(KeptActivations):
             tensors["zeros"] = torch.empty(shape, dtype=torch.uint8)
         if self.ordered:
             tensors["order"] = torch.empty(in_features, dtype=torch.int32)
-        if bias:
-            tensors["bias"] = torch.empty(out_features, dtype=dtype)
         return tensors
 
-    def pack(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        input_scale: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The numbers nearest to ``weight`` [N, K], with scales of its dtype."""
-        found = quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
-        return self.accept(found, bias)
+    def quantize(self, weight: torch.Tensor) -> Quantized:
+        """The values nearest to ``weight`` [N, K], with scales of its dtype."""
+        return quantize(weight, self.bits, self.group, symmetric=self.symmetric, scale_dtype=weight.dtype)
 
-    def accept(
-        self,
-        found: Quantized | InBlocks,
-        bias: torch.Tensor | None = None,
-        input_scale: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The stored form of what rounding or GPTQ found for this scheme's bits, group and symmetry."""
-        assert isinstance(found, Quantized)
-        numbers = found.numbers
-        if numbers.dtype == torch.int8:  # around 0
-            numbers = (numbers.to(torch.int16) + symmetric_zero(self.bits)).to(torch.uint8)
-        return self.of_numbers(numbers, found.scales, found.zeros, bias, found.order)
-
-    def of_numbers(
-        self,
-        numbers: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        bias: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """The stored form of numbers that are chosen already.
-
-        Args:
-            numbers: [N, K] uint8; without ``zeros`` they stand around 128 (8 bits) or 8 (4 bits).
-            scales, zeros: as they are stored.
-            order: [K] int32 of ``ordered`` columns; None: they are by column.
+    def compensated(self, weight: torch.Tensor, hessian: torch.Tensor) -> Quantized:
+        """By GPTQ: columns by the size of their inputs, scales of the weight as it is, in 4 bits of ranges
+        that the inputs weigh (gptq.py: ``act_order``, ``static_groups``, ``clip``).
         """
-        assert order is None or self.ordered, "the scheme has no order"
-        middle = torch.full_like(numbers[:, 0], symmetric_zero(self.bits))
-        last = middle if zeros is None else zeros[-1] if self.group else zeros
-        tensors = {"words": pack_words(numbers, self.bits, self.group, last), "scales": scales}
-        if zeros is not None:
-            tensors["zeros"] = zeros
+        return gptq(
+            weight,
+            hessian,
+            self.bits,
+            self.group,
+            symmetric=self.symmetric,
+            act_order=True,
+            static_groups=True,
+            clip=self.bits == 4,
+            scale_dtype=weight.dtype,
+        ).quantized
+
+    def _stored_values(
+        self, found: Values, bias: torch.Tensor | None, input_scale: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Of values for this scheme's bits, group and symmetry; without zeros they stand around 0 as int8, or
+        around 128 (8 bits) or 8 (4 bits) as uint8.
+        """
+        assert isinstance(found, Quantized)
+        assert found.order is None or self.ordered, "the scheme has no order"
+        values, middle = found.values, symmetric_zero(self.bits)
+        if values.dtype == torch.int8:
+            values = (values.to(torch.int16) + middle).to(torch.uint8)
+        last = torch.full_like(values[:, 0], middle)
+        if found.zeros is not None:
+            last = found.zeros[-1] if self.group else found.zeros
+        tensors = {"words": pack_words(values, self.bits, self.group, last), "scales": found.scales}
+        if found.zeros is not None:
+            tensors["zeros"] = found.zeros
         if self.ordered:
-            by_column = torch.arange(numbers.shape[1], dtype=torch.int32, device=numbers.device)
-            tensors["order"] = by_column if order is None else order
-        return tensors if bias is None else tensors | {"bias": bias}
+            by_column = torch.arange(values.shape[1], dtype=torch.int32, device=values.device)
+            tensors["order"] = by_column if found.order is None else found.order
+        return tensors
 
     def stored(self, tensors: Tensors, in_features: int) -> StoredWeight:
         """What the small kernels multiply by."""
@@ -159,11 +161,13 @@ class WeightOnly(KeptActivations):
 
     def batch_invariant(self) -> InvariantWeightOnly:
         """The same tensors, multiplied by a kernel of our own."""
-        return InvariantWeightOnly(self.name, self.bits, self.group, self.symmetric, self.ordered)
+        return InvariantWeightOnly(self.bits, self.group, self.symmetric, self.ordered)
 
 
 class InvariantWeightOnly(WeightOnly):
     """Every weight is widened into a temporary, in every step, for the invariant product: right and slow."""
+
+    small_products = False
 
     def apply(self, x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
         """x · Wᵀ + b, x [T, K]."""

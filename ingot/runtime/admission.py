@@ -13,32 +13,56 @@ from dataclasses import dataclass
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
+from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 
 
 @dataclass(frozen=True)
 class Admission:
-    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length."""
+    """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length. Without
+    ``inputs`` the model takes text alone.
+    """
 
     vocab_size: int
     max_batch_size: int
     max_seq_len: int
     blocks: BlockManager
     rope_offset: Callable[[int], int]
+    inputs: InputRules | None = None
 
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+    def check(
+        self, prompt_ids: Sequence[int], params: SamplingParams, inputs: Sequence[RequestInput] = ()
+    ) -> list[int]:
         """The prompt's ids, when a request for new tokens can be served.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, or the beams cannot fit.
+            RequestError: the prompt is empty, too long, holds unknown ids, the beams cannot fit, or the model
+                does not take these inputs.
         """
+        self.check_inputs(inputs)
         ids = self.checked_ids(prompt_ids, room=1)
         self._check_fit(len(ids), params)
         return ids
 
-    def request(self, name: str, ids: list[int], params: SamplingParams, index: int) -> Request:
-        """A request for one answer to checked ids."""
+    def check_inputs(self, inputs: Sequence[RequestInput]) -> None:
+        """Raises:
+        RequestError: the model does not take these inputs.
+        """
+        if inputs and self.inputs is None:
+            raise no_inputs()
+        if self.inputs is not None:
+            self.inputs.check(inputs)
+
+    def request(
+        self,
+        name: str,
+        ids: list[int],
+        params: SamplingParams,
+        index: int,
+        inputs: Sequence[RequestInput] = (),
+    ) -> Request:
+        """A request for one answer to checked ids and inputs."""
         room = self.max_seq_len - len(ids)
         new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         offset = self.rope_offset(len(ids))
@@ -48,8 +72,9 @@ class Admission:
             params,
             len(ids) + new,
             rope_offset=offset,
-            cache_key=offset.to_bytes(8, "little"),
+            cache_key=_cache_key(offset, inputs),
             sample_index=index,
+            inputs=tuple(inputs),
         )
 
     def checked_ids(self, prompt_ids: Sequence[int], room: int) -> list[int]:
@@ -110,3 +135,8 @@ class Admission:
                 allowed=f"<= {self.blocks.num_blocks} blocks",
                 fix="lower num_beams or max_new_tokens, or raise cache_tokens",
             )
+
+
+def _cache_key(offset: int, inputs: Sequence[RequestInput]) -> bytes:
+    """Of a request; an input without placeholders changes every token's keys and values."""
+    return offset.to_bytes(8, "little") + b"".join(one.digest for one in inputs if not one.tokens)

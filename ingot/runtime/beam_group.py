@@ -63,4 +63,5 @@ class BeamGroup:
             rope_offset=root.rope_offset,
             cache_key=root.cache_key,
             output_ids=[*parent.output_ids, token],
+            inputs=root.inputs,
         )

@@ -30,7 +30,9 @@ from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
+from ingot.runtime.encoder_cache import EncoderCache
 from ingot.runtime.graphs import KINDS
+from ingot.runtime.inputs import InputRules, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.rehearsal import rehearse
@@ -83,6 +85,8 @@ class Executor:
         token_budget: int,
         run_ahead: bool = False,
         setting: Setting | None = None,
+        encoders: EncoderCache | None = None,
+        inputs: InputRules | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -91,8 +95,8 @@ class Executor:
         self.max_seq_len = max_seq_len
         self.run_ahead = run_ahead
         vocab_size = model.config.vocab_size
-        self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset)
-        self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size))
+        self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs)
+        self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
         self.selector = TokenSelector(stop_ids, vocab_size, runner.device)
         self.num_preemptions = 0
         self._setting = setting
@@ -109,38 +113,42 @@ class Executor:
         """Whether any request is not finished."""
         return self.scheduler.has_work
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        inputs: Sequence[RequestInput] = (),
+    ) -> None:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
         Raises:
-            RequestError: as ``check``.
+            RequestError: as ``Admission.check``.
         """
-        ids = self.check(prompt_ids, params)
+        ids = self.admission.check(prompt_ids, params, inputs)
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
-            request = self.admission.request(request_id, ids, params, 0)
+            request = self.admission.request(request_id, ids, params, 0, inputs)
             request.width = params.num_beams
             self._groups[request_id] = BeamGroup(request, self.stop_ids)
             self._start(request, request_id)
             return
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
-            self._start(self.admission.request(name, ids, params, index), request_id)
-
-    def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
-        """The prompt's ids, when the request can be served.
-
-        Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, or the beams cannot fit.
-        """
-        return self.admission.check(prompt_ids, params)
+            self._start(self.admission.request(name, ids, params, index, inputs), request_id)
 
     def active_ids(self) -> set[str]:
         """Ids of the requests that are not finished."""
         return set(self._owner.values())
 
-    def add_logits(self, request_id: str, prompt_ids: Sequence[int], keep: Keep = keep_logits) -> None:
+    def add_logits(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        keep: Keep = keep_logits,
+        inputs: Sequence[RequestInput] = (),
+    ) -> None:
         """Queue a prompt whose logits at every position are wanted; nothing is generated.
 
         Args:
@@ -151,7 +159,8 @@ class Executor:
             RequestError: as ``add``.
         """
         ids = self.admission.checked_ids(prompt_ids, room=0)
-        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0)
+        self.admission.check_inputs(inputs)
+        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
         request.all_logits = True
         self._prompt_logits[request_id] = []
         self._keep[request_id] = keep
@@ -214,6 +223,8 @@ class Executor:
             self._groups.clear()
             self._prompt_logits.clear()
             self._keep.clear()
+            if self.scheduler.encoders is not None:
+                self.scheduler.encoders.clear()
             if ran_out(error) and self._setting is not None:
                 what, capacity = "a step does not fit in device memory", capacity_of(self.runner.device)
                 raise out_of_memory(what, self._setting, capacity, seen=first_sentence(error)) from None
@@ -286,6 +297,8 @@ class Executor:
     def _apply(self, choice: Choice) -> list[Update]:
         """Give a request its choice; returns the news."""
         request = choice.request
+        if choice.error is not None:
+            return [replace(self._finished(request, FinishReason.ABORT), error=choice.error)]
         group = self._groups.get(self._owner_of(request))
         if group is not None:
             return self._apply_beam(group, choice)

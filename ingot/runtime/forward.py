@@ -34,6 +34,7 @@ class Forward:
         observer: gets a record of every step that runs from now on, on the CPU; set it before the first one,
             since graphs hold what they were captured with.
         record: what the last call kept; a captured graph's own is written again at every replay.
+        encoded_positions: most positions of an input that cross-attention reads; 0: there is none.
     """
 
     def __init__(self, model: Decoder, caches: Sequence[LayerCache], *, fused: bool) -> None:
@@ -44,6 +45,8 @@ class Forward:
         self.by_module = False
         self.observer: Callable[[StepRecord], None] | None = None
         self.record: StepRecord | None = None
+        encoder = model.config.encoder if model.config.kind == "cross" else None
+        self.encoded_positions = 0 if encoder is None else encoder.max_positions
         self._operations: dict[Step, Operations] = {}
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
@@ -73,12 +76,14 @@ class Forward:
         return self._operations[step]
 
     def _logits(self, batch: ForwardBatch) -> torch.Tensor:
+        if batch.encoded is not None and batch.max_query_len > 1:
+            batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
         return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches)
 
     def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         """[T, hidden_size]."""
-        hidden = self.model.embed(batch.input_ids, batch.positions)
+        hidden = self.model.embed(batch.input_ids, batch.positions, batch.spliced)
         batch.see("stream", hidden)
         return hidden
 

@@ -106,7 +106,8 @@ class DecodeGraphs:
         if bucket not in self._buffers:
             width = -(-self.max_seq_len // self.block_size)
             kv_heads = self.forward.caches[0].num_kv_heads
-            self._buffers[bucket] = StepBuffer(bucket, bucket, width, bucket, self.device, kv_heads)
+            sizes, encoded = (bucket, bucket, width, bucket), self.forward.encoded_positions
+            self._buffers[bucket] = StepBuffer(*sizes, self.device, kv_heads, encoded, self.block_size)
         return self._buffers[bucket]
 
     @torch.inference_mode()

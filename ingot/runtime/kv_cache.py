@@ -20,9 +20,10 @@ from ingot.runtime.request import Request
 class BlockManager:
     """Hands out cache blocks.
 
-    A block that holds a full run of tokens is known by its hash: of its tokens, the hash of the block before
-    and the request's cache key. A freed block keeps its content until it is taken for something else, oldest
-    first, so that later requests (or the same one after a preemption) find it.
+    A block that holds a full run of tokens is known by its hash: of its tokens, of the inputs that they stand
+    for, the hash of the block before and the request's cache key. A freed block keeps its content until it is
+    taken for something else, oldest first, so that later requests (or the same one after a preemption) find
+    it.
     """
 
     def __init__(self, num_blocks: int, block_size: int, prefix_reuse: bool = True) -> None:
@@ -133,5 +134,8 @@ class BlockManager:
             start = len(hashes) * self.block_size
             digest = hashlib.blake2b(hashes[-1] if hashes else request.cache_key, digest_size=16)
             digest.update(array("q", request.tokens(start, start + self.block_size)).tobytes())
+            for given in request.inputs:
+                if given.tokens and given.is_read_by(start, start + self.block_size):
+                    digest.update(given.digest + given.place.to_bytes(8, "little"))
             hashes.append(digest.digest())
         return hashes[index]

@@ -1,7 +1,8 @@
 """Decoding rules, each a logits processor.
 
 Owns the rules that change a request's logits before a token is chosen: repetition, presence and frequency
-penalties, and the minimum length. Knows no scheduler, model or text; how a token is drawn is the sampler's.
+penalties, the minimum length, and those that a request brings. Knows no scheduler, model or text; how a token
+is drawn is the sampler's.
 
     for processor in processors_for(params, prompt_ids, eos_ids, vocab_size, device):
         processor(logits[row], output_ids)
@@ -10,12 +11,13 @@ penalties, and the minimum length. Knows no scheduler, model or text; how a toke
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 
 from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
 
 _FIRST_CAPACITY = 256
 
@@ -54,7 +56,7 @@ def processors_for(
     end_ids = [t for t in sorted(params.end_ids(stop_ids)) if t < vocab_size]
     if params.min_new_tokens and end_ids:
         processors.append(MinNewTokens(params.min_new_tokens, end_ids, device))
-    return processors
+    return [*processors, *(Brought(function, prompt_ids) for function in params.logits_processors)]
 
 
 class RepetitionPenalty:
@@ -130,6 +132,40 @@ class MinNewTokens:
         """Set the end tokens' scores to -inf while the output is too short."""
         if len(output_ids) < self._minimum:
             logits.index_fill_(0, self._end_ids, float("-inf"))
+
+
+class Brought:
+    """A function (ids, logits) → logits that came with the request (``SamplingParams.logits_processors``)."""
+
+    def __init__(
+        self, function: Callable[[list[int], torch.Tensor], torch.Tensor], prompt_ids: Sequence[int]
+    ) -> None:
+        self._function = function
+        self._prompt_ids = prompt_ids
+
+    def __call__(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
+        """Put what the function returns in the logits' place.
+
+        Raises:
+            RequestError: the function fails, or returns no logits of that shape.
+        """
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        try:
+            found = self._function([*self._prompt_ids, *output_ids], logits)
+        except Exception as error:
+            raise RequestError(
+                f"the logits processor {name} failed", seen=repr(error), flag="logits_processors"
+            ) from error
+        if not isinstance(found, torch.Tensor) or found.shape != logits.shape:
+            seen = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise RequestError(
+                f"the logits processor {name} did not return logits",
+                seen=seen,
+                allowed=f"a tensor {list(logits.shape)}",
+                flag="logits_processors",
+            )
+        if found is not logits:
+            logits.copy_(found)
 
 
 class _History:

@@ -87,27 +87,29 @@ def run_layer(
     block_size: int,
     max_seq_len: int,
     device: torch.device,
+    dtype: torch.dtype,
     kv_dtype: str = "model",
 ) -> torch.Tensor:
     """Repeat the calls; returns the layer's hidden states [T, hidden_size] in its dtype, on the CPU.
 
     Args:
-        layer: on ``device``, in the dtype to compute in.
+        layer: on ``device``, in the ``dtype`` to compute in.
         rope: the rotary table on ``device``; None for learned positions.
         max_seq_len: the engine's, which decode attention sizes its work by.
         kv_dtype: of the cache, as in ``RuntimeConfig``.
     """
-    weight = layer.input_layernorm.weight
     attention = layer.self_attn.config
     num_blocks = -(-sum(inputs.counts) // block_size)
     shape = (num_blocks, attention.num_kv_heads, block_size, attention.head_dim)
-    cache = LayerCache.zeros(*shape, cache_dtype(weight.dtype, kv_dtype), device)
+    cache = LayerCache.zeros(*shape, cache_dtype(dtype, kv_dtype), device)
     ends = list(itertools.accumulate(inputs.counts))
     pieces = []
     for count, end in zip(inputs.counts, ends, strict=True):
         rows = slice(end - count, end)
-        hidden = _own(inputs.hidden[rows], weight)
-        batch = _batch(inputs, rows, num_blocks, max_seq_len, device)
+        # In memory of its own, as a runner's step has it: alignment may order a sum.
+        hidden = inputs.hidden[rows].to(device, dtype, copy=True)
+        positions, turned = (t[rows].to(device) for t in (inputs.positions, inputs.rope_rows))
+        batch = request_batch(positions, turned, end, num_blocks, max_seq_len)
         pieces.append(hidden_after(layer, hidden, batch, cache, rope).cpu())
     return torch.cat(pieces)
 
@@ -123,24 +125,23 @@ def hidden_after(
     norm, mlp = layer.input_layernorm, layer.mlp
     up = mlp.gate_up_proj if isinstance(mlp, GatedMLP) else mlp.up_proj
     chosen = (layer.self_attn.qkv_proj, layer.self_attn.o_proj, up, mlp.down_proj)
-    qkv, output, up_product, down = (Product(linear) for linear in chosen)
+    qkv, output, up_product, down = (Product(linear, fused=False) for linear in chosen)
     # The next layer's norm only adds here; what it normalises is dropped.
     products = LayerProducts(qkv, output, up_product, down, next_norm=norm, after=qkv)
     x, hidden = qkv.form.norm(norm, hidden)
     return layer(x, hidden, batch, cache, rope, products)[1]
 
 
-def _own(rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own, as a runner's step has it: alignment may order a sum."""
-    return rows.to(like.device, like.dtype, copy=True)
-
-
-def _batch(
-    inputs: LayerInputs, rows: slice, num_blocks: int, max_seq_len: int, device: torch.device
+def request_batch(
+    positions: torch.Tensor, rope_rows: torch.Tensor, end: int, num_blocks: int, max_seq_len: int
 ) -> ForwardBatch:
-    """One call's batch: a request whose blocks lie in order, so that a token's slot is its position."""
-    count = rows.stop - rows.start
-    positions = inputs.positions[rows].to(device)
+    """The last of the first ``end`` tokens of a request, whose blocks lie in order: a token's slot is its
+    position.
+
+    Args:
+        positions, rope_rows: [T] int64, of these tokens.
+    """
+    count, device = len(positions), positions.device
 
     def row(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
@@ -148,11 +149,11 @@ def _batch(
     return ForwardBatch(
         input_ids=torch.zeros(count, dtype=torch.int64, device=device),
         positions=positions,
-        rope_rows=inputs.rope_rows[rows].to(device),
+        rope_rows=rope_rows,
         slot_mapping=positions,
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         query_start=row(0, count),
-        seq_lens=row(rows.stop),
+        seq_lens=row(end),
         logits_indices=torch.tensor([count - 1], device=device),
         max_query_len=count,
         max_seq_len=max_seq_len,

@@ -80,7 +80,8 @@ class PromptGraphs:
         if (tokens, requests) in self._captured:
             return self._captured[tokens, requests]
         width = -(-self.max_seq_len // self.block_size)
-        buffer = StepBuffer(tokens, requests, width, requests, self.device)
+        sizes, encoded = (tokens, requests, width, requests), self.forward.encoded_positions
+        buffer = StepBuffer(*sizes, self.device, 0, encoded, self.block_size)
         buffer.fill(ScheduledBatch(), self.block_size)
         buffer.upload()
         batch = buffer.padded_batch(tokens, self.max_seq_len)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ingot.config.sampling import SamplingParams
+from ingot.runtime.inputs import EncoderEntry, RequestInput
 
 
 class FinishReason(StrEnum):
@@ -42,6 +43,8 @@ class Request:
         held: not scheduled until its beam group moves on.
         num_pending: tokens that steps have chosen and the host has not read yet.
         pending_row: where the newest of them lies on the device (a row of the last step's choices).
+        inputs: what it carries beside ids, in the order of their places.
+        encoded: entries of the encoder cache that it holds, by the index of the input.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
@@ -63,6 +66,8 @@ class Request:
     num_pending: int = 0
     pending_row: int = -1
     ended: bool = False
+    inputs: tuple[RequestInput, ...] = ()
+    encoded: dict[int, EncoderEntry] = field(default_factory=dict)
 
     @property
     def num_known(self) -> int:

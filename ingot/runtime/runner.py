@@ -11,12 +11,14 @@ runs was decided by the scheduler, and how a row draws by its request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
 from ingot.config.step_sizes import batch_buckets, most_tokens
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
 from ingot.runtime.graphs import DecodeGraphs
 from ingot.runtime.prompt_graphs import PromptGraphs
@@ -40,6 +42,7 @@ class Runner:
     """Runs steps of one model on one device.
 
     ``eager`` turns graphs and fused kernels off while it is set, so that hooks on modules fire.
+    ``encoding`` is None for a model without an encoder.
     """
 
     def __init__(
@@ -53,10 +56,12 @@ class Runner:
         token_budget: int,
         cuda_graphs: bool,
         fused_decode: bool = True,
+        encoding: Encoding | None = None,
     ) -> None:
         self.model = model
+        self.encoding = encoding
         self.caches = caches
-        able = model.norm.weight.dtype.itemsize == 2 and device.type == "cuda"
+        able = model.dtype.itemsize == 2 and device.type == "cuda"
         self.forward = Forward(model, caches, fused=fused_decode and able)
         self.device = device
         self.max_seq_len = max_seq_len
@@ -87,10 +92,10 @@ class Runner:
         A request that wants all logits gets a row for each of its tokens, one that reaches its last token
         gets one, others none; rows follow the step's order.
         """
-        self._copy_blocks(step.copies)
-        if self.graphs is not None and self._has_graph(step):
+        graphable = self._prepare(step)
+        if self.graphs is not None and graphable and self._decodes(step, self.graphs):
             return self.graphs.logits(step)
-        if self.prompts is not None and not self.eager and self.prompts.fits(step):
+        if self.prompts is not None and graphable and self.prompts.fits(step):
             return self.prompts.run(step, ())[0]
         logits = self.forward(self._eager_batch(step, ()))
         self.forward.observed(self.forward.record)
@@ -103,10 +108,10 @@ class Runner:
         Requests with pending tokens read them from where the step before left them: ``draws`` has a row for
         each request that samples, in the step's order, which is the order of the tokens too.
         """
-        self._copy_blocks(step.copies)
-        if self.graphs is not None and self._has_graph(step):
+        graphable = self._prepare(step)
+        if self.graphs is not None and graphable and self._decodes(step, self.graphs):
             self.graphs.launch(step, draws)
-        elif self.prompts is not None and not self.eager and self.prompts.fits(step):
+        elif self.prompts is not None and graphable and self.prompts.fits(step):
             logits, buffer = self.prompts.run(step, draws)
             leave_tokens(logits, buffer.draws(len(draws), draws), self.feed.table)
         else:
@@ -125,23 +130,34 @@ class Runner:
             if self.graphs is not None and self.graphs.fits(size):
                 self.graphs.warm_up(size, kinds)
 
-    def _has_graph(self, step: ScheduledBatch) -> bool:
-        graphs = self.graphs
+    def _prepare(self, step: ScheduledBatch) -> bool:
+        """Do what a step needs beforehand; returns whether it may replay a graph."""
+        self._copy_blocks(step.copies)
+        if self.encoding is None:
+            return not self.eager
+        self.encoding.encode(step.jobs)
+        return not self.eager and self.encoding.has_graph(step)
+
+    @staticmethod
+    def _decodes(step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
         single = all(item.count == 1 and item.samples for item in step.requests)
-        return graphs is not None and not self.eager and single and graphs.fits(len(step.requests))
+        return single and graphs.fits(len(step.requests))
 
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
         buffer = self._eager_buffer()
         buffer.fill(step, self.block_size, draws)
         buffer.upload()
-        return buffer.batch_of(step, self.max_seq_len)
+        batch = buffer.batch_of(step, self.max_seq_len)
+        spliced = None if self.encoding is None else self.encoding.spliced(step)
+        return batch if spliced is None else replace(batch, spliced=spliced)
 
     def _eager_buffer(self) -> StepBuffer:
         """One buffer for all steps without a graph, made with the first."""
         if self._buffer is None:
             width = -(-self.max_seq_len // self.block_size)
             sizes = (self._tokens, self._requests, width, self._tokens)
-            self._buffer = StepBuffer(*sizes, self.device, self.caches[0].num_kv_heads)
+            heads, encoded = self.caches[0].num_kv_heads, self.forward.encoded_positions
+            self._buffer = StepBuffer(*sizes, self.device, heads, encoded, self.block_size)
         return self._buffer
 
     def _copy_blocks(self, copies: list[tuple[int, int]]) -> None:

@@ -1,9 +1,9 @@
 """Which tokens the next step computes.
 
 Owns the queue, the order and the fairness: in-flight batching over a token budget, chunked prefill,
-preemption by recompute. There is no prefill phase and no decode phase: a request has known tokens and
-computed tokens, and a step computes some of the difference. Touches no tensors and decides nothing about
-sampling.
+preemption by recompute, inputs that are encoded as budget and cache allow. There is no prefill phase and no
+decode phase: a request has known tokens and computed tokens, and a step computes some of the difference.
+Touches no tensors and decides nothing about sampling.
 
     step = scheduler.schedule()      # plain data for the runner
 """
@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ingot.config.step_sizes import LOGITS_CHUNK, spare_tokens
+from ingot.runtime.encoder_cache import EncoderCache
+from ingot.runtime.inputs import EncoderJob
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
 
@@ -33,13 +35,15 @@ class ScheduledRequest:
 
 @dataclass
 class ScheduledBatch:
-    """One step: which tokens run, which blocks are copied before (pairs from, to), who was preempted for
-    it. Requests with one token stand first: they attend as decodes, whatever runs beside them.
+    """One step: which tokens run, which blocks are copied before (pairs from, to) and which inputs encoded,
+    who was preempted for it. Requests with one token stand first: they attend as decodes, whatever runs
+    beside them.
     """
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    jobs: list[EncoderJob] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -55,8 +59,15 @@ class ScheduledBatch:
 class Scheduler:
     """First come, first served; the newest running request gives way when blocks run out."""
 
-    def __init__(self, cache: BlockManager, max_batch_size: int, token_budget: int) -> None:
+    def __init__(
+        self,
+        cache: BlockManager,
+        max_batch_size: int,
+        token_budget: int,
+        encoders: EncoderCache | None = None,
+    ) -> None:
         self.cache = cache
+        self.encoders = encoders
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
         self.waiting: deque[Request] = deque()
@@ -77,6 +88,8 @@ class Scheduler:
         copy = self.cache.fork(parent, child)
         if copy is not None:
             self._copies.append(copy)
+        if self.encoders is not None:
+            self.encoders.fork(parent, child)
         self.running.append(child)
 
     def finish(self, request: Request) -> None:
@@ -85,7 +98,7 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        self.cache.release(request)
+        self._release(request)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the next step; its requests' blocks are reserved on return.
@@ -103,7 +116,11 @@ class Scheduler:
             if request in step.preempted:
                 continue
             count = self._share(request, budget, last=not self.waiting and request is ready[-1])
-            if self._reserve(request, count, step):
+            if not self._reserve(request, count, step):
+                continue
+            if request.inputs:
+                count = self._encoded(request, count, step)
+            if count:
                 step.requests.append(_scheduled(request, count))
                 budget = max(budget - count, 0)
         if not step.preempted:
@@ -116,6 +133,9 @@ class Scheduler:
         for item in step.requests:
             item.request.num_computed = item.start + item.count
             self.cache.publish(item.request)
+        if self.encoders is not None:
+            for item in step.requests:
+                self.encoders.passed(item.request)
 
     def _admit(self, step: ScheduledBatch, budget: int) -> None:
         """Move waiting requests into the step while batch, budget and blocks allow.
@@ -130,12 +150,15 @@ class Scheduler:
                 return
             self.cache.reuse_prefix(request)
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
-            if needed > self.cache.num_free:
-                self.cache.release(request)
+            count = 0
+            if needed <= self.cache.num_free:
+                count = self._share(request, budget, last=len(self.waiting) == 1)
+                count = self._encoded(request, count, step) if request.inputs else count
+            if not count:
+                self._release(request)
                 if step.requests or not self._take_from_held():
                     return
                 continue
-            count = self._share(request, budget, last=len(self.waiting) == 1)
             grown = self.cache.grow(request, request.num_computed + count)
             assert grown
             self.waiting.popleft()
@@ -155,13 +178,24 @@ class Scheduler:
             return request.num_uncomputed
         return min(request.num_uncomputed, budget)
 
+    def _encoded(self, request: Request, count: int, step: ScheduledBatch) -> int:
+        """How many of ``count`` tokens can be computed with the inputs that are encoded by then."""
+        assert self.encoders is not None
+        return self.encoders.share(request, count, step.jobs)
+
+    def _release(self, request: Request) -> None:
+        """Take back all that a request holds; it starts from nothing if it is scheduled again."""
+        self.cache.release(request)
+        if self.encoders is not None:
+            self.encoders.release(request)
+
     def _take_from_held(self) -> bool:
         """Nothing can run until a waiting beam does, and held ones have the blocks: the newest gives up its
         own.
         """
         held = next((r for r in reversed(self.running) if r.held and r.blocks), None)
         if held is not None:
-            self.cache.release(held)
+            self._release(held)
         return held is not None
 
     def _reserve(self, request: Request, count: int, step: ScheduledBatch) -> bool:
@@ -184,7 +218,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, step: ScheduledBatch) -> None:
         """Take a request's blocks. A held one stays in place: its beam group decides what follows from it."""
-        self.cache.release(victim)
+        self._release(victim)
         if not victim.held:
             self.running.remove(victim)
             self.waiting.appendleft(victim)

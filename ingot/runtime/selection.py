@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.errors import EngineError
+from ingot.errors import EngineError, RequestError
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.runtime.beam import top_candidates
 from ingot.runtime.log_normaliser import log_normaliser
@@ -35,12 +35,13 @@ class TokenLogprobs:
 
 @dataclass
 class Choice:
-    """What a step gives a request: a token, or candidates for its beam search."""
+    """What a step gives a request: a token, or candidates for its beam search; ``error``: neither."""
 
     request: Request
     token_id: int = NOT_A_NUMBER
     logprobs: TokenLogprobs | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
+    error: RequestError | None = None
 
 
 class TokenSelector:
@@ -78,9 +79,12 @@ class TokenSelector:
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         raw = self._raw_rows(requests, rows)
-        for row, request in zip(rows, requests, strict=True):
-            for processor in self._processors_of(request):
-                processor(row, request.output_ids)
+        for row, choice in zip(rows, choices, strict=True):
+            try:
+                for processor in self._processors_of(choice.request):
+                    processor(row, choice.request.output_ids)
+            except RequestError as error:
+                choice.error = error
         if beams:
             for i, found in zip(beams, top_candidates(rows[beams], num_candidates), strict=True):
                 choices[i].candidates = found

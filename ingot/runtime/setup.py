@@ -8,6 +8,7 @@ Owns the sizing of the KV cache. Knows nothing of requests.
 from __future__ import annotations
 
 import itertools
+from typing import cast
 
 import torch
 
@@ -19,9 +20,13 @@ from ingot.engine.memory_error import explained, measured, out_of_memory
 from ingot.engine.memory_sizes import cache_dtype
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
+from ingot.layers.encoder import Encoder
 from ingot.layers.invariance import make_batch_invariant
+from ingot.runtime.encoder_cache import EncoderCache
+from ingot.runtime.encoding import Encoding
 from ingot.runtime.executor import Executor
 from ingot.runtime.forward import Forward
+from ingot.runtime.inputs import InputRules
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
 
@@ -49,6 +54,10 @@ def make_executor(
     with explained(what, setting, device, own=own) as capacity, on_device(device):
         num_blocks = _num_blocks(model, device, setting, capacity)
         caches = make_caches(model, num_blocks, config.block_size, device, setting.kv_dtype)
+        encoding = encoders = None
+        if model.encoder is not None:
+            encoding = Encoding(model, caches, setting.encoder_blocks, config.block_size, device)
+            encoders = EncoderCache(setting.encoder_blocks, config.block_size, config.encoder_budget)
     runner = Runner(
         model,
         caches,
@@ -58,6 +67,7 @@ def make_executor(
         token_budget=config.token_budget,
         cuda_graphs=config.cuda_graphs,
         fused_decode=config.fused_decode and not config.batch_invariant,
+        encoding=encoding,
     )
     blocks = BlockManager(num_blocks, config.block_size, config.prefix_reuse)
     return Executor(
@@ -70,7 +80,17 @@ def make_executor(
         token_budget=config.token_budget,
         run_ahead=config.run_ahead and device.type == "cuda",
         setting=setting,
+        encoders=encoders,
+        inputs=_input_rules(model, setting),
     )
+
+
+def _input_rules(model: Decoder, setting: Setting) -> InputRules | None:
+    config = model.config
+    if config.encoder is None or model.encoder is None:
+        return None
+    positions = setting.encoder_blocks * setting.runtime.block_size
+    return InputRules(config.kind, config.encoder, cast(Encoder, model.encoder), positions)
 
 
 def _setting(
@@ -115,16 +135,17 @@ def _num_blocks(model: Decoder, device: torch.device, setting: Setting, capacity
 
 
 def _gpu_room(model: Decoder, device: torch.device, setting: Setting) -> tuple[int, int]:
-    """Bytes of GPU memory left for the cache after weights, the largest step's activations and graphs; and
-    bytes of these activations.
+    """Bytes of GPU memory left for the cache after weights, encoders, the largest step's activations and
+    graphs; and bytes of these activations.
     """
     torch.cuda.empty_cache()
     dtype, config = parse_dtype(setting.dtype), setting.runtime
     activations = measured_activations(model, device, dtype, setting.max_batch_size, config)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    reserve = ledger(setting, weights={}).of("reserve")
-    return int(free - total * (1 - config.memory_fraction)) - activations - reserve, activations
+    bill = ledger(setting, weights={})
+    taken = activations + bill.of("reserve") + bill.of("encoders")
+    return int(free - total * (1 - config.memory_fraction)) - taken, activations
 
 
 def largest_step(

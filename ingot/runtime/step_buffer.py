@@ -12,13 +12,14 @@ still be under way while the next is filled. Knows no model and no policy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ingot.layers.batch import ForwardBatch
+from ingot.layers.batch import Encoded, ForwardBatch
 from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
@@ -45,7 +46,8 @@ class _HostSide:
 
 class StepBuffer:
     """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
-    decode attention with ``num_kv_heads``.
+    decode attention with ``num_kv_heads``. With ``encoded_positions`` also for where each request's input of
+    up to so many positions lies, in blocks of ``block_size``.
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -58,8 +60,11 @@ class StepBuffer:
         num_logits: int,
         device: torch.device,
         num_kv_heads: int = 0,
+        encoded_positions: int = 0,
+        block_size: int = 1,
     ) -> None:
         self.num_requests = num_requests
+        self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
         eight |= dict.fromkeys((*_DRAW_LONGS, *_DRAW_DOUBLES), num_requests)
         four = {
@@ -67,6 +72,11 @@ class StepBuffer:
             "query_start": num_requests + 1,
             "seq_lens": num_requests,
         }
+        tables = {"block_tables": (num_requests, table_width)}
+        if encoded_positions:
+            tables["encoded_tables"] = (num_requests, -(-encoded_positions // block_size))
+            eight["encoded_rows"] = num_tokens
+            four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
         self._sides = [_HostSide(size, on_gpu) for _ in range(2 if on_gpu else 1)]
@@ -81,10 +91,10 @@ class StepBuffer:
             for side in self._sides:
                 side.arrays[name] = side.memory[start:end].view(dtype).numpy()
             start = end
-        shape = (num_requests, table_width)
-        self._views["block_tables"] = self._views["block_tables"].view(shape)
-        for side in self._sides:
-            side.arrays["block_tables"] = side.arrays["block_tables"].reshape(shape)
+        for name, shape in tables.items():
+            self._views[name] = self._views[name].view(shape)
+            for side in self._sides:
+                side.arrays[name] = side.arrays[name].reshape(shape)
         # Never uploaded: the kernels that count in it leave it at zero.
         counts = num_requests * num_kv_heads
         self._arrivals = torch.zeros(counts, dtype=torch.int32, device=device) if counts else None
@@ -106,7 +116,11 @@ class StepBuffer:
         """
         fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
         return ForwardBatch(
-            **fields, max_query_len=max_query_len, max_seq_len=max_seq_len, arrivals=self._arrivals
+            **fields,
+            max_query_len=max_query_len,
+            max_seq_len=max_seq_len,
+            arrivals=self._arrivals,
+            encoded=self._encoded(self.num_requests, None, some_without=False),
         )
 
     def batch_of(self, step: ScheduledBatch, max_seq_len: int) -> ForwardBatch:
@@ -122,6 +136,25 @@ class StepBuffer:
             max_seq_len=max_seq_len,
             num_decodes=step.num_single,
             arrivals=self._arrivals,
+            encoded=self._encoded_of(step) if self._encoded_positions else None,
+        )
+
+    def _encoded_of(self, step: ScheduledBatch) -> Encoded | None:
+        without = [not item.request.inputs for item in step.requests]
+        if all(without):
+            return None
+        return self._encoded(len(without), step.num_tokens, some_without=any(without))
+
+    def _encoded(self, requests: int, tokens: int | None, *, some_without: bool) -> Encoded | None:
+        """What cross-attention reads, of so many requests and tokens (None: all)."""
+        if not self._encoded_positions:
+            return None
+        return Encoded(
+            self._views["encoded_tables"][:requests],
+            self._views["encoded_lens"][:requests],
+            self._views["encoded_rows"][:tokens],
+            self._encoded_positions,
+            some_without,
         )
 
     def draws(self, num_rows: int, rows: Sequence[RowSampling]) -> SamplingTensors:
@@ -142,6 +175,8 @@ class StepBuffer:
         token = self._fill_tokens(step, block_size)
         host["query_start"][len(step.requests) :] = token
         self._fill_draws(draws)
+        if self._encoded_positions:
+            self._fill_encoded(step)
 
     def fill_padding(self) -> None:
         """Make every row padding: one token a request, each of which wants logits."""
@@ -210,6 +245,16 @@ class StepBuffer:
         host["rope_rows"][token:end] = positions + request.rope_offset
         table = host["block_tables"][row].astype(np.int64)
         host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
+
+    def _fill_encoded(self, step: ScheduledBatch) -> None:
+        host, token = self.host, 0
+        host["encoded_lens"].fill(0)
+        for row, item in enumerate(step.requests):
+            host["encoded_rows"][token : token + item.count] = row
+            token += item.count
+            for entry in item.request.encoded.values():
+                host["encoded_tables"][row, : len(entry.blocks)] = entry.blocks
+                host["encoded_lens"][row] = entry.positions
 
     def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
         host = self.host

@@ -17,13 +17,19 @@ from torch import nn
 
 from ingot.errors import RequestError
 from ingot.layers.attention import Attention, HeadNorm
+from ingot.layers.cross_attention import CrossAttention
 from ingot.layers.decoder import DecoderLayer
 from ingot.layers.mlp import MLP, GatedMLP
 from ingot.layers.rotary import RotaryTable
 from ingot.runtime.executor import Executor
 
 _NEVER_CALLED = (nn.ModuleList, RotaryTable, HeadNorm)  # their values are read by others
-_LAST = {Attention: "o_proj", GatedMLP: "down_proj", MLP: "down_proj"}  # whose output is the module's
+_LAST = {  # whose output is the module's
+    Attention: "o_proj",
+    CrossAttention: "o_proj",
+    GatedMLP: "down_proj",
+    MLP: "down_proj",
+}
 
 
 class Seen(Mapping[str, torch.Tensor]):
@@ -64,7 +70,7 @@ def tap(model: nn.Module, executor: Executor, *patterns: str) -> Iterator[Seen]:
     parts.
 
     While it is open every module is called for every token: CUDA graphs, fused kernels and prefix reuse are
-    off.
+    off. What the encoder cache holds is not encoded again.
 
     Raises:
         RequestError: there is no pattern, or one matches no module that is called.

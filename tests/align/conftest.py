@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,23 +17,19 @@ Weights = dict[str, torch.Tensor]
 Spoil = Callable[[str, Callable[[Weights], None]], Path]
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """Tiny models run fastest on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny random checkpoints by architecture."""
     root = tmp_path_factory.mktemp("originals")
-    for kind in ("gpt2", "llama", "qwen2", "qwen3"):
+    for kind in ("gpt2", "llama", "qwen2", "qwen3", "gemma2"):
         save_model(tiny_config(kind), root / kind, seed=1)
     write_tiny(root / "qwen")
     return {path.name: path for path in root.iterdir()}
+
+
+def at(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Weights], None]:
+    """A change of one tensor."""
+    return lambda weights: weights.update({name: change(weights[name])})
 
 
 @pytest.fixture
@@ -45,7 +41,8 @@ def spoil(originals: dict[str, Path], tmp_path: Path) -> Spoil:
         shutil.copytree(originals[kind], folder)
         weights = load_file(folder / "model.safetensors")
         change(weights)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        whole = {name: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
 
     return make

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -92,18 +93,12 @@ def _split(attention: Attention, rows: torch.Tensor) -> tuple[torch.Tensor, torc
     return query, key, value
 
 
-def _interleaved_order(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
-    """q and k as LLaMA's first files have them: rows of a pair next to each other."""
+def _paired(attention: Attention, rows: torch.Tensor, back: bool = False) -> torch.Tensor:
+    """q and k as LLaMA's first files have them, rows of a pair next to each other; or ``back`` once more."""
     query, key, value = _split(attention, rows)
     half = attention.config.head_dim // 2
-    turned = [part.view(-1, 2, half).transpose(1, 2).flatten() for part in (query, key)]
-    return torch.cat([*turned, value])
-
-
-def _permuted_twice(attention: Attention, rows: torch.Tensor) -> torch.Tensor:
-    query, key, value = _split(attention, rows)
-    half = attention.config.head_dim // 2
-    turned = [part.view(-1, half, 2).transpose(1, 2).flatten() for part in (query, key)]
+    shape = (-1, half, 2) if back else (-1, 2, half)
+    turned = [part.view(*shape).transpose(1, 2).flatten() for part in (query, key)]
     return torch.cat([*turned, value])
 
 
@@ -144,15 +139,9 @@ def _weight(path: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
     return put
 
 
-def _swap_halves(weight: torch.Tensor) -> torch.Tensor:
-    first, second = weight.chunk(2)
-    return torch.cat([second, first])
-
-
 def _gate_up_swapped(model: Decoder, layer: DecoderLayer) -> None:
-    linear = layer.mlp.gate_up_proj
-    for tensor in linear.parameters():
-        tensor.copy_(_swap_halves(tensor.clone()))
+    for tensor in layer.mlp.gate_up_proj.parameters():
+        tensor.copy_(tensor.roll(len(tensor) // 2, 0))
 
 
 def _bent(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
@@ -167,43 +156,32 @@ def _bent(make: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
     return put
 
 
-def _plain_kind(kind: str) -> Plant:
+def _set(path: str, value: object) -> Plant:
+    """A setting of one of the layer's modules."""
+    module, _, name = path.rpartition(".")
+    return lambda model, layer: setattr(layer.get_submodule(module), name, value)
+
+
+def _norm(which: str, normed: Callable[[Any, torch.Tensor], torch.Tensor]) -> Plant:
+    """Another arithmetic in a layer's norm."""
+
     def put(model: Decoder, layer: DecoderLayer) -> None:
-        layer.mlp.kind = kind
+        def forward(
+            norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None, tiles: object = None
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            total = x if residual is None else x + residual
+            return normed(norm, total), total
+
+        module = getattr(layer, which)
+        module.forward = MethodType(forward, module)
 
     return put
 
 
-def _norm_eps(eps: float) -> Plant:
-    def put(model: Decoder, layer: DecoderLayer) -> None:
-        layer.post_attention_layernorm.eps = eps
-
-    return put
-
-
-Normed = tuple[torch.Tensor, torch.Tensor]
-
-
-def _norm_kind(model: Decoder, layer: DecoderLayer) -> None:
-    def forward(
-        norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None, tiles: object = None
-    ) -> Normed:
-        total = x if residual is None else x + residual
-        if hasattr(norm, "bias"):
-            return F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps), total
-        return F.layer_norm(total, total.shape[-1:], norm.weight, None, norm.eps), total
-
-    layer.input_layernorm.forward = MethodType(forward, layer.input_layernorm)
-
-
-def _norm_missing(model: Decoder, layer: DecoderLayer) -> None:
-    def forward(
-        norm: Any, x: torch.Tensor, residual: torch.Tensor | None = None, tiles: object = None
-    ) -> Normed:
-        total = x if residual is None else x + residual
-        return total, total
-
-    layer.post_attention_layernorm.forward = MethodType(forward, layer.post_attention_layernorm)
+def _other_kind(norm: Any, total: torch.Tensor) -> torch.Tensor:
+    if hasattr(norm, "bias"):
+        return F.rms_norm(total, total.shape[-1:], norm.weight, norm.eps)
+    return F.layer_norm(total, total.shape[-1:], norm.weight, None, norm.eps)
 
 
 def _layer(sums: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Plant:
@@ -252,11 +230,8 @@ def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
     return mlp_of(layer.mlp, layer.post_attention_layernorm(x)[0]), attended + x
 
 
-def _window(window: int) -> Plant:
-    def put(model: Decoder, layer: DecoderLayer) -> None:
-        layer.self_attn.config = replace(layer.self_attn.config, sliding_window=window)
-
-    return put
+def _window(model: Decoder, layer: DecoderLayer, window: int) -> None:
+    layer.self_attn.config = replace(layer.self_attn.config, sliding_window=window)
 
 
 def _late_positions(model: Decoder, layer: DecoderLayer) -> None:
@@ -288,10 +263,6 @@ def _scaled_logits(model: Decoder, layer: DecoderLayer) -> None:
     model.lm_head.weight.mul_(0.37)
 
 
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.t()
-
-
 def _square_parts(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([part.t() for part in tensor.chunk(3)])
 
@@ -301,12 +272,8 @@ def _conv_layout(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.t().contiguous().view(tensor.shape)
 
 
-def _no_bias(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(tensor)
-
-
-def _twice(tensor: torch.Tensor) -> torch.Tensor:
-    return 2 * tensor
+def _bias(path: str, factor: float) -> Plant:
+    return _weight(f"{path}.bias", lambda bias: factor * bias)
 
 
 _ROPE_TWICE = _rotary(lambda cos, sin: (cos * cos - sin * sin, 2 * sin * cos))
@@ -325,7 +292,7 @@ BUGS: dict[str, Bug] = {
     "rope_missing": Bug("rope_missing", _ROPE_NONE),
     "rope_base": Bug("rope_base", _other_rope(theta=5e5)),
     "rope_odd_base": Bug("rope_base", _other_rope(theta=31234.0)),
-    "rope_style": Bug("rope_style", _rows(_interleaved_order)),
+    "rope_style": Bug("rope_style", _rows(_paired)),
     "rope_scaling": Bug("rope_scaling", _other_rope(scaling="linear", factor=4.0)),
     "rope_position": Bug("rope_position", _late_positions, decode=True),
     "positions_shifted": Bug("positions_shifted", _shifted_positions, _GPT2),
@@ -335,43 +302,37 @@ BUGS: dict[str, Bug] = {
     "activation_branch": Bug("activation_branch", _bent(lambda gate, up: gate * F.silu(up))),
     "activation_both": Bug("activation_branch", _bent(lambda gate, up: F.silu(gate) * F.silu(up))),
     "activation": Bug("activation", _bent(lambda gate, up: F.gelu(gate) * up)),
-    "activation_plain": Bug("activation", _plain_kind("relu"), _GPT2),
-    "activation_near": Bug("activation", _plain_kind("gelu"), _GPT2),
+    "activation_plain": Bug("activation", _set("mlp.kind", "relu"), _GPT2),
+    "activation_near": Bug("activation", _set("mlp.kind", "gelu"), _GPT2),
     # 4 norms
-    "norm_eps": Bug("norm_eps", _norm_eps(1e-3), _ALL),
-    "norm_odd_eps": Bug("norm_eps", _norm_eps(3.3e-3), _ALL),
-    "norm_kind": Bug("norm_kind", _norm_kind, _ALL),
+    "norm_eps": Bug("norm_eps", _set("post_attention_layernorm.eps", 1e-3), _ALL),
+    "norm_odd_eps": Bug("norm_eps", _set("post_attention_layernorm.eps", 3.3e-3), _ALL),
+    "norm_kind": Bug("norm_kind", _norm("input_layernorm", _other_kind), _ALL),
     "norm_offset": Bug("norm_offset", _weight("input_layernorm.weight", lambda w: w + 1)),
-    "norm_missing": Bug("norm_placement", _norm_missing, _ALL),
+    "norm_missing": Bug("norm_placement", _norm("post_attention_layernorm", lambda norm, x: x), _ALL),
     "norm_post": Bug("norm_placement", _layer(_post_norm), _ALL),
     "norm_parallel": Bug("norm_placement", _layer(_parallel), _ALL),
     # 5 the mask
     "mask_missing": Bug("mask", attending(causal=False), _ALL),
     "mask_ahead": Bug("mask", attending(ahead=1), _ALL),
-    "window_off_by_one": Bug("window", _window(6), ("qwen2",), _WINDOW),
-    "window_missing": Bug("window", _window(0), ("qwen2",), _WINDOW),
-    "window_extra": Bug("window", _window(7), _ALL),
+    "window_off_by_one": Bug("window", partial(_window, window=6), ("qwen2",), _WINDOW),
+    "window_missing": Bug("window", partial(_window, window=0), ("qwen2",), _WINDOW),
+    "window_extra": Bug("window", partial(_window, window=7), _ALL),
     # 6 residuals
     "residual_missing": Bug("residual_missing", _layer(_no_attention_residual), _ALL),
     "residual_missing_mlp": Bug("residual_missing", _layer(_no_mlp_residual), _ALL),
     "residual_scale": Bug("residual_scale", _layer(_scaled_residual), _ALL),
     # 7 biases
-    "qkv_bias_missing": Bug(
-        "qkv_bias_missing", _weight("self_attn.qkv_proj.bias", _no_bias), ("qwen2", "gpt2")
-    ),
-    "qkv_bias_doubled": Bug(
-        "qkv_bias_doubled", _weight("self_attn.qkv_proj.bias", _twice), ("qwen2", "gpt2")
-    ),
-    "o_bias_missing": Bug("o_bias_missing", _weight("self_attn.o_proj.bias", _no_bias), _GPT2),
-    "o_bias_doubled": Bug("o_bias_doubled", _weight("self_attn.o_proj.bias", _twice), _GPT2),
-    "mlp_bias_missing": Bug("mlp_bias_missing", _weight("mlp.down_proj.bias", _no_bias), _GPT2),
-    "mlp_bias_missing_up": Bug("mlp_bias_missing", _weight("mlp.up_proj.bias", _no_bias), _GPT2),
-    "mlp_bias_missing_gated": Bug(
-        "mlp_bias_missing", _weight("mlp.gate_up_proj.bias", _no_bias), _LLAMA, _BIASES
-    ),
-    "mlp_bias_doubled": Bug("mlp_bias_doubled", _weight("mlp.up_proj.bias", _twice), _GPT2),
+    "qkv_bias_missing": Bug("qkv_bias_missing", _bias("self_attn.qkv_proj", 0), ("qwen2", "gpt2")),
+    "qkv_bias_doubled": Bug("qkv_bias_doubled", _bias("self_attn.qkv_proj", 2), ("qwen2", "gpt2")),
+    "o_bias_missing": Bug("o_bias_missing", _bias("self_attn.o_proj", 0), _GPT2),
+    "o_bias_doubled": Bug("o_bias_doubled", _bias("self_attn.o_proj", 2), _GPT2),
+    "mlp_bias_missing": Bug("mlp_bias_missing", _bias("mlp.down_proj", 0), _GPT2),
+    "mlp_bias_missing_up": Bug("mlp_bias_missing", _bias("mlp.up_proj", 0), _GPT2),
+    "mlp_bias_missing_gated": Bug("mlp_bias_missing", _bias("mlp.gate_up_proj", 0), _LLAMA, _BIASES),
+    "mlp_bias_doubled": Bug("mlp_bias_doubled", _bias("mlp.up_proj", 2), _GPT2),
     # 8 layouts
-    "o_transposed": Bug("weight_transposed", _weight("self_attn.o_proj.weight", _transposed), _ALL),
+    "o_transposed": Bug("weight_transposed", _weight("self_attn.o_proj.weight", torch.t), _ALL),
     "qkv_transposed": Bug("weight_transposed", _weight("self_attn.qkv_proj.weight", _square_parts), _GPT2),
     "qkv_conv_layout": Bug("weight_transposed", _weight("self_attn.qkv_proj.weight", _conv_layout), _GPT2),
     "down_conv_layout": Bug("weight_transposed", _weight("mlp.down_proj.weight", _conv_layout), _ALL),
@@ -380,7 +341,7 @@ BUGS: dict[str, Bug] = {
     "head_order_groups": Bug("head_order", _cyclic_groups),
     "head_order_reversed": Bug("head_order", _rows(_reversed_heads), _ALL),
     "head_order_blocks": Bug("head_order", _rows(_key_first), _LLAMA, _MHA),
-    "head_order_twice": Bug("head_order", _rows(_permuted_twice)),
+    "head_order_twice": Bug("head_order", _rows(partial(_paired, back=True))),
     # and scales, and the head
     "attention_scale_missing": Bug("attention_scale", attending(scale=lambda width: 1.0), _ALL),
     "attention_scale_twice": Bug("attention_scale", attending(scale=lambda width: 1 / width), _ALL),

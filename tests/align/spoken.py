@@ -38,11 +38,6 @@ def write_spoken(folder: Path) -> Path:
     return folder
 
 
-def without_begin(folder: Path) -> None:
-    """A tokenizer that puts no <s> before a text."""
-    edit(folder / "tokenizer.json", post_processor=None)
-
-
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file; None takes a key away."""
     whole = json.loads(path.read_text()) if path.is_file() else {}

@@ -5,6 +5,7 @@ not.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,15 @@ DISK_NEEDS = {"head_untied": (("tie_word_embeddings", True),)}
 DISK_CASES = [(name, kind) for name, (_, _, kinds) in ON_DISK.items() for kind in kinds]
 
 
+Made = Callable[..., Path]
+
+
 def load(folder: Path) -> LLM:
     return LLM(folder, "cpu", max_batch_size=2, runtime=RuntimeConfig(block_size=16))
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Folder of a tiny checkpoint, one for each kind and set of changes."""
 
     made: dict[str, Path] = {}
@@ -59,7 +63,7 @@ def named(clean: LLM, broken: LLM, steps: int = 1) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
-def test_a_planted_bug_is_named_first(name: str, kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+def test_a_planted_bug_is_named_first(name: str, kind: str, checkpoint: Made) -> None:
     bug = BUGS[name]
     folder = checkpoint(kind, bug.config)
     clean, broken = load(folder), load(folder)
@@ -71,7 +75,7 @@ def test_a_planted_bug_is_named_first(name: str, kind: str, checkpoint) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind"), DISK_CASES)
-def test_a_bug_planted_on_disk_is_named_first(name: str, kind: str, checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_bug_planted_on_disk_is_named_first(name: str, kind: str, checkpoint: Made, tmp_path: Path) -> None:
     folder = checkpoint(kind, DISK_NEEDS.get(name, ()))
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     plant_on_disk(copy, name)
@@ -81,8 +85,8 @@ def test_a_bug_planted_on_disk_is_named_first(name: str, kind: str, checkpoint, 
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "mistral"])
-def test_a_clean_engine_diverges_nowhere_and_its_stages_have_no_findings(kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
-    clean = load(checkpoint(kind, ()))
+def test_a_clean_engine_diverges_nowhere_and_its_stages_have_no_findings(kind: str, checkpoint: Made) -> None:
+    clean = load(checkpoint(kind))
     assert not list(divergences(clean, clean, IDS, 2))
     for divergence in divergences(clean, clean, IDS, 2, least=-1.0):
         assert explain(divergence, clean.engine.model, clean.engine.manifest.model) == []
@@ -99,8 +103,8 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_bug_that_is_no_variant_is_not_guessed(name: str, kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
-    clean, broken = load(checkpoint(kind, ())), load(checkpoint(kind, ()))
+def test_a_bug_that_is_no_variant_is_not_guessed(name: str, kind: str, checkpoint: Made) -> None:
+    clean, broken = load(checkpoint(kind)), load(checkpoint(kind))
     weight = broken.engine.model.layers[1].get_parameter(name)
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(2))
     weight.add_(UNKNOWN[name] * noise)
@@ -112,8 +116,8 @@ def test_a_bug_that_is_no_variant_is_not_guessed(name: str, kind: str, checkpoin
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_one_changed_weight_is_not_guessed(kind: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
-    clean, broken = load(checkpoint(kind, ())), load(checkpoint(kind, ()))
+def test_one_changed_weight_is_not_guessed(kind: str, checkpoint: Made) -> None:
+    clean, broken = load(checkpoint(kind)), load(checkpoint(kind))
     broken.engine.model.layers[1].self_attn.qkv_proj.weight[3, 5] += 1.0
     assert list(divergences(clean, broken, IDS))
     assert named(clean, broken) == []
@@ -142,7 +146,7 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_the_specs_compute_what_the_modules_compute(name: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
+def test_the_specs_compute_what_the_modules_compute(name: str, checkpoint: Made) -> None:
     kind, changes = STAGES[name]
     llm = load(checkpoint(kind, tuple(changes.items())))
     assert_specs_equal(llm)
@@ -170,11 +174,11 @@ def assert_specs_equal(llm: LLM) -> None:
     assert compared == len(every) - 2 * config.num_layers
 
 
-def ids(stage: str, expected: list[int], got: list[int]) -> Divergence:
-    rows = torch.arange(len(expected))
-    return Divergence(
-        stage, None, 0, rows, rows, torch.tensor(expected), torch.tensor(got, dtype=torch.int64), 0.0
-    )
+def explained(llm: LLM, stage: str, expected: list[int], got: list[int]) -> list[Finding]:
+    """What is found of ids that differ."""
+    rows, ours = torch.arange(len(expected)), torch.tensor(got, dtype=torch.int64)
+    divergence = Divergence(stage, None, 0, rows, rows, torch.tensor(expected), ours, 0.0)
+    return explain(divergence, llm.engine.model, llm.engine.manifest.model)
 
 
 @pytest.mark.parametrize(
@@ -192,32 +196,31 @@ def ids(stage: str, expected: list[int], got: list[int]) -> Divergence:
         ("greedy", [5, 6, 2, 9], [5, 6], "stop_ids"),
     ],
 )
-def test_ids_are_explained(stage: str, expected: list[int], got: list[int], culprit: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
-    llm = load(checkpoint("llama", ()))
-    (finding,) = explain(ids(stage, expected, got), llm.engine.model, llm.engine.manifest.model)
+def test_ids_are_explained(
+    stage: str, expected: list[int], got: list[int], culprit: str, checkpoint: Made
+) -> None:
+    (finding,) = explained(load(checkpoint("llama")), stage, expected, got)
     assert finding.culprit == culprit
     assert finding.after == 0.0 < finding.before <= 1.0
 
 
 @pytest.mark.parametrize("stage", ["prompt", "ids", "greedy"])
-def test_other_ids_are_not_guessed(stage: str, checkpoint) -> None:  # type: ignore[no-untyped-def]
-    llm = load(checkpoint("llama", ()))
-    model, config = llm.engine.model, llm.engine.manifest.model
-    assert explain(ids(stage, [1, 2, 3], [1, 2, 3]), model, config) == []
-    assert explain(ids(stage, [1, 2, 3, 4], [1, 9, 3, 5]), model, config) == []
+def test_other_ids_are_not_guessed(stage: str, checkpoint: Made) -> None:
+    llm = load(checkpoint("llama"))
+    assert explained(llm, stage, [1, 2, 3], [1, 2, 3]) == []
+    assert explained(llm, stage, [1, 2, 3, 4], [1, 9, 3, 5]) == []
 
 
-def test_an_engine_without_its_stop_ids_runs_on(checkpoint) -> None:  # type: ignore[no-untyped-def]
+def test_an_engine_without_its_stop_ids_runs_on(checkpoint: Made) -> None:
     llm = load(checkpoint("llama"))
     prompt = random_ids(6, seed=1)
-    theirs = list(llm.generate([prompt], LONG)[0].token_ids)
-    end = theirs[3]
+    end = llm.generate([prompt], LONG)[0].token_ids[3]
     llm.executor.stop_ids = frozenset([end])
     llm.executor.selector.stop_ids = frozenset([end])
     stopped = list(llm.generate([prompt], LONG)[0].token_ids)
     plant(llm, "stop_ids")
     endless = list(llm.generate([prompt], LONG)[0].token_ids)
     assert len(stopped) < len(endless)
-    (finding,) = explain(ids("greedy", stopped, endless), llm.engine.model, llm.engine.manifest.model)
+    (finding,) = explained(llm, "greedy", stopped, endless)
     assert finding.culprit == "stop_ids"
     assert str(end) in finding.text

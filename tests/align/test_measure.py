@@ -16,6 +16,8 @@ def test_every_token_weighs_the_same() -> None:
     found = measure(expected, got)
     assert found.relative == pytest.approx(math.sqrt((0 + 0.5**2) / 2))
     assert (found.max_abs, found.token, found.channel) == (2.5, 1, 1)
+    assert (measure(expected, expected).relative, measure(expected, expected).max_abs) == (0, 0)
+    assert measure(expected, expected).cosine == pytest.approx(1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -23,7 +25,8 @@ def test_what_is_no_number_on_one_side_is_an_infinite_difference(value: float) -
     one, other = torch.ones(2, 3), torch.ones(2, 3)
     one[1, 2] = value
     for found in (measure(one, other), measure(other, one)):
-        assert (found.max_abs, found.token, found.channel) == (math.inf, 1, 2)
+        assert (found.max_abs, found.relative) == (math.inf, math.inf)
+        assert (found.token, found.channel) == (1, 2)
     if math.isinf(value):
         assert measure(one, one).max_abs == 0
 
@@ -34,6 +37,7 @@ def test_divergence_is_from_the_expected_side() -> None:
     assert found.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()))
     assert found.kl != pytest.approx(float((q * (q / p).log()).sum(-1).mean()), rel=0.01)
     assert found.top1 == 0.5
+    assert measure_logits(p.log(), p.log() + 7).kl == pytest.approx(0, abs=1e-6)
 
 
 def test_statistics_are_of_all_values() -> None:

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ingot.align.report import report_html, report_json
-from ingot.align.session import align
+from ingot.align.session import Report, align
 from ingot.align.verdict import SERVED
 from ingot.layers.batch import ForwardBatch
 from ingot.runtime.forward import Forward
-from tests.align.conftest import Spoil, Weights
+from tests.align.conftest import Spoil, at
 from tests.tiny_models import edit_config, random_ids
 
 IDS = random_ids(12)
+DOWN = "model.layers.1.mlp.down_proj.weight"
+Aligned = Callable[..., Report]
+
+
+@pytest.fixture
+def aligned(spoil: Spoil, originals: dict[str, Path]) -> Aligned:
+    """aligned("llama", tensor, change): an engine with one tensor changed beside its original."""
+
+    def run(
+        kind: str, tensor: str, change: Callable[..., Any], prompt: Any = IDS, steps: int = 1, **options: Any
+    ) -> Report:
+        spoilt = spoil(kind, at(tensor, change))
+        return align(spoilt, originals[kind], [prompt], steps=steps, device="cpu", **options)
+
+    return run
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("layer", [0, 1])
-def test_mlp_weight(layer: int, dtype: str, spoil: Spoil, originals: dict[str, Path]) -> None:
-    def change(weights: Weights) -> None:
-        weights[f"model.layers.{layer}.mlp.down_proj.weight"][3] *= -1
-
-    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu", dtype=dtype)
+def test_mlp_weight(layer: int, dtype: str, aligned: Aligned) -> None:
+    name = f"model.layers.{layer}.mlp.down_proj.weight"
+    rows = torch.arange(32)[:, None]
+    report = aligned("llama", name, lambda w: torch.where(rows == 3, -w, w), dtype=dtype)
     assert not report.aligned
     assert report.first_stage == f"layers.{layer}.mlp"
     assert report.first is not None
@@ -37,23 +53,15 @@ def test_mlp_weight(layer: int, dtype: str, spoil: Spoil, originals: dict[str, P
     assert report.first.expected_value == pytest.approx(-report.first.got_value, rel=0.05)
 
 
-def test_only_the_wrong_module_is_wrong_alone(spoil: Spoil, originals: dict[str, Path]) -> None:
-    def change(weights: Weights) -> None:
-        weights["model.layers.0.self_attn.o_proj.weight"] *= 1.5
-
-    report = align(spoil("qwen3", change), originals["qwen3"], [IDS], steps=2, device="cpu")
+def test_only_the_wrong_module_is_wrong_alone(aligned: Aligned) -> None:
+    report = aligned("qwen3", "model.layers.0.self_attn.o_proj.weight", lambda w: 1.5 * w, steps=2)
     assert {row.stage for row in report.rows if row.is_wrong_alone} == {"layers.0.attention"}
     assert "layers.1.output" in {row.stage for row in report.rows if row.is_bad}
 
 
-def test_a_small_fault_that_only_grows_into_sight(spoil: Spoil, originals: dict[str, Path]) -> None:
+def test_a_small_fault_that_only_grows_into_sight(aligned: Aligned) -> None:
     """One weight off by a little: beyond the module's own noise, though not beyond what has gathered."""
-
-    def change(weights: Weights) -> None:
-        weights["model.layers.1.mlp.down_proj.weight"] *= 1.02
-
-    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu", dtype="fp16")
-    assert report.first_stage == "layers.1.mlp"
+    assert aligned("llama", DOWN, lambda w: 1.02 * w, dtype="fp16").first_stage == "layers.1.mlp"
 
 
 @pytest.mark.parametrize(
@@ -70,36 +78,26 @@ def test_a_small_fault_that_only_grows_into_sight(spoil: Spoil, originals: dict[
         ("llama", "lm_head.weight", "logits"),
     ],
 )
-def test_every_kind_of_stage(
-    kind: str, tensor: str, stage: str, spoil: Spoil, originals: dict[str, Path]
-) -> None:
-    def change(weights: Weights) -> None:
-        weights[tensor] = weights[tensor].roll(1, 0)
-
-    report = align(spoil(kind, change), originals[kind], [IDS], steps=1, device="cpu")
-    assert report.first_stage == stage
+def test_every_kind_of_stage(kind: str, tensor: str, stage: str, aligned: Aligned) -> None:
+    assert aligned(kind, tensor, lambda w: w.roll(1, 0)).first_stage == stage
 
 
-def test_rope_base(originals: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "other-base"
-    shutil.copytree(originals["llama"], folder)
-    edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1000.0})
-    report = align(folder, originals["llama"], [IDS], steps=1, device="cpu")
-    assert report.first_stage == "layers.0.attention"
+@pytest.mark.parametrize(
+    ("changes", "stage"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1000.0}}, "layers.0.attention"),
+        ({"rms_norm_eps": 1e-3}, "layers.0.input_norm"),
+    ],
+)
+def test_config(changes: dict[str, Any], stage: str, originals: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(originals["llama"], tmp_path / "other"))
+    edit_config(folder, **changes)
+    assert align(folder, originals["llama"], [IDS], steps=1, device="cpu").first_stage == stage
 
 
-def test_norm_epsilon(originals: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "other-epsilon"
-    shutil.copytree(originals["llama"], folder)
-    edit_config(folder, rms_norm_eps=1e-3)
-    assert align(folder, originals["llama"], [IDS], steps=0).first_stage == "layers.0.input_norm"
-
-
-def test_own_path_finds_weights(spoil: Spoil, originals: dict[str, Path]) -> None:
-    def change(weights: Weights) -> None:
-        weights["transformer.h.1.attn.c_attn.bias"][:4] += 1
-
-    report = align(spoil("qwen", change), originals["qwen"], ["hello"], steps=1, device="cpu")
+def test_own_path_finds_weights(aligned: Aligned) -> None:
+    name = "transformer.h.1.attn.c_attn.bias"
+    report = aligned("qwen", name, lambda bias: bias + (torch.arange(len(bias)) < 4), "hello")
     assert report.first_stage == "layers.1.attention"
 
 
@@ -120,19 +118,14 @@ def test_a_kernel_that_only_serving_uses(originals: dict[str, Path], monkeypatch
     assert "only requests use" in report_json(report)["first"]["why"]
 
 
-def test_not_a_number(spoil: Spoil, originals: dict[str, Path]) -> None:
-    def change(weights: Weights) -> None:
-        weights["model.layers.1.mlp.up_proj.weight"][0] = 3e38
-
-    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu")
-    assert report.first_stage == "layers.1.mlp"
+def test_not_a_number(aligned: Aligned) -> None:
+    rows = torch.arange(48)[:, None]
+    huge = aligned("llama", "model.layers.1.mlp.up_proj.weight", lambda w: w.masked_fill(rows == 0, 3e38))
+    assert huge.first_stage == "layers.1.mlp"
 
 
-def test_reports(spoil: Spoil, originals: dict[str, Path]) -> None:
-    def change(weights: Weights) -> None:
-        weights["model.layers.1.mlp.down_proj.weight"] *= torch.tensor(1.5)
-
-    report = align(spoil("llama", change), originals["llama"], [IDS], steps=1, device="cpu")
+def test_reports(aligned: Aligned) -> None:
+    report = aligned("llama", DOWN, lambda w: 1.5 * w)
     value = report_json(report)
     assert value["aligned"] is False
     assert value["first_stage"] == "layers.1.mlp"

@@ -18,7 +18,7 @@ from ingot.align.trace import run_steps, trace
 from ingot.errors import CheckpointError
 from ingot.llm import LLM
 from tests.align.planted import plant
-from tests.align.spoken import BEGIN, END, TEMPLATE, TURN, edit, without_begin, write_spoken
+from tests.align.spoken import BEGIN, END, TEMPLATE, TURN, edit, write_spoken
 from tests.e2e.terminal import ingot
 from tests.tiny_models import make_model, random_ids, tiny_config
 
@@ -32,14 +32,25 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spoken(tmp_path_factory.mktemp("spoken") / "llama")
 
 
-@pytest.fixture
-def engine_of(tmp_path: Path) -> Callable[[Path], Path]:
-    """Builds an engine of a checkpoint."""
-    return lambda folder: build(folder, tmp_path / "engine", device="cpu", max_batch_size=2, proof=False)
+Build = Callable[..., Path]
+Copied = Callable[..., Path]
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Callable[..., Path]:
+def engine_of(tmp_path: Path) -> Build:
+    """engine_of(folder, [2]): an engine of a checkpoint, with these stop ids if any are given."""
+
+    def make(folder: Path, stops: list[int] | None = None) -> Path:
+        engine = build(folder, tmp_path / "engine", device="cpu", max_batch_size=2, proof=False)
+        if stops is not None:
+            edit(engine / "manifest.json", stop_ids=stops)
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Copied:
     """copied(folder, "generation_config.json", eos_token_id=7): a copy with keys changed in one file."""
 
     def make(folder: Path, name: str, **changes: Any) -> Path:
@@ -59,12 +70,8 @@ def copied(tmp_path: Path) -> Callable[..., Path]:
         ([BEGIN], "{257 </s>}, engine {256 <s>}"),
     ],
 )
-def test_stop_ids_of_an_engine(
-    stops: list[int], says: str, llama: Path, engine_of: Callable[[Path], Path]
-) -> None:
-    engine = engine_of(llama)
-    edit(engine / "manifest.json", stop_ids=stops)
-    result = ingot("align", engine, "--reference", llama, *SHORT)
+def test_stop_ids_of_an_engine(stops: list[int], says: str, llama: Path, engine_of: Build) -> None:
+    result = ingot("align", engine_of(llama, stops), "--reference", llama, *SHORT)
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "diverged at stop ids"
     assert "stop ids: differ (generate of Hugging Face's class)\n  expected 257 </s>\n" in result.stdout
@@ -74,11 +81,7 @@ def test_stop_ids_of_an_engine(
 
 @pytest.mark.parametrize(("named", "extra"), [(7, (7,)), ([END, 7], (7,)), ([], ())])
 def test_another_generation_config(
-    named: Any,
-    extra: tuple[int, ...],
-    llama: Path,
-    copied: Callable[..., Path],
-    engine_of: Callable[[Path], Path],
+    named: Any, extra: tuple[int, ...], llama: Path, copied: Copied, engine_of: Build
 ) -> None:
     wrong = copied(llama, "generation_config.json", eos_token_id=named)
     edit(wrong / "config.json", eos_token_id=None)
@@ -90,9 +93,8 @@ def test_another_generation_config(
     assert report.stops.extra == extra
 
 
-def test_a_turns_end_that_is_lost(originals: dict[str, Path], engine_of: Callable[[Path], Path]) -> None:
-    engine = engine_of(originals["qwen"])
-    edit(engine / "manifest.json", stop_ids=[256, 257])
+def test_a_turns_end_that_is_lost(originals: dict[str, Path], engine_of: Build) -> None:
+    engine = engine_of(originals["qwen"], [256, 257])
     result = ingot("align", engine, "--reference", originals["qwen"], *SHORT, "--prompt", "hello", "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
@@ -102,22 +104,16 @@ def test_a_turns_end_that_is_lost(originals: dict[str, Path], engine_of: Callabl
     assert "does not stop at 258 <|im_end|>" in found["findings"][0]["text"]
 
 
-def test_the_page_has_both_sets(
-    originals: dict[str, Path], engine_of: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    engine, page = engine_of(originals["qwen"]), tmp_path / "report.html"
-    edit(engine / "manifest.json", stop_ids=[256])
+def test_the_page_has_both_sets(originals: dict[str, Path], engine_of: Build, tmp_path: Path) -> None:
+    engine, page = engine_of(originals["qwen"], [256]), tmp_path / "report.html"
     words = ("--reference", originals["qwen"], *SHORT, "--prompt", "hello", "--html", page)
     assert ingot("align", engine, *words).exit_code == 1
     assert "257 &lt;|im_start|&gt;, 258 &lt;|im_end|&gt;" in page.read_text()
 
 
 @pytest.mark.parametrize(("side", "culprit"), [("engine", "bos_missing"), ("original", "bos_extra")])
-def test_begin_of_text(
-    side: str, culprit: str, llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
-) -> None:
-    without = Path(shutil.copytree(llama, tmp_path / "without"))
-    without_begin(without)
+def test_begin_of_text(side: str, culprit: str, llama: Path, copied: Copied, engine_of: Build) -> None:
+    without = copied(llama, "tokenizer.json", post_processor=None)  # no <s> before a text
     engine = engine_of(without if side == "engine" else llama)
     original = llama if side == "engine" else without
     result = ingot("align", engine, "--reference", original, *SHORT, "--prompt", "Once upon", "--json")
@@ -129,11 +125,8 @@ def test_begin_of_text(
     assert found["stop_ids"]["equal"] is True
 
 
-def test_a_cause_without_a_bad_tensor_is_printed(
-    llama: Path, tmp_path: Path, engine_of: Callable[[Path], Path]
-) -> None:
-    without = Path(shutil.copytree(llama, tmp_path / "without"))
-    without_begin(without)
+def test_a_cause_without_a_bad_tensor_is_printed(llama: Path, copied: Copied, engine_of: Build) -> None:
+    without = copied(llama, "tokenizer.json", post_processor=None)
     result = ingot("align", engine_of(without), "--reference", llama, *SHORT, "--prompt", "Once upon")
     assert "cause: the prompt lacks the token 256 (bos)" in result.stdout
     assert result.stdout.splitlines()[-1] == "diverged at token ids"
@@ -150,7 +143,7 @@ def test_a_running_engine_that_forgot_them(llama: Path, monkeypatch: pytest.Monk
     assert report.first_stage == "stop ids"
 
 
-def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Callable[..., Path]) -> None:
+def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Copied) -> None:
     chat = copied(llama, "tokenizer_config.json", chat_template=TEMPLATE)
     report = align(chat, chat, [IDS], steps=0, device="cpu")
     assert report.stops.designed == (TURN,)
@@ -161,29 +154,27 @@ def test_ends_of_the_chat_format_are_no_mistake(llama: Path, copied: Callable[..
 
 
 def test_a_trace_with_stop_ids_and_without(originals: dict[str, Path], tmp_path: Path) -> None:
-    model, ids = make_model(tiny_config("llama"), seed=1), random_ids(6)
+    model, llama = make_model(tiny_config("llama"), seed=1), originals["llama"]
     model.generation_config.eos_token_id = [5, 9]
-    with trace(model, tmp_path / "noted"):
-        run_steps(model, ids, 1)
-    report = align(originals["llama"], tmp_path / "noted", device="cpu")
+
+    def traced(name: str, **notes: str) -> Path:
+        with trace(model, tmp_path / name, **notes):
+            run_steps(model, random_ids(6), 1)
+        return tmp_path / name
+
+    report = align(llama, traced("noted"), device="cpu")
     assert report.first_stage == "stop ids"
     assert report.stops.missing == (5, 9)
-    with trace(model, tmp_path / "told", stop_ids="[]"):
-        run_steps(model, ids, 1)
-    assert align(originals["llama"], tmp_path / "told", device="cpu").aligned, "what is told counts"
+    assert align(llama, traced("told", stop_ids="[]"), device="cpu").aligned, "what is told counts"
     del model.generation_config
-    with trace(model, tmp_path / "silent"):
-        run_steps(model, ids, 1)
-    result = ingot("align", originals["llama"], "--reference", tmp_path / "silent", "--device", "cpu")
+    result = ingot("align", llama, "--reference", traced("silent"), "--device", "cpu")
     assert "stop ids: not compared, the trace records none" in result.stdout
     assert result.exit_code == 0
-    with trace(model, tmp_path / "odd", stop_ids="end"):
-        run_steps(model, ids, 0)
     with pytest.raises(CheckpointError, match="stop ids"):
-        align(originals["llama"], tmp_path / "odd", device="cpu")
+        align(llama, traced("odd", stop_ids="end"), device="cpu")
 
 
-def test_the_files_say_what_generate_does(llama: Path, copied: Callable[..., Path]) -> None:
+def test_the_files_say_what_generate_does(llama: Path, copied: Copied) -> None:
     """Our reading of the configs, for the classes that transformers lacks, against its own."""
     from transformers import AutoModelForCausalLM
 

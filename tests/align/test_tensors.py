@@ -15,6 +15,7 @@ from ingot import build
 from ingot.align.target import find_target
 from ingot.align.tensors import TensorCheck, compare_tensors
 from ingot.config.quant import QuantConfig
+from tests.align.conftest import at
 from tests.e2e.terminal import ingot
 from tests.tiny_models import save_model, tiny_config
 
@@ -22,6 +23,7 @@ Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.{}."
 NORM = LAYER.format(1) + "post_attention_layernorm.weight"
 DOWN = LAYER.format(0) + "mlp.down_proj.weight"
+Q_NORM = LAYER.format(0) + "self_attn.q_norm.weight"
 O_PROJ = LAYER.format(1) + "self_attn.o_proj.weight"
 
 
@@ -50,14 +52,6 @@ def change(folder: Path, edit: Callable[[Tensors], None]) -> Path:
     return folder
 
 
-def norm_times(tensors: Tensors) -> None:
-    tensors[NORM] = tensors[NORM] * 1.01
-
-
-def q_norm_of_ones(tensors: Tensors) -> None:
-    tensors[LAYER.format(0) + "self_attn.q_norm.weight"].fill_(1)
-
-
 def layers_exchanged(tensors: Tensors) -> None:
     other = DOWN.replace("layers.0", "layers.1")
     tensors[DOWN], tensors[other] = tensors[other].clone(), tensors[DOWN].clone()
@@ -67,36 +61,29 @@ def one_weight(tensors: Tensors) -> None:
     tensors[DOWN][3, 17] = 2.5
 
 
-def transposed(tensors: Tensors) -> None:
-    tensors[O_PROJ] = tensors[O_PROJ].t()
-
-
-def negated(tensors: Tensors) -> None:
-    tensors[O_PROJ] = -tensors[O_PROJ]
-
-
 def some_rows(tensors: Tensors) -> None:
     tensors[O_PROJ][5:9] = tensors[O_PROJ][9:13].clone()
 
 
 PLANTED: dict[str, tuple[Callable[[Tensors], None], str, str]] = {
-    "norm × 1.01": (norm_times, "layers.1.post_attention_layernorm.weight", "the reference's times 1.01"),
-    "q_norm of ones": (q_norm_of_ones, "layers.0.self_attn.q_norm.weight", "all values are 1"),
-    "layers exchanged": (
-        layers_exchanged,
-        "layers.0.mlp.down_proj.weight",
-        "it is the reference's layers.1.mlp.down_proj.weight",
-    ),
-    "one weight": (
-        one_weight,
-        "layers.0.mlp.down_proj.weight",
-        "1 of 8192 values: [3, 17] is 2.5 instead of",
-    ),
-    "transposed": (transposed, "layers.1.self_attn.o_proj.weight", "the reference's, transposed"),
-    "negated": (negated, "layers.1.self_attn.o_proj.weight", "the reference's times -1"),
-    "rows": (some_rows, "layers.1.self_attn.o_proj.weight", "4 of 64 rows, from 5 to 8"),
+    "norm × 1.01": (at(NORM, lambda w: 1.01 * w), NORM, "the reference's times 1.01"),
+    "q_norm of ones": (at(Q_NORM, torch.ones_like), Q_NORM, "all values are 1"),
+    "layers exchanged": (layers_exchanged, DOWN, "it is the reference's layers.1.mlp.down_proj.weight"),
+    "one weight": (one_weight, DOWN, "1 of 8192 values: [3, 17] is 2.5 instead of"),
+    "transposed": (at(O_PROJ, torch.t), O_PROJ, "the reference's, transposed"),
+    "negated": (at(O_PROJ, torch.neg), O_PROJ, "the reference's times -1"),
+    "rows": (some_rows, O_PROJ, "4 of 64 rows, from 5 to 8"),
 }
 OF_LINEAR_LAYERS = [name for name in PLANTED if "norm" not in name]
+
+
+def changed(original: Path, tmp_path: Path, edit: Callable[[Tensors], None]) -> Path:
+    """A copy with other tensors."""
+    return change(Path(shutil.copytree(original, tmp_path / "other")), edit)
+
+
+def quant_of(scheme: str) -> QuantConfig:
+    return QuantConfig(scheme, group=32 if scheme == "w4a16" else None)
 
 
 def compared(built: Path, original: Path) -> TensorCheck:
@@ -107,11 +94,11 @@ def compared(built: Path, original: Path) -> TensorCheck:
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_what_was_changed_is_named(name: str, dtype: str, original: Path, tmp_path: Path) -> None:
     edit, tensor, told = PLANTED[name]
-    other = change(Path(shutil.copytree(original, tmp_path / "other")), edit)
+    other = changed(original, tmp_path, edit)
     engine = build(other, tmp_path / "engine", device="cpu", dtype=dtype, proof=False)
     for built in (engine, other) if dtype == "fp32" else (engine,):
         first, *rest = compared(built, original).differences
-        assert first.name == tensor
+        assert first.name == tensor.removeprefix("model.")
         assert first.text.startswith(told), first.text
         assert len(rest) == (name == "layers exchanged")
 
@@ -122,11 +109,10 @@ def test_what_was_changed_before_quantization_is_named(
     name: str, scheme: str, original: Path, tmp_path: Path
 ) -> None:
     edit, tensor, told = PLANTED[name]
-    other = change(Path(shutil.copytree(original, tmp_path / "other")), edit)
-    quant = QuantConfig(scheme, group=32) if scheme == "w4a16" else QuantConfig(scheme)
-    engine = build(other, tmp_path / "engine", device="cpu", quant=quant, proof=False)
+    other = changed(original, tmp_path, edit)
+    engine = build(other, tmp_path / "engine", device="cpu", quant=quant_of(scheme), proof=False)
     first, *rest = compared(engine, original).differences
-    assert first.name == tensor
+    assert first.name == tensor.removeprefix("model.")
     assert len(rest) == (name == "layers exchanged")
     if name == "one weight":
         assert first.text.startswith("1 of 64 rows, from 3 to 3")
@@ -141,9 +127,8 @@ def test_what_was_changed_before_quantization_is_named(
 def test_an_engine_of_the_original_has_its_tensors(
     scheme: str, dtype: str, original: Path, tmp_path: Path
 ) -> None:
-    quant = QuantConfig(scheme, group=32) if scheme == "w4a16" else QuantConfig(scheme)
-    engine = build(original, tmp_path / "engine", device="cpu", dtype=dtype, quant=quant, proof=False)
-    found = compared(engine, original)
+    options = {"device": "cpu", "dtype": dtype, "quant": quant_of(scheme), "proof": False}
+    found = compared(build(original, tmp_path / "engine", **options), original)
     assert found.differences == ()
     assert found.compared == 19
     assert found.left_out is None
@@ -151,18 +136,17 @@ def test_an_engine_of_the_original_has_its_tensors(
 
 def test_the_same_model_in_a_file_of_another_dtype_is_no_difference(original: Path, tmp_path: Path) -> None:
     def halved(tensors: Tensors) -> None:
-        for name in tensors:
-            tensors[name] = tensors[name].bfloat16()
+        tensors.update({name: tensor.bfloat16() for name, tensor in tensors.items()})
 
-    half = change(Path(shutil.copytree(original, tmp_path / "half")), halved)
+    half = changed(original, tmp_path, halved)
     engine = build(original, tmp_path / "engine", device="cpu", dtype="fp16", proof=False)
     assert compared(engine, half).differences == ()
-    change(half, norm_times)
-    assert [one.name for one in compared(engine, half).differences] == [PLANTED["norm × 1.01"][1]]
+    change(half, at(NORM, lambda w: 1.01 * w))
+    assert [one.name for one in compared(engine, half).differences] == [NORM.removeprefix("model.")]
 
 
 def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) -> None:
-    other = change(Path(shutil.copytree(original, tmp_path / "other")), one_weight)
+    other = changed(original, tmp_path, one_weight)
     engine = build(other, tmp_path / "engine", device="cpu", proof=False)
     words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
     shown = ingot("align", engine, "--reference", original, *words)
@@ -176,7 +160,7 @@ def test_the_terminal_names_it_and_exits_with_1(original: Path, tmp_path: Path) 
 
 
 def test_a_difference_that_no_activation_shows_is_no_alignment(original: Path, tmp_path: Path) -> None:
-    other = change(Path(shutil.copytree(original, tmp_path / "other")), one_row_of_the_embedding)
+    other = changed(original, tmp_path, one_row_of_the_embedding)
     words = ("--ids", "--prompt", "5 6 7", "--steps", "1", "--device", "cpu", "--original", "ingot")
     shown = ingot("align", other, "--reference", original, *words)
     assert shown.exit_code == 1

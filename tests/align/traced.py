@@ -20,7 +20,7 @@ FLOOR = 1e-6
 PARTS = {
     "input_norm": "input_layernorm",
     "attention": "self_attn",
-    "post_attention_norm": "post_attention_layernorm",
+    "post_norm": "post_attention_layernorm",
     "mlp": "mlp",
 }
 Calls = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]

@@ -14,25 +14,26 @@ import torch
 from ingot.bench.ceiling import Ceiling, measure_ceiling
 from ingot.bench.latency import Latency, latency_entry
 from ingot.bench.load import Ask, Load, PromptSource, fixed, mixed, parse_batches
-from ingot.bench.run import Run
+from ingot.bench.run import Run, percentile, spread
 from ingot.bench.sharegpt import sharegpt_load
-from ingot.bench.spread import percentile, spread
 from ingot.bench.throughput import load_flops, throughput_entry
 from ingot.bench.work import Work, causal_pairs, read_bytes
 from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import empty_model
 from ingot.errors import ConfigError
+from ingot.layers.decoder import Decoder
 from ingot.models.registry import find_architecture
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
 
 
-def seven_b() -> DecoderConfig:
-    hf = json.loads((SHAPES / "llama-7b.json").read_text())
-    return find_architecture(hf["architectures"]).read_config(hf)
+def model_of(shape: str, build: BuildConfig) -> Decoder:
+    """A shape without its weights."""
+    hf = json.loads((SHAPES / f"{shape}.json").read_text())
+    architecture = find_architecture(hf["architectures"])
+    return empty_model(architecture, architecture.read_config(hf), build, QuantConfig(), KernelPlan())
 
 
 # --- percentiles and arrivals ----------------------------------------------------------------------------
@@ -66,10 +67,7 @@ def test_the_mixed_load_has_the_totals_of_the_anchors() -> None:
     assert (len(load.asks), load.prompt_tokens, load.new_tokens) == (256, 47_539, 53_807)
     assert mixed(10).asks == load.asks[:10]
     assert load.longest <= 2048
-    assert json.loads(json.dumps(load.to_json()))["lengths"][0] == [
-        load.asks[0].prompt_tokens,
-        load.asks[0].new_tokens,
-    ]
+    assert load.to_json()["lengths"][0] == [load.asks[0].prompt_tokens, load.asks[0].new_tokens]
 
 
 def test_prompts_are_new_at_every_call_and_the_same_in_every_run() -> None:
@@ -164,11 +162,9 @@ def test_a_file_of_requests_that_cannot_be_used(tmp_path: Path, value: Any, mess
 
 
 def test_the_work_of_the_7b_is_that_of_its_shape() -> None:
-    config = seven_b()
-    architecture = find_architecture(["LlamaForCausalLM"])
-    model = empty_model(architecture, config, BuildConfig("fp16"), QuantConfig(), KernelPlan())
+    model = model_of("llama-7b", BuildConfig("fp16"))
     assert read_bytes(model) == 2 * (7_720_931_328 - 151936 * 4096)  # 14.2 GB: all but the embedding
-    work = Work.of(config, read_bytes(model), torch.float16)
+    work = Work.of(model.config, read_bytes(model), torch.float16)
     assert work.kv_bytes == 2 * 32 * 4096 * 2  # 512 KiB a token
     assert work.decode_bytes(8, 576) == read_bytes(model) + 8 * 576 * 524_288
     assert work.linear_flops == 2 * 32 * (4 * 4096**2 + 3 * 4096 * 11008)
@@ -181,10 +177,7 @@ def test_the_work_of_the_7b_is_that_of_its_shape() -> None:
 
 
 def test_a_tied_head_is_read_and_a_table_of_positions_is_not() -> None:
-    hf = json.loads((SHAPES / "gpt2-medium.json").read_text())
-    architecture = find_architecture(hf["architectures"])
-    config = architecture.read_config(hf)
-    model = empty_model(architecture, config, BuildConfig("fp16", 1, 1024), QuantConfig(), KernelPlan())
+    model = model_of("gpt2-medium", BuildConfig("fp16", 1, 1024))
     model.lm_head.weight = model.embed_tokens.weight
     assert read_bytes(model) == 2 * (354_823_168 - 1024 * 1024)
 
@@ -193,7 +186,8 @@ def test_a_window_limits_what_is_seen() -> None:
     assert causal_pairs(5) == 15
     assert causal_pairs(5, window=2) == 1 + 2 + 2 + 2 + 2
     assert causal_pairs(2, window=4) == 3
-    work = Work.of(seven_b().replace(sliding_window=64), 0, torch.float16)
+    config = model_of("llama-7b", BuildConfig("fp16")).config.replace(sliding_window=64)
+    work = Work.of(config, 0, torch.float16)
     assert work.decode_bytes(1, 1000) == work.decode_bytes(1, 64)
 
 

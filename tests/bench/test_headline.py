@@ -101,30 +101,12 @@ def test_the_first_round_has_everything() -> None:
 
 def test_the_run_of_all_writes_a_file_a_process(shape: Path, tmp_path: Path) -> None:
     """As it is run on a GPU, of one scheme's second round."""
-    run = [
-        sys.executable,
-        "benchmarks/fewer_bits.py",
-        "headline/none",
-        "--json",
-        str(tmp_path),
-        "--rounds",
-        "2",
-    ]
-    more = [
-        "--engine",
-        "--shape",
-        str(shape),
-        "--device",
-        "cpu",
-        "--small",
-        "--threads",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    done = subprocess.run([*run, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+    script = [sys.executable, "benchmarks/fewer_bits.py", "--json", str(tmp_path)]
+    engine = f"--engine --shape {shape} --device cpu --small --threads 1 --repeats 1".split()
+    run = [*script, "headline/none", "--rounds", "2", *engine]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     table = joined(tmp_path / "headline")
     assert table["schemes"]["none"]["rounds"] == 1
-    missing = [sys.executable, "benchmarks/fewer_bits.py", "headline/w9", "--json", str(tmp_path)]
-    assert subprocess.run(missing, cwd=ROOT, capture_output=True, check=False).returncode == 2
+    missing = subprocess.run([*script, "headline/w9"], cwd=ROOT, capture_output=True, check=False)
+    assert missing.returncode == 2

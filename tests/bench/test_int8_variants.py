@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.int8_variants import OPS, Int8Stack, candidates
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.dry_run import dry_run
 
 
 @pytest.mark.parametrize(("bits", "rows"), [(8, 3), (8, 20), (4, 3)])
@@ -33,11 +29,7 @@ def test_all_tiles_give_the_same(bits: int, rows: int, op: str) -> None:
 
 
 def test_a_dry_run_writes_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, script = tmp_path / "found.json", str(ROOT / "benchmarks" / "int8_variants.py")
-    monkeypatch.setattr(sys, "argv", [script, "--dry", "--cases", "8x4,8x20", "--json", str(found)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    runpy.run_path(script, run_name="__main__")
-    first, second = json.loads(found.read_text(encoding="utf-8"))["cases"]
+    first, second = dry_run("int8_variants.py", "8x4,8x20", tmp_path / "found.json", monkeypatch)
     assert (first["rows"], second["rows"]) == (4, 20)
     assert all(first["tried"][op] for op in OPS)
     assert all(second["tried"][op] for op in OPS)

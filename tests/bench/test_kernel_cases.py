@@ -10,8 +10,7 @@ import torch
 
 from ingot.bench import kernel_cases
 from ingot.bench.ceiling import Ceiling
-from ingot.bench.graph_timer import REPLAYS
-from ingot.bench.kernel_case import Case, Inputs
+from ingot.bench.kernel_case import REPLAYS, Case, Inputs
 from ingot.bench.kernel_cases import BLOCK, Setting, all_cases, contiguous, turns_at
 from ingot.bench.kernel_layer import LayerStack
 from ingot.bench.kernels import Kernels, Shape, measure_kernels

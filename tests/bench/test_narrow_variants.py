@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.narrow_variants import ALL, OPS, NarrowStack
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.dry_run import dry_run
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -33,11 +29,7 @@ def test_few_rows_are_the_small_kernels() -> None:
 
 
 def test_a_dry_run_writes_every_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, script = tmp_path / "found.json", str(ROOT / "benchmarks" / "narrow_variants.py")
-    monkeypatch.setattr(sys, "argv", [script, "--dry", "--cases", "4x9,8x2", "--json", str(found)])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    runpy.run_path(script, run_name="__main__")
-    first, second = json.loads(found.read_text(encoding="utf-8"))["cases"]
+    first, second = dry_run("narrow_variants.py", "4x9,8x2", tmp_path / "found.json", monkeypatch)
     assert set(first["ways"]) >= {"small", *(f"packed {op}" for op in OPS), "packed gate_up+qkv+down+o"}
     assert set(second["ways"]) == {"small"}
     for case in (first, second):

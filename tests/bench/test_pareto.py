@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from ingot.bench.pareto import pareto
+import pytest
+
+from ingot.bench.sweep_record import pareto
 
 
-def test_what_costs_more_must_gain_more() -> None:
-    assert pareto([(3, 5), (1, 2), (2, 2), (2, 4), (4, 4)]) == [1, 3, 0]
-
-
-def test_of_equal_choices_the_first_stands_for_all() -> None:
-    assert pareto([(1, 2), (1, 2), (2, 2)]) == [0]
-    assert pareto([]) == []
+@pytest.mark.parametrize(
+    ("choices", "kept"),
+    [
+        ([], []),
+        ([(3, 5), (1, 2), (2, 2), (2, 4), (4, 4)], [1, 3, 0]),  # what costs more must gain more
+        ([(1, 2), (1, 2), (2, 2)], [0]),  # of equal ones the first stands for all
+        ([(2, 5), (1, 5), (1, 5)], [1]),
+        ([(3, 9), (1, 1), (2, 4)], [1, 2, 0]),
+    ],
+)
+def test_pareto_keeps_what_nothing_beats(choices: list[tuple[float, float]], kept: list[int]) -> None:
+    assert pareto(choices) == kept

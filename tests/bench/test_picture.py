@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import pytest
 
 from ingot.bench.chart import LABEL_SIZE, MARK_SIZE, Frame, Mark, Panel, Scale, Series, tick_texts
-from ingot.bench.pareto import pareto
 from ingot.bench.picture import write_png
 from ingot.bench.picture_html import Page, svg, write_html
 from ingot.compare.table import Table
@@ -27,13 +26,6 @@ def line(name: str, x: float, y: float, count: int = 8) -> Series:
 
 LINES = (line("a<b", 15, 200), line("c", 15.01, 199), line("d", 31, 90))
 PANEL = Panel("Speed & memory", "GB", "tokens/s", LINES, front=((15.4, 198.0), (31.2, 90.0)))
-
-
-def test_pareto_keeps_what_nothing_beats() -> None:
-    assert pareto([]) == []
-    assert pareto([(15.9, 120.0), (16.2, 230.0), (17.0, 200.0), (15.9, 110.0)]) == [0, 1]
-    assert pareto([(2, 5), (1, 5), (1, 5)]) == [1]
-    assert pareto([(3, 9), (1, 1), (2, 4)]) == [1, 2, 0]
 
 
 def test_scales_are_logarithmic_where_values_span_enough() -> None:

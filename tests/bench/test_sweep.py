@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.bench import sweep_line
-from ingot.bench.ceiling import Ceiling
 from ingot.bench.latency import Latency
 from ingot.bench.load import Ask
-from ingot.bench.memory import Memory
+from ingot.bench.machine import Memory
 from ingot.bench.opening import open_side
 from ingot.bench.run import Run
 from ingot.bench.side import Side, SideSpec
-from ingot.bench.sweep import Sweep, best, record_of, run_sweep
+from ingot.bench.sweep import Sweep, run_sweep
 from ingot.bench.sweep_line import (
     DIED,
     DOES_NOT_FIT,
@@ -32,30 +30,16 @@ from ingot.bench.sweep_line import (
     measure_apart,
     measure_line,
 )
+from ingot.bench.sweep_record import best, record_of
 from ingot.bench.sweep_report import broken, limits, panels, sweep_table
 from ingot.bench.sweep_store import POINTS, Store, read_points
 from ingot.bench.work import Work
 from ingot.cli.sweep_quality import TextQuality
 from ingot.engine.builder import build
 from ingot.errors import CheckpointError, ConfigError, OutOfMemoryError
-from tests.tiny_models import save_model, tiny_config
 
 SHAPE = Latency((1,), prompt_tokens=8, new_tokens=4, repeats=2)
 POINT_KEYS = {"line", "kind", "dtype", "quant", "batch", "status", "at", "settings", "machine", "command"}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_model(tiny_config("llama"), folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ceiling that takes no time."""
-    found = Ceiling(10.0, 1.0, "fp32", 1, 1)
-    monkeypatch.setattr(sweep_line, "measure_ceiling", lambda device, dtype: found)
 
 
 class FakeSide:
@@ -139,10 +123,9 @@ def test_pytorchs_errors_of_memory_are_limits_and_others_are_not(checkpoint: Pat
     for error in (torch.OutOfMemoryError("CUDA out of memory. Tried"), cpu):
         told = list(measure_line(line, wanted, None, lambda s, error=error: FakeSide(s, 1, error)))
         assert told[-1]["point"]["status"] == DOES_NOT_FIT
+    other = RuntimeError("illegal memory access")
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        list(
-            measure_line(line, wanted, None, lambda s: FakeSide(s, 1, RuntimeError("illegal memory access")))
-        )
+        list(measure_line(line, wanted, None, lambda s: FakeSide(s, 1, other)))
 
 
 def test_a_side_that_cannot_even_be_loaded_does_not_fit(checkpoint: Path) -> None:
@@ -277,14 +260,15 @@ def test_lines_are_named_once_each(checkpoint: Path) -> None:
 
 def test_an_engine_and_unknown_precisions_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     engine = build(checkpoint, tmp_path / "engine", max_batch_size=2, max_seq_len=32, device="cpu")
-    with pytest.raises(ConfigError, match="an engine has one precision"):
-        Sweep(spec_of(engine))
-    with pytest.raises(ConfigError, match=r"unknown quantization scheme; seen: w3; allowed: .*none"):
-        Sweep(spec_of(checkpoint), quants=("none", "w3"))
-    with pytest.raises(ConfigError, match="unknown dtype"):
-        Sweep(spec_of(checkpoint), dtypes=("fp8",))
-    with pytest.raises(ConfigError, match="compares only with Hugging Face"):
-        Sweep(spec_of(checkpoint), against="vllm")
+    refused: list[tuple[Path, dict[str, Any], str]] = [
+        (engine, {}, "an engine has one precision"),
+        (checkpoint, {"quants": ("none", "w3")}, "unknown quantization scheme; seen: w3; allowed: .*none"),
+        (checkpoint, {"dtypes": ("fp8",)}, "unknown dtype"),
+        (checkpoint, {"against": "vllm"}, "compares only with Hugging Face"),
+    ]
+    for path, wanted, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            Sweep(spec_of(path), **wanted)
 
 
 def test_a_line_a_scheme(checkpoint: Path) -> None:

@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from ingot.bench import sweep_line
-from ingot.bench.ceiling import Ceiling
 from ingot.bench.sweep_store import POINTS
 from tests.e2e.terminal import ingot
-from tests.tiny_models import save_model, tiny_config
 
 SMALL = ("--prompt-tokens", 8, "--new-tokens", 4, "--repeats", 1, "--device", "cpu", "--threads", 1)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checkpoint")
-    save_model(tiny_config("llama"), folder)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ceiling that takes no time."""
-    monkeypatch.setattr(sweep_line, "measure_ceiling", lambda device, dtype: Ceiling(10.0, 1.0, "fp32", 1, 1))
-
-
-def sizes(line: dict[str, Any]) -> list[int]:
-    return [point["batch"] for point in line["points"]]
-
-
-def sweep(*words: object) -> Any:
-    return ingot("sweep", *words)
-
-
 def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "new"
-    words = (
-        checkpoint,
-        "--dtype",
-        "fp32",
-        "--batch",
-        "1,2",
-        *SMALL,
-        "--out",
-        out,
-        "--no-png",
-    )
-    result = sweep(*words)
+    result = ingot("sweep", checkpoint, "--dtype=fp32", "--batch=1,2", *SMALL, "--out", out, "--no-png")
     assert result.exit_code == 0, result.stderr
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith("fp32")]
     assert [row[:2] for row in rows] == [["fp32", "1"], ["fp32", "2"]]
@@ -59,7 +21,7 @@ def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) ->
     record = json.loads((out / "sweep.json").read_text())
     assert (record["schema"], record["verb"]) == (1, "sweep")
     for line in record["lines"]:
-        assert sizes(line) == [1, 2]
+        assert [point["batch"] for point in line["points"]] == [1, 2]
         for point in line["points"]:
             assert point["figures"]["output_tokens_per_s"] > 0
             assert point["memory"]["weights_gb"] > 0
@@ -67,7 +29,7 @@ def test_from_the_command_line_to_the_files(checkpoint: Path, tmp_path: Path) ->
     page = (out / "sweep.html").read_text()
     assert page.count("<svg") == 2
     assert "<script" not in page
-    shown = sweep("--draw", "--out", out, "--no-png", "--json")
+    shown = ingot("sweep", "--draw", "--out", out, "--no-png", "--json")
     assert json.loads(shown.stdout) == record
 
 
@@ -89,7 +51,7 @@ def test_misuse_exits_with_2_and_says_what_to_do(checkpoint: Path, tmp_path: Pat
         ((tmp_path / "absent", *out), "neither an existing folder nor"),
         (("--draw", "--out", tmp_path, "--no-png"), "there are no measured points"),
     ):
-        result = sweep(*words)
+        result = ingot("sweep", *words)
         assert result.exit_code == 2, words
         assert message in " ".join(result.stderr.replace("│", " ").split()), (words, result.stderr)
     assert not (tmp_path / POINTS).exists()

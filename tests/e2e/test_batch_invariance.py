@@ -31,6 +31,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"vocab_size": 997, "n_positions": 512, "n_embd": 256}),
     "window": ("mistral", WIDE | {"sliding_window": 90}),
     "qwen3": ("qwen3", WIDE),
+    "gemma2": ("gemma2", WIDE | {"sliding_window": 90}),
 }
 PLACES = [
     pytest.param("cpu", "fp32", id="cpu"),

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from ingot import LLM
+from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.builder import build
-from tests.e2e.terminal import ingot, run_json
-from tests.e2e.tiny import write_tiny
+from tests.e2e.terminal import ingot
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flags")
-    return build(write_tiny(folder / "checkpoint"), folder / "engine", max_seq_len=128)
+def engine(tiny_engine: Path) -> Path:
+    return tiny_engine
 
 
 @pytest.mark.parametrize("words", [["-n", "2"], ["--num-beams", "2"], ["--logprobs", "3"]])
@@ -34,23 +31,6 @@ def test_logprobs_are_seen_with_json_only(engine: Path) -> None:
     result = ingot("run", engine, "Hi", "--logprobs", 3)
     assert result.exit_code == 2
     assert "--json" in result.stderr
-    (line,) = run_json(engine, "Hi", "--logprobs", 3, "--max-new-tokens", 2)
-    assert len(line["answers"][0]["logprobs"][0]["top"]) == 3
-
-
-def test_a_value_out_of_range_is_told_before_loading() -> None:
-    start = time.monotonic()
-    result = ingot("run", "no/such/engine", "Hi", "--top-p", 2)
-    assert result.exit_code == 2
-    assert "top_p is out of range" in result.stderr
-    assert "--top-p" in result.stderr
-    assert time.monotonic() - start < 30
-
-
-def test_the_line_end_of_stdin_is_no_part_of_the_prompt(engine: Path) -> None:
-    (piped,) = run_json(engine, stdin="Hi there\n")
-    (given,) = run_json(engine, "Hi there")
-    assert piped["prompt_token_ids"] == given["prompt_token_ids"]
 
 
 def test_the_end_of_a_pipe_closes_a_block(engine: Path) -> None:
@@ -59,55 +39,27 @@ def test_the_end_of_a_pipe_closes_a_block(engine: Path) -> None:
     assert result.stdout.strip()
 
 
-def test_a_cut_answer_is_said_to_be(engine: Path) -> None:
-    result = ingot("run", engine, "Hi", "--max-new-tokens", 2, "--ignore-eos", "--threads", 1)
-    assert result.exit_code == 0
-    assert "cut off" in result.stderr
-    assert "cut off" not in result.stdout
-
-
-def test_logprobs_come_with_their_text(engine: Path) -> None:
-    (line,) = run_json(engine, "Hi", "--logprobs", 2, "--max-new-tokens", 3, "--ignore-eos")
-    (answer,) = line["answers"]
-    assert all(isinstance(step["text"], str) for step in answer["logprobs"])
-    assert [[type(v) for v in entry] for entry in answer["logprobs"][0]["top"]] == [[int, float, str]] * 2
-
-
-def test_a_failed_turn_of_a_piped_chat_fails_it_at_the_end(engine: Path) -> None:
-    result = ingot("chat", engine, "--max-new-tokens", 3, stdin="word " * 400 + "\nHi\n")
-    assert result.exit_code == 1
-    assert "too long" in result.stderr
-    assert result.stdout.strip()
-
-
-def test_recast_tensors_are_told_in_one_line(engine: Path) -> None:
-    wide = build(engine.parent / "checkpoint", engine.parent / "wide", max_seq_len=128, dtype="fp32")
-    narrow = build(engine.parent / "checkpoint", engine.parent / "narrow", max_seq_len=128, dtype="fp16")
-    back = build(engine.parent / "checkpoint", engine.parent / "again", max_seq_len=128, dtype="fp16")
-    assert ingot("diff", narrow, back).stdout == "equal\n"
-    assert "17 tensors: F16 -> F32, values equal" in ingot("diff", narrow, wide).stdout
+def test_recast_tensors_are_told_in_one_line(tiny: Path, engine: Path, tmp_path: Path) -> None:
+    options = {"max_seq_len": 128, "max_batch_size": 4, "device": "cpu", "proof": False}
+    wide = build(tiny, tmp_path / "wide", dtype="fp32", **options)
+    assert "17 tensors: F16 -> F32, values equal" in ingot("diff", engine, wide).stdout
 
 
 @pytest.mark.parametrize("verb", ["run", "chat"])
-def test_batch_invariance_is_asked_for(engine: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    setup = LLM._setup
-
-    def recorded(self: LLM, engine: object, runtime: RuntimeConfig) -> None:
-        seen.append(runtime.batch_invariant)
-        setup(self, engine, runtime)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(LLM, "_setup", recorded)
-    words = [verb, engine, *(["Hi"] if verb == "run" else []), "--max-new-tokens", 2]
+def test_batch_invariance_is_asked_for(
+    engine: Path, verb: str, setups: list[tuple[BuildConfig, RuntimeConfig]]
+) -> None:
+    words = [verb, engine, *(["Hi"] if verb == "run" else []), "--max-new-tokens", 2, "--threads", 1]
     plain, invariant = (ingot(*words, *flag, stdin="Hi\n") for flag in ((), ("--batch-invariant",)))
     assert plain.exit_code == invariant.exit_code == 0
     assert plain.stdout == invariant.stdout
-    assert seen == [False, True]
+    assert [runtime.batch_invariant for _, runtime in setups] == [False, True]
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("run", "no/such/engine", "Hi", "--top-p", "2"), "error: top_p is out of range\n"),
         (("run",), "error: missing argument 'ENGINE'\n  fix: see `ingot run --help`\n"),
         (("run", "--foo"), "error: no such option: --foo\n  fix: see `ingot run --help`\n"),
         (("rnu",), "error: no such command 'rnu'. Did you mean 'run'?\n  fix: see `ingot --help`\n"),

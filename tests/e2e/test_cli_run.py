@@ -10,7 +10,6 @@ import pytest
 
 from ingot import LLM, SamplingParams
 from ingot.cli.sampling import _HELP
-from ingot.engine.builder import build
 from ingot.llm.conversation import Conversation
 from tests.e2e.terminal import ingot, run_json
 from tests.e2e.tiny import END_OF_TEXT, write_tiny
@@ -20,10 +19,8 @@ MAX_SEQ_LEN = 128
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine")
-    checkpoint = write_tiny(folder / "checkpoint")
-    return build(checkpoint, folder / "tiny", max_seq_len=MAX_SEQ_LEN, max_batch_size=4, device="cpu")
+def engine(tiny_engine: Path) -> Path:
+    return tiny_engine
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,9 @@ def test_json_holds_everything(engine: Path, llm: LLM) -> None:
         assert (answer["text"], answer["token_ids"]) == (output.text, output.token_ids)
         assert (answer["finish_reason"], answer["stopped_by"]) == ("length", None)
         assert [step["token_id"] for step in answer["logprobs"]] == output.token_ids
-        assert all(len(step["top"]) == 2 for step in answer["logprobs"])
+        assert all(isinstance(step["text"], str) for step in answer["logprobs"])
+        for step in answer["logprobs"]:
+            assert [[type(v) for v in entry] for entry in step["top"]] == [[int, float, str]] * 2
         assert line["timing"]["output_tokens"] == 6
 
 
@@ -121,7 +120,7 @@ def test_ids_that_are_none(engine: Path, words: str) -> None:
 
 
 def test_stdin_is_one_prompt(engine: Path) -> None:
-    (line,) = run_json(engine, stdin="two\nlines é")
+    (line,) = run_json(engine, stdin="two\nlines é\n")
     assert line["prompt"] == "two\nlines é"
     assert "stdin is not UTF-8" in ingot("run", engine, stdin=b"\xff").stderr
 

@@ -26,24 +26,16 @@ from ingot.engine.ledger import CPU_CACHE_BYTES, Ledger, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.memory_sizes import CPU_PROCESS_BYTES
 from ingot.errors import OutOfMemoryError
+from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SHAPE = Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-7b.json"
-MAX_SEQ_LEN = 2048
 REFUSED = "does not fit this machine's memory"
 SetMemory = Callable[[int], None]
 
-VERBS = {
-    "run": ("run", "{engine}", "Hi", "--max-new-tokens", 3, "--device", "cpu"),
-    "chat": ("chat", "{engine}", "--max-new-tokens", 3, "--device", "cpu"),
-    "repro": ("repro", "{engine}", "--layer", 0, "--prompt", "Hi", "--out", "{tmp}/l", "--device", "cpu"),
-    "bench": ("bench", "latency", "{engine}", "--batch", 1, "--prompt-tokens", 4, "--new-tokens", 2,
-              "--repeats", 1, "--device", "cpu"),
-    "eval": ("eval", "perplexity", "{engine}", "--data", "{tmp}/text.txt", "--window", 16, "--device", "cpu"),
-    "verify": ("verify", "{engine}", "--device", "cpu"),
-}  # fmt: skip
+LIMITED = VERBS | {"verify": ("verify", "{engine}", "--device", "cpu")}
 OTHERS = {
     "build": ("build", "{checkpoint}", "-o", "{tmp}/built", "--device", "cpu"),
     "doctor": ("doctor", "{checkpoint}", "--data", "{tmp}/text.txt", "--quant", "w8a16", "--budget", "kl=1",
@@ -86,17 +78,9 @@ def lacking(found: Ledger, short: int) -> int:
     return math.ceil((found.least - short) / found.setting.runtime.memory_fraction)
 
 
-def call(words: tuple[object, ...], engine: Path, checkpoint: Path, tmp: Path, *flags: object) -> Any:
-    (tmp / "text.txt").write_text("the quick brown fox jumps over the lazy dog " * 4)
-    told = [str(word).format(engine=engine, checkpoint=checkpoint, tmp=tmp) for word in words]
-    return ingot(*told, *flags, stdin="Hi\n")
-
-
-def shown(stderr: str) -> list[str]:
-    """The flags of an error's fixes; another machine has none."""
-    (line,) = re.findall(r"^  fix: (.*)$", stderr, re.M)
-    fixes = [re.sub(r" \(costs \w+\)$", "", fix) for fix in line.split(" or ")]
-    return [fix for fix in fixes if fix.startswith("--")]
+def flags(stderr: str) -> list[str]:
+    """Those of an error's fixes; another machine has none."""
+    return [fix for fix in shown(stderr) if fix.startswith("--")]
 
 
 class TestBeforeAllocating:
@@ -166,7 +150,7 @@ class TestShare:
 
 
 class TestVerbs:
-    @pytest.mark.parametrize("verb", VERBS)
+    @pytest.mark.parametrize("verb", LIMITED)
     def test_each_takes_what_it_is_advised(
         self, engine: Path, checkpoint: Path, available: SetMemory, tmp_path: Path, verb: str
     ) -> None:
@@ -174,14 +158,14 @@ class TestVerbs:
         if verb == "verify":  # which runs cases of its own
             values = {"runtime": RuntimeConfig(cache_tokens=2048)}
         available(lacking(bill(engine, **values), 100 * KIB))
-        failed = call(VERBS[verb], engine, checkpoint, tmp_path)
+        failed = call(LIMITED[verb], tmp_path, engine)
         assert failed.exit_code == (2 if verb == "eval" else 1)
         assert REFUSED in failed.stderr
-        found = shown(failed.stderr)
+        found = flags(failed.stderr)
         assert found[0].startswith("--memory-fraction")
         assert not re.search("--quant|--dtype|--kv-dtype", failed.stderr)
         for fix in found:
-            done = call(VERBS[verb], engine, checkpoint, tmp_path, *fix.split())
+            done = call(LIMITED[verb], tmp_path, engine, *fix.split())
             assert done.exit_code == 0, (fix, done.stderr)
 
     @pytest.mark.parametrize("verb", OTHERS)
@@ -189,12 +173,12 @@ class TestVerbs:
         self, engine: Path, checkpoint: Path, available: SetMemory, tmp_path: Path, verb: str
     ) -> None:
         available(CPU_PROCESS_BYTES)
-        failed = call(OTHERS[verb], engine, checkpoint, tmp_path)
+        failed = call(OTHERS[verb], tmp_path, engine, checkpoint=checkpoint)
         assert failed.exit_code == (1 if verb == "build" else 2)
         assert "fit this machine's memory" in failed.stderr
         assert not (tmp_path / "built").exists()
         available(GIB)
-        done = call(OTHERS[verb], engine, checkpoint, tmp_path)
+        done = call(OTHERS[verb], tmp_path, engine, checkpoint=checkpoint)
         assert "memory" not in done.stderr
 
     def test_a_sweep_ends_there(self, checkpoint: Path, tmp_path: Path) -> None:
@@ -291,7 +275,7 @@ class TestWithoutLedger:
                 "cpu",
             ),
         }
-        failed = call(words[verb], engine, checkpoint, tmp_path)
+        failed = call(words[verb], tmp_path, engine, checkpoint=checkpoint)
         assert "Hugging Face's class does not fit" in failed.stderr
 
     def test_what_fits_and_what_does_not(self, available: SetMemory) -> None:

@@ -21,16 +21,27 @@ def cut(path: Path, keep: float) -> None:
     path.write_bytes(data[: int(len(data) * keep)])
 
 
-def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
+def manifest(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """The manifest is changed."""
+
+    def tamper(engine: Path) -> None:
+        path = engine / "manifest.json"
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    return tamper
 
 
-def swap_weights(engine: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(engine / "weights.safetensors")
-    change(tensors)
-    save_file(tensors, engine / "weights.safetensors")
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], object]:
+    """Tensors are changed, and the file is whole."""
+
+    def tamper(engine: Path) -> None:
+        tensors = load_file(engine / "weights.safetensors")
+        change(tensors)
+        save_file(tensors, engine / "weights.safetensors")
+
+    return tamper
 
 
 TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -40,38 +51,17 @@ TAMPERINGS: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest cut": (lambda e: cut(e / "manifest.json", 0.5), "manifest.json"),
     "manifest a list": (lambda e: (e / "manifest.json").write_text("[]"), "manifest.json"),
     "manifest no text": (lambda e: (e / "manifest.json").write_bytes(b"\xff\xfe\x00"), "manifest.json"),
-    "format version": (
-        lambda e: edit(e / "manifest.json", lambda d: d.update(format_version=99)),
-        "99.*build it again",
-    ),
-    "unknown key": (lambda e: edit(e / "manifest.json", lambda d: d.update(colour="red")), "colour"),
-    "unknown architecture": (
-        lambda e: edit(e / "manifest.json", lambda d: d["model"].update(architecture="bert")),
-        "bert",
-    ),
-    "another size": (
-        lambda e: edit(e / "manifest.json", lambda d: d["model"].update(hidden_size=64)),
-        "do not match",
-    ),
-    "more layers": (
-        lambda e: edit(e / "manifest.json", lambda d: d["model"].update(num_layers=3)),
-        "layers.2",
-    ),
-    "no tensors": (lambda e: edit(e / "manifest.json", lambda d: d.update(tensors={})), "do not match"),
-    "tensor entry": (
-        lambda e: edit(e / "manifest.json", lambda d: d["tensors"]["norm.weight"].update(shape=[31])),
-        "norm.weight",
-    ),
-    "stored shape": (
-        lambda e: swap_weights(e, lambda t: t.update({"norm.weight": torch.ones(31)})),
-        "norm.weight",
-    ),
-    "stored dtype": (
-        lambda e: swap_weights(e, lambda t: t.update({"norm.weight": torch.ones(32).half()})),
-        "norm.weight",
-    ),
-    "tensor gone": (lambda e: swap_weights(e, lambda t: t.pop("norm.weight")), "norm.weight"),
-    "tensor more": (lambda e: swap_weights(e, lambda t: t.update(extra=torch.ones(1))), "extra"),
+    "format version": (manifest(lambda d: d.update(format_version=99)), "99.*build it again"),
+    "unknown key": (manifest(lambda d: d.update(colour="red")), "colour"),
+    "unknown architecture": (manifest(lambda d: d["model"].update(architecture="bert")), "bert"),
+    "another size": (manifest(lambda d: d["model"].update(hidden_size=64)), "do not match"),
+    "more layers": (manifest(lambda d: d["model"].update(num_layers=3)), "layers.2"),
+    "no tensors": (manifest(lambda d: d.update(tensors={})), "do not match"),
+    "tensor entry": (manifest(lambda d: d["tensors"]["norm.weight"].update(shape=[31])), "norm.weight"),
+    "stored shape": (weights(lambda t: t.update({"norm.weight": torch.ones(31)})), "norm.weight"),
+    "stored dtype": (weights(lambda t: t.update({"norm.weight": torch.ones(32).half()})), "norm.weight"),
+    "tensor gone": (weights(lambda t: t.pop("norm.weight")), "norm.weight"),
+    "tensor more": (weights(lambda t: t.update(extra=torch.ones(1))), "extra"),
 }
 
 

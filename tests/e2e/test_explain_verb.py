@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 
-from ingot import LLM, build
+from ingot import LLM
 from tests.e2e.terminal import ingot
-from tests.e2e.tiny import write_tiny
 
 CHAT = [{"role": "user", "content": "Hi\n é"}]
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("engine")
-    return build(
-        write_tiny(folder / "tiny"), folder / "engine", max_seq_len=128, max_batch_size=4, device="cpu"
-    )
+def engine(tiny_engine: Path) -> Path:
+    return tiny_engine
 
 
 @pytest.fixture
@@ -53,12 +49,12 @@ def test_text(engine: Path, chat: Path) -> None:
     assert "Hugging Face's generate, called with the same values," in lines
 
 
-def test_nothing_is_loaded(engine: Path, tmp_path: Path) -> None:
+def test_nothing_is_loaded(tiny: Path, engine: Path, tmp_path: Path) -> None:
     """An engine whose weights are gone, and a checkpoint, can be explained."""
     copy = shutil.copytree(engine, tmp_path / "copy")
     (copy / "weights.safetensors").unlink()
     assert ingot("explain", copy, "--prompt", "Hi").exit_code == 0
-    assert "room for 254" in ingot("explain", write_tiny(tmp_path / "tiny"), "--ids", "1 2").stdout
+    assert "room for 254" in ingot("explain", tiny, "--ids", "1 2").stdout
 
 
 def test_stdin_and_an_object(engine: Path) -> None:

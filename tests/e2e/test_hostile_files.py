@@ -17,14 +17,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from ingot import LLM, build
+from ingot import LLM
 from ingot.config.json_text import MAX_BYTES, JsonError, load_json, parse_json
 from ingot.errors import ConfigError, EngineError, IngotError, RequestError
 from ingot.llm.repro import capture_layer, replay
 from ingot.llm.repro_bundle import read_bundle, write_bundle
 from tests.e2e.folders import ROOT
 from tests.e2e.terminal import ingot
-from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids
 
 TEXTS = {
@@ -54,13 +53,13 @@ ENGINE_FILES = ("manifest.json", "proof.json", "plan.json", "verify.json")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny(tmp_path_factory.mktemp("checkpoint") / "tiny")
+def checkpoint(tiny: Path) -> Path:
+    return tiny
 
 
 @pytest.fixture(scope="module")
-def engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(checkpoint, tmp_path_factory.mktemp("engine") / "engine", max_batch_size=2, device="cpu")
+def engine(tiny_engine: Path) -> Path:
+    return tiny_engine
 
 
 def write(path: Path, text: str) -> Path:

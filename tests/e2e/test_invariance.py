@@ -21,7 +21,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "window", "gemma2"])
 def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
     llm, prompt = make(kind, device), random_ids(20, seed=3)
     with watch(llm) as steps:
@@ -33,7 +33,7 @@ def test_cached_is_uncached(make: Make, kind: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_batched_is_single(make: Make, kind: str, device: str) -> None:
     llm, params = make(kind, device), mixed_params(len(PROMPTS))
     expected = alone(llm, PROMPTS, params)
@@ -89,7 +89,7 @@ def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "window"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "window", "gemma2"])
 def test_chunked_is_whole(make: Make, kind: str, device: str) -> None:
     whole, chunked = make(kind, device), make(kind, device, batch=4, token_budget=7)
     params = mixed_params(len(PROMPTS))
@@ -163,14 +163,8 @@ def test_qwen_shares_a_beginning_only_under_the_same_alpha(golden: Path) -> None
     ids = random_ids(120, seed=9, vocab_size=500)
     prompts = [ids[:60], ids[:80], ids[:63], ids[:120]]  # alpha 1, 3, 1, 3; seq_length is 64
     sharing, fresh = (
-        LLM(
-            folder,
-            "cpu",
-            max_batch_size=4,
-            max_seq_len=200,
-            runtime=RuntimeConfig(block_size=16, prefix_reuse=reuse),
-        )
-        for reuse in (True, False)
+        LLM(folder, "cpu", max_batch_size=4, max_seq_len=200, runtime=runtime)
+        for runtime in (RuntimeConfig(block_size=16, prefix_reuse=reuse) for reuse in (True, False))
     )
     starts = []
     for prompt in prompts:
@@ -253,3 +247,19 @@ def test_block_size_changes_nothing(make: Make, block_size: int, device: str) ->
     llm, params = make("llama", device, block_size=block_size), mixed_params(len(PROMPTS))
     assert llm.executor.runner.caches[0].keys.shape[2] == block_size
     assert ids_of(llm.generate(PROMPTS, params)) == alone(make("llama", device), PROMPTS, params)
+
+
+def test_a_preempted_request_keeps_its_base(golden: Path) -> None:
+    """Qwen v1 beyond its training length."""
+    folder = golden / "qwen_v1_1_safetensors" / "hf"
+    prompts = [list(range(3, 3 + n)) for n in (118, 52, 150)]  # bases 3, 1 and 7; the second crosses 64
+    params = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    roomy = LLM(folder, device="cpu", max_seq_len=200)
+    alone = [roomy.generate([p], params)[0].token_ids for p in prompts]
+    runtime = RuntimeConfig(block_size=8, cache_tokens=360, token_budget=64)
+    tight = LLM(folder, device="cpu", max_seq_len=200, runtime=runtime)
+    together = [o.token_ids for o in tight.generate(prompts, params)]
+    assert tight.executor.num_preemptions > 0
+    assert together == alone
+    offsets = {tight.engine.model.rope_offset(len(p)) for p in prompts}
+    assert len(offsets) == 3

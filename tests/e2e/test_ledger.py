@@ -11,7 +11,7 @@ import torch
 
 from ingot import LLM, build
 from ingot.config.runtime import RuntimeConfig
-from ingot.engine import memory_error, random_weights
+from ingot.engine import memory_error
 from ingot.engine.ledger import Capacity, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.loader import setting_of
@@ -22,7 +22,7 @@ from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
-KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen")
+KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen")
 SHAPE = str(Path(__file__).parents[2] / "benchmarks" / "shapes" / "llama-7b.json")
 GIB = 1 << 30
 
@@ -31,7 +31,7 @@ GIB = 1 << 30
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("checkpoints")
     for kind in KINDS[:-1]:
-        save_model(tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2")), root / kind)
+        save_model(tiny_config(kind, tie_word_embeddings=kind in ("gpt2", "qwen2", "gemma2")), root / kind)
     write_tiny(root / "qwen")
     return {kind: root / kind for kind in KINDS}
 
@@ -114,33 +114,30 @@ class TestRunningOut:
     def fail(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-    def test_loading_an_engine(
-        self, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("place", "kind", "told"),
+        [
+            ("ingot.engine.loader.cast_weight", "engine", "the weights do not fit"),
+            ("ingot.engine.loader.cast_weight", "checkpoint", "the weights do not fit"),
+            ("ingot.engine.random_weights.fill", "config", "the weights do not fit"),
+            ("ingot.runtime.setup.make_caches", "checkpoint", "too little device memory to run"),
+        ],
+    )
+    def test_loading(
+        self,
+        checkpoints: dict[str, Path],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        place: str,
+        kind: str,
+        told: str,
     ) -> None:
-        engine = build(checkpoints["llama"], tmp_path / "engine", device="cpu")
-        monkeypatch.setattr("ingot.engine.loader.cast_weight", self.fail)
-        with pytest.raises(OutOfMemoryError, match="the weights do not fit") as error:
-            LLM(engine, "cpu")
-        self.check(error.value)
-
-    def test_assembling_a_checkpoint(
-        self, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("ingot.engine.loader.cast_weight", self.fail)
-        with pytest.raises(OutOfMemoryError, match="the weights do not fit") as error:
-            LLM(checkpoints["llama"], "cpu")
-        self.check(error.value)
-
-    def test_random_weights(self, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(random_weights, "fill", self.fail)
-        with pytest.raises(OutOfMemoryError, match="the weights do not fit") as error:
-            LLM.from_config(checkpoints["llama"], "cpu")
-        self.check(error.value)
-
-    def test_the_cache(self, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ingot.runtime.setup.make_caches", self.fail)
-        with pytest.raises(OutOfMemoryError, match="too little device memory to run") as error:
-            LLM(checkpoints["llama"], "cpu")
+        path = checkpoints["llama"]
+        if kind == "engine":
+            path = build(path, tmp_path / "engine", device="cpu", proof=False)
+        monkeypatch.setattr(place, self.fail)
+        with pytest.raises(OutOfMemoryError, match=told) as error:
+            (LLM.from_config if kind == "config" else LLM)(path, "cpu")
         self.check(error.value)
 
     def test_a_cache_that_is_too_small(self, checkpoints: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from ingot import LLM, SamplingParams, build
 from ingot.cli.limits import Limits
+from ingot.config.build import BuildConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import ledger
 from ingot.engine.loader import setting_of
@@ -95,32 +96,19 @@ class TestLowered:
         assert LLM(engines["llama"], "cpu", max_batch_size=1, max_seq_len=1).logits([3]).shape == (1, 97)
 
     def test_verify_needs_no_room_for_the_longest_request(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, setups: list[tuple[BuildConfig, RuntimeConfig]]
     ) -> None:
         save_model(tiny_config("llama", max_position_embeddings=8192), tmp_path / "hf", seed=1)
         engine = build(tmp_path / "hf", tmp_path / "engine", device="cpu", max_seq_len=8192)
-        seen: list[int] = []
-        setup = LLM._setup
-
-        def recorded(self: LLM, engine: Any, runtime: RuntimeConfig) -> None:
-            setup(self, engine, runtime)
-            seen.append(self.executor.max_seq_len)
-
-        monkeypatch.setattr(LLM, "_setup", recorded)
         found = verify(engine, "cpu", note=False)
-        assert (found.verdict, found.num_cases > 0, seen) == ("proven", True, [2048])
+        lengths = [limits.max_seq_len for limits, _ in setups]
+        assert (found.verdict, found.num_cases > 0, lengths) == ("proven", True, [2048])
 
 
 class TestFlags:
-    def test_they_reach_the_engine(self, engines: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: list[Any] = []
-        setup = LLM._setup
-
-        def recorded(self: LLM, engine: Any, runtime: RuntimeConfig) -> None:
-            seen.append((engine.manifest.build.max_batch_size, engine.manifest.build.max_seq_len, runtime))
-            setup(self, engine, runtime)
-
-        monkeypatch.setattr(LLM, "_setup", recorded)
+    def test_they_reach_the_engine(
+        self, engines: dict[str, Path], setups: list[tuple[BuildConfig, RuntimeConfig]]
+    ) -> None:
         words = ["--memory-fraction", 0.5, "--cache-tokens", 256, "--token-budget", 64]
         words += ["--max-batch-size", 2, "--max-seq-len", 100, "--max-new-tokens", 2, "--device", "cpu"]
         plain = ["--max-new-tokens", 2, "--device", "cpu"]
@@ -128,7 +116,8 @@ class TestFlags:
         assert ingot("chat", engines["qwen"], *words, stdin="Hi\n").exit_code == 0
         assert ingot("run", engines["qwen"], "Hi", *plain).exit_code == 0
         asked = RuntimeConfig(memory_fraction=0.5, cache_tokens=256, token_budget=64)
-        assert seen == [(2, 100, asked)] * 2 + [(8, 500, RuntimeConfig())]
+        found = [(limits.max_batch_size, limits.max_seq_len, runtime) for limits, runtime in setups]
+        assert found == [(2, 100, asked)] * 2 + [(8, 500, RuntimeConfig())]
 
     def test_a_checkpoint_takes_them_too(self, engines: dict[str, Path]) -> None:
         checkpoint = engines["qwen"].parent / "qwen-hf"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from ingot import LLM, Prompt, SamplingParams
 from ingot.errors import RequestError
+from tests.e2e.mixed import GREEDY, TEXTS
+from tests.e2e.watch import check_idle, watch
 
 
 @pytest.fixture(scope="module")
@@ -35,42 +38,11 @@ def test_a_prompt_of_parts_keeps_their_order_and_has_one_start_token(llm: LLM) -
     assert ids.count(llm.tokenizer.bos_id) == 1
 
 
-def test_streams_and_generate_side_by_side(llm: LLM) -> None:
-    alone = [llm.generate(p, greedy())[0].text for p in ("The sea", "Once", "A hum")]
-    first, second = llm.stream("The sea", greedy()), llm.stream("Once", greedy())
-    texts = [next(first).text, next(second).text]
-    between = llm.generate("A hum", greedy())[0].text
-    texts[1] += "".join(p.text for p in second)
-    texts[0] += "".join(p.text for p in first)
-    assert [*texts, between] == alone
-
-
-def test_a_closed_stream_gives_its_blocks_back(llm: LLM) -> None:
-    total = llm.executor.blocks.num_blocks
-    stream = llm.stream("The sea", greedy(100))
-    next(stream)
-    assert llm.executor.blocks.num_free < total
-    stream.close()
-    assert llm.executor.blocks.num_free == total
-    assert not llm.executor.has_work
-
-
 def test_a_stream_checks_its_request_at_once_and_starts_late(llm: LLM) -> None:
     with pytest.raises(RequestError, match="too long"):
         llm.stream([1] * 500, greedy())
     llm.stream("The sea", greedy())
     assert not llm.executor.has_work
-
-
-def test_text_ends_before_a_stop_string(llm: LLM) -> None:
-    whole = llm.generate("The sea", greedy(40))[0].text
-    stop = whole[10:14]
-    output = llm.generate("The sea", greedy(40, stop=[stop]))[0]
-    assert output.text == whole[: whole.index(stop)]
-    assert (output.finish_reason, output.answers[0].stopped_by) == ("stop", stop)
-    pieces = list(llm.stream("The sea", greedy(40, stop=[stop])))
-    assert "".join(p.text for p in pieces) == output.text
-    assert pieces[-1].finish_reason == "stop"
 
 
 def test_an_end_token_ends_and_is_not_in_the_output(llm: LLM) -> None:
@@ -130,3 +102,77 @@ def test_warm_up_knows_the_engines_batch(llm: LLM) -> None:
     llm.warm_up()
     with pytest.raises(RequestError, match="unsupported batch size"):
         llm.warm_up([0])
+
+
+@pytest.mark.parametrize("stop", [(), ("refine",), ("zzz", ", a")])
+def test_stream_joined_is_generate(llm: LLM, stop: tuple[str, ...]) -> None:
+    params = GREEDY.replace(max_new_tokens=50, stop=stop, logprobs=2)
+    for prompt in TEXTS:
+        output = llm.generate(prompt, params)[0]
+        pieces = list(llm.stream(prompt, params))
+        assert "".join(piece.text for piece in pieces) == output.text
+        assert [t for piece in pieces for t in piece.token_ids] == output.token_ids
+        assert [p for piece in pieces for p in piece.logprobs] == output.logprobs
+        assert [p.finish_reason for p in pieces if p.finish_reason] == [output.finish_reason]
+        assert pieces[-1].finish_reason is not None
+        assert len(pieces) > 5
+        assert not any(s in (output.text or "") for s in stop)
+        check_idle(llm)
+
+
+def test_a_stop_string_ends_the_answer_where_it_begins(llm: LLM) -> None:
+    whole = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50))[0]
+    answer = llm.generate("I dream of", GREEDY.replace(max_new_tokens=50, stop=("refine",)))[0].answers[0]
+    assert whole.text is not None
+    assert answer.text == whole.text[: whole.text.index("refine")]
+    assert (answer.finish_reason, answer.stopped_by) == ("stop", "refine")
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(llm: LLM) -> None:
+    whole = llm.generate("I dream of", GREEDY)[0].text
+    assert whole is not None
+    params = GREEDY.replace(stop=(whole[-4:] + "never",))
+    assert llm.generate("I dream of", params)[0].text == whole
+    assert "".join(piece.text for piece in llm.stream("I dream of", params)) == whole
+
+
+def test_streams_and_calls_side_by_side(llm: LLM) -> None:
+    params = GREEDY.replace(max_new_tokens=30)
+    expected = [llm.generate(p, params)[0].text for p in TEXTS]
+    streams = [llm.stream(p, params) for p in TEXTS[:2]]
+    texts = [next(s).text for s in streams]
+    assert [o.text for o in llm.generate(list(TEXTS[2:]), params)] == expected[2:]
+    before = llm.logits([5, 6, 7])
+    assert before.shape[0] == 3
+    for pieces in zip(*streams, strict=True):
+        texts = [text + piece.text for text, piece in zip(texts, pieces, strict=True)]
+    assert texts == expected[:2]
+    check_idle(llm)
+
+
+def test_a_closed_or_unread_stream_leaves_nothing(llm: LLM) -> None:
+    stream = llm.stream("I dream of", GREEDY)
+    stream.close()  # type: ignore[attr-defined]
+    check_idle(llm)
+    stream = llm.stream("I dream of", GREEDY.replace(n=3, temperature=1.0))
+    next(stream)
+    assert llm.executor.has_work
+    stream.close()  # type: ignore[attr-defined]
+    check_idle(llm)
+
+
+def test_an_answer_that_met_its_stop_string_is_computed_no_further(tiny: Path) -> None:
+    """Though another one beside it goes on."""
+    llm = LLM(tiny, "cpu")
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True)
+    whole = llm.generate("hello", params)[0].text
+    assert whole is not None
+    stop = whole[3:6]
+    with watch(llm) as seen:
+        first, other = llm.generate(["hello", "another"], [params.replace(stop=(stop,)), params])
+    assert (first.text, first.stopped_by) == (whole[: whole.index(stop)], stop)
+    assert len(other.token_ids) == 60
+    steps = Counter(share.request_id for step in seen.steps for share in step)
+    few, many = sorted(steps.values())
+    assert few <= len(first.token_ids) + 1 < many
+    check_idle(llm)

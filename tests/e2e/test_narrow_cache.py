@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +41,7 @@ MOST_KL = {"int8": 1e-3, "fp8": 1e-2}
 SEEN = {"int8": 0.02, "fp8": 0.08}  # an error of scales that a proof must see
 GREEDY = SamplingParams(max_new_tokens=20, ignore_eos=True)
 PROMPTS = [random_ids(n, seed=n) for n in (3, 40, 17, 1)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+QUANTIZE = cache_scales.quantize_heads
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +68,30 @@ def engine(cache: str, checkpoints: dict[str, Path], tmp_path_factory: pytest.Te
 
 def narrow(path: Path, cache: str, **runtime: Any) -> LLM:
     return LLM(path, "cpu", runtime=RuntimeConfig(kv_dtype=cache, **runtime))  # type: ignore[arg-type]
+
+
+Quantize = Callable[[torch.Tensor, torch.dtype], tuple[torch.Tensor, torch.Tensor]]
+
+
+def off_by(share: float) -> Quantize:
+    """The cache's rounding with scales that are off."""
+    right = cache_scales.quantize_heads
+
+    def wrong(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        numbers, scales = right(x, dtype)
+        return numbers, scales * (1 + share)
+
+    return wrong
+
+
+def cut_short(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers that are cut instead of rounded."""
+    scales = QUANTIZE(x, dtype)[1]
+    exact = x.float() / scales[..., None]
+    if dtype == torch.int8:
+        return exact.trunc().to(dtype), scales
+    bits = exact.contiguous().view(torch.int32) >> 20 << 20  # three bits of a fraction are left
+    return bits.view(torch.float32).to(dtype), scales
 
 
 def caches(llm: LLM) -> list[LayerCache]:
@@ -196,18 +213,7 @@ class TestProof:
         save_model(config, tmp_path / "checkpoint", seed=3)
         engine = build(tmp_path / "checkpoint", tmp_path / "engine", kv_dtype=cache, device="cpu")
         assert verify(engine, "cpu", note=False).verdict == "proven"
-        right = cache_scales.quantize_heads
-
-        def wrong(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-            numbers, scales = right(x, dtype)
-            if fault == "scale":
-                return numbers, scales * (1 + SEEN[cache])
-            exact = x.float() / scales[..., None]
-            if dtype == torch.int8:
-                return exact.trunc().to(dtype), scales
-            bits = exact.contiguous().view(torch.int32) >> 20 << 20  # three bits of a fraction are left
-            return bits.view(torch.float32).to(dtype), scales
-
+        wrong = off_by(SEEN[cache]) if fault == "scale" else cut_short
         monkeypatch.setattr(cache_scales, "quantize_heads", wrong)
         assert verify(engine, "cpu", note=False).verdict == "failed"
 
@@ -222,13 +228,7 @@ class TestProof:
         assert bundle.facts.kv_dtype == cache
         found = replay(bundle, torch.device("cpu"))
         assert (found.agrees, found.repeats, found.against_output) == (True, True, 0.0)
-        right = cache_scales.quantize_heads
-
-        def wrong(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-            numbers, scales = right(x, dtype)
-            return numbers, scales * (1 + 2.5 * SEEN[cache])
-
-        monkeypatch.setattr(cache_scales, "quantize_heads", wrong)
+        monkeypatch.setattr(cache_scales, "quantize_heads", off_by(2.5 * SEEN[cache]))
         assert not replay(bundle, torch.device("cpu")).agrees
 
 

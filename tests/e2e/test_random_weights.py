@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from ingot import LLM, SamplingParams
+from ingot import LLM, SamplingParams, build
+from ingot.config.build import BuildConfig
+from ingot.config.plan import KernelPlan
+from ingot.config.quant import QuantConfig
+from ingot.engine.assemble import empty_model
 from ingot.errors import CheckpointError, ConfigError, RequestError
 from ingot.models.registry import find_architecture
+from recipes.random_checkpoint import SHAPES as RECIPE_SHAPES
+from recipes.random_checkpoint import write_checkpoint, write_samples
 
 SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
 LLAMA = {
@@ -84,11 +90,6 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "parameters"), [("llama-7b", 7_720_931_328), ("gpt2-medium", 354_823_168)])
 def test_the_shapes_that_ship_are_those_of_the_benchmarks(name: str, parameters: int) -> None:
-    from ingot.config.build import BuildConfig
-    from ingot.config.plan import KernelPlan
-    from ingot.config.quant import QuantConfig
-    from ingot.engine.assemble import empty_model
-
     hf = json.loads((SHAPES / f"{name}.json").read_text())
     architecture = find_architecture(hf["architectures"])
     build = BuildConfig("fp16", 1, 1024)
@@ -122,3 +123,25 @@ def test_a_shape_of_rptq_has_drawn_numbers_and_orders(tmp_path: Path, scheme: st
     order = first.engine.model.layers[0].mlp.gate_up_proj.order  # type: ignore[union-attr]
     assert sorted(order.tolist()) == list(range(64)) != order.tolist()  # type: ignore[operator, union-attr]
     assert bool(torch.isfinite(first.logits([5, 6, 7])).all())
+
+
+def test_the_random_checkpoint_of_the_benchmarks_builds(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "tiny")
+    llm = LLM(build(tmp_path / "checkpoint", tmp_path / "engine"), device="cpu")
+    config = llm.engine.manifest.model
+    assert config.hidden_size == RECIPE_SHAPES["tiny"]["hidden_size"]
+    assert llm.engine.manifest.build.dtype == "fp16"
+    output = llm.generate([1, 2, 3], SamplingParams(max_new_tokens=5))[0]
+    assert len(output.token_ids) == 5
+    assert output.text is None
+    assert torch.isfinite(llm.logits([1, 2, 3])).all()
+
+
+def test_its_samples_calibrate(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "checkpoint", "tiny")
+    write_samples(tmp_path / "samples.jsonl", RECIPE_SHAPES["tiny"]["vocab_size"], samples=3, length=20)
+    found = {"quant": QuantConfig("w8a8", method="smoothquant"), "calib": tmp_path / "samples.jsonl"}
+    llm = LLM(build(tmp_path / "checkpoint", tmp_path / "engine", device="cpu", **found), device="cpu")
+    entry = llm.engine.manifest.calibration
+    assert entry is not None
+    assert (entry.samples, entry.tokens) == (3, 60)

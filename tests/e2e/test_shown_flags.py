@@ -30,24 +30,15 @@ from ingot.engine.memory_error import explained
 from ingot.errors import OutOfMemoryError
 from ingot.runtime import executor, setup
 from ingot.runtime.runner import Runner
+from tests.e2e.advice import MAX_SEQ_LEN, VERBS, call, shown
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 GIB = 1 << 30
 KIB = 1 << 10
-MAX_SEQ_LEN = 2048
 DEFAULT = RuntimeConfig()
 SetCard = Callable[[int], Capacity]
-
-VERBS = {
-    "run": ("run", "{engine}", "Hi", "--max-new-tokens", 3, "--ignore-eos", "--json", "--device", "cpu"),
-    "chat": ("chat", "{engine}", "--max-new-tokens", 3, "--device", "cpu"),
-    "repro": ("repro", "{engine}", "--layer", 0, "--prompt", "Hi", "--out", "{tmp}/l", "--device", "cpu"),
-    "bench": ("bench", "latency", "{engine}", "--batch", 1, "--prompt-tokens", 4, "--new-tokens", 2,
-              "--repeats", 1, "--device", "cpu"),
-    "eval": ("eval", "perplexity", "{engine}", "--data", "{tmp}/text.txt", "--window", 16, "--device", "cpu"),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -109,28 +100,16 @@ def card_lacking(found: Ledger, short: int) -> int:
     return math.ceil((needed - short) / setting.runtime.memory_fraction)
 
 
-def call(verb: str, engine: Path, tmp: Path, *flags: object) -> Any:
-    (tmp / "text.txt").write_text("the quick brown fox jumps over the lazy dog")
-    words = [str(word).format(engine=engine, tmp=tmp) for word in VERBS[verb]]
-    return ingot(*words, *flags, stdin="Hi\n")
-
-
-def shown(stderr: str) -> list[str]:
-    """The fixes of an error, without what they cost."""
-    (line,) = re.findall(r"^  fix: (.*)$", stderr, re.M)
-    return [re.sub(r" \(costs \w+\)$", "", fix) for fix in line.split(" or ")]
-
-
 class TestRun:
     """Every kind of fix, by ``ingot run``."""
 
     def check(self, engine: Path, tmp: Path, expected: list[str], *asked: object) -> None:
-        failed = call("run", engine, tmp, *asked)
+        failed = call(VERBS["run"], tmp, engine, *asked)
         assert failed.exit_code == 1
         found = shown(failed.stderr)
         assert [" ".join(re.findall(r"--[a-z-]+", fix)) for fix in found] == expected
         for fix in found:
-            done = call("run", engine, tmp, *asked, *fix.split())
+            done = call(VERBS["run"], tmp, engine, *asked, *fix.split())
             assert done.exit_code == 0, (fix, done.stderr)
             assert len(json.loads(done.stdout)["answers"][0]["token_ids"]) == 3
 
@@ -152,18 +131,18 @@ class TestRun:
         steps = whole.setting.replace(runtime=runtime.replace(token_budget=64))
         card(card_lacking(whole, whole.of("activations") - ledger(steps).of("activations") + 100 * KIB))
         asked = ["--memory-fraction", 0.95, *cache]
-        failed = call("run", engines["usual"], tmp_path, *asked)
+        failed = call(VERBS["run"], tmp_path, engines["usual"], *asked)
         together, larger = shown(failed.stderr)
         words = "--max-batch-size 1 --max-seq-len [0-9]+ --token-budget 64" + " --cache-tokens [0-9]+" * bool(
             cache
         )
         assert re.fullmatch(words, together)
         assert larger == "a card sold as 8 GB, with these settings"
-        assert call("run", engines["usual"], tmp_path, *asked, *together.split()).exit_code == 0
+        assert call(VERBS["run"], tmp_path, engines["usual"], *asked, *together.split()).exit_code == 0
 
     def test_a_larger_card_alone(self, engines: dict[str, Path], card: SetCard, tmp_path: Path) -> None:
         card(GIB)
-        failed = call("run", engines["usual"], tmp_path)
+        failed = call(VERBS["run"], tmp_path, engines["usual"])
         assert shown(failed.stderr) == ["a card sold as 8 GB, with these settings"]
 
     def test_another_dtype_is_another_build(
@@ -173,14 +152,14 @@ class TestRun:
         whole = bill(engines["fp32"], RuntimeConfig(memory_fraction=0.95))
         activations = whole.of("activations") * 0.45
         card(card_lacking(whole, int(activations)))
-        failed = call("run", engines["fp32"], tmp_path, *asked)
+        failed = call(VERBS["run"], tmp_path, engines["fp32"], *asked)
         (again,) = [fix for fix in shown(failed.stderr) if "build" in fix]
         match = re.fullmatch("`ingot build` with (--dtype fp16)", again)
         assert match is not None
         words = (*match[1].split(), "--max-seq-len", MAX_SEQ_LEN, "--max-batch-size", 8, "--device", "cpu")
         target = tmp_path / "fp16"
         assert ingot("build", engines["checkpoint"], "-o", target, "--no-proof", *words).exit_code == 0
-        assert call("run", target, tmp_path, *asked).exit_code == 0
+        assert call(VERBS["run"], tmp_path, target, *asked).exit_code == 0
 
     @pytest.mark.parametrize("card", ["cache"], indirect=True)
     def test_a_cache_below_one_request(self, engines: dict[str, Path], card: SetCard, tmp_path: Path) -> None:
@@ -201,12 +180,12 @@ class TestVerbs:
         ceiling = Ceiling(1.0, 1.0, "fp16", 1, 1)  # measuring one takes half a minute in fp16 on a CPU
         monkeypatch.setattr("ingot.bench.session.measure_ceiling", lambda *_: ceiling)
         card(card_lacking(bill(engines["usual"]), 100 * KIB))
-        failed = call(verb, engines["usual"], tmp_path)
+        failed = call(VERBS[verb], tmp_path, engines["usual"])
         assert failed.exit_code == (2 if verb == "eval" else 1)
         found = shown(failed.stderr)
         assert len(found) == 3
         for fix in found:
-            done = call(verb, engines["usual"], tmp_path, *fix.split())
+            done = call(VERBS[verb], tmp_path, engines["usual"], *fix.split())
             assert done.exit_code == 0, (fix, done.stderr)
 
     @pytest.mark.parametrize("card", ["cache"], indirect=True)
@@ -229,11 +208,11 @@ class TestVerbs:
 
         with monkeypatch.context() as patched:
             patched.setattr(Runner, "run", fail)
-            failed = call(verb, engines["usual"], tmp_path)
+            failed = call(VERBS[verb], tmp_path, engines["usual"])
         assert failed.exit_code == 1
         assert "a step does not fit" in failed.stderr
         assert shown(failed.stderr) == ["--token-budget 1024"]
-        assert call(verb, engines["usual"], tmp_path, "--token-budget", 1024).exit_code == 0
+        assert call(VERBS[verb], tmp_path, engines["usual"], "--token-budget", 1024).exit_code == 0
 
 
 def arguments(fix: Fix) -> dict[str, Any]:

@@ -9,19 +9,20 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
+from ingot.config.runtime import RuntimeConfig
 from ingot.errors import EngineError, RequestError
 from tests.e2e.mixed import GREEDY, SAMPLED, Make
-from tests.e2e.tiny import write_tiny
-from tests.e2e.watch import check_idle, watch
+from tests.e2e.watch import before_steps, check_idle, watch
 from tests.tiny_models import random_ids
 
-THREADS, ANSWERS = 8, 50
+THREADS, ANSWERS = 8, 25
 LONG = GREEDY.replace(max_new_tokens=100)
 pytestmark = pytest.mark.timeout(120)
 
@@ -33,11 +34,6 @@ def llm(make: Make) -> Iterator[LLM]:
     yield llm
     assert settled(llm)
     check_idle(llm)
-
-
-@pytest.fixture(scope="module")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return LLM(write_tiny(tmp_path_factory.mktemp("tiny") / "checkpoint"), "cpu")
 
 
 def settled(llm: LLM) -> bool:
@@ -87,7 +83,8 @@ def test_streams_in_threads_are_calls(llm: LLM) -> None:
     assert found == expected
 
 
-def test_chats_from_two_threads(talker: LLM) -> None:
+def test_chats_from_two_threads(tiny: Path) -> None:
+    talker = LLM(tiny, "cpu")
     talks = [[{"role": "user", "content": f"number {i}"}] for i in range(20)]
     expected = [talker.chat(talk).text for talk in talks]
     found = in_threads(lambda t: [talker.chat(talk).text for talk in talks[t::2]], 2)
@@ -181,18 +178,16 @@ def test_an_interrupt_ends_the_calls_of_its_thread_alone(llm: LLM, monkeypatch: 
     """Ctrl-C arrives during a step that serves two threads."""
     prompt, other = random_ids(9, seed=1), random_ids(9, seed=2)
     expected = llm.generate(other, LONG)[0].token_ids
-    run, main = llm.executor.runner.run, threading.main_thread().ident
-    steps = []
+    main, steps = threading.main_thread().ident, []
 
-    def interrupting(step: Any) -> torch.Tensor:
+    def interrupting(step: Any) -> None:
         steps.append(len(step.requests))
         if 3 not in steps and len(steps) < 50:
             time.sleep(0.05)  # the other thread and this one get their calls in, on a busy machine too
         if len(step.requests) == 3 and steps.count(3) == 5:
             signal.pthread_kill(main, signal.SIGINT)  # type: ignore[arg-type]
-        return run(step)
 
-    monkeypatch.setattr(llm.executor.runner, "run", interrupting)
+    before_steps(llm, monkeypatch, interrupting)
     beside: list[list[int]] = []
     thread = threading.Thread(target=lambda: beside.append(llm.generate(other, LONG)[0].token_ids))
     held = llm.stream(random_ids(3, seed=3), LONG)
@@ -235,17 +230,15 @@ def test_a_request_without_numbers_fails_alone(llm: LLM, monkeypatch: pytest.Mon
 def test_a_failed_step_reaches_every_waiting_caller(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = random_ids(9, seed=1)
     expected = llm.generate(prompt, GREEDY)[0].token_ids
-    run = llm.executor.runner.run
 
-    def failing(step: Any) -> torch.Tensor:
+    def failing(step: Any) -> None:
         if len(step.requests) == 4:
             raise RuntimeError("a planted failure")
-        return run(step)
 
     async def coroutine() -> None:
         await llm.agenerate(prompt, LONG)
 
-    monkeypatch.setattr(llm.executor.runner, "run", failing)
+    before_steps(llm, monkeypatch, failing)
     calls = [
         lambda: llm.generate(prompt, LONG),
         lambda: list(llm.stream(prompt, LONG)),
@@ -303,12 +296,11 @@ def test_tasks_share_steps_and_leave_alone(llm: LLM) -> None:
 def test_a_cancelled_task_ends_its_request_before_the_next_step(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, go, steps = llm.executor.runner.run, threading.Event(), []
+    go, steps = threading.Event(), []
 
-    def held(step: Any) -> torch.Tensor:
+    def held(step: Any) -> None:
         steps.append(step)
         assert go.wait(60)
-        return run(step)
 
     async def main() -> None:
         task = asyncio.create_task(llm.agenerate([1, 2, 3], LONG))  # type: ignore[arg-type]
@@ -321,7 +313,7 @@ def test_a_cancelled_task_ends_its_request_before_the_next_step(
         settled(llm)
         check_idle(llm)
 
-    monkeypatch.setattr(llm.executor.runner, "run", held)
+    before_steps(llm, monkeypatch, held)
     asyncio.run(main())
     assert len(steps) == 1
 
@@ -342,21 +334,6 @@ def test_an_event_loop_that_closes_leaves_nothing(llm: LLM) -> None:
     check_idle(llm)
 
 
-def test_threads_and_tasks_use_one_llm(llm: LLM) -> None:
-    prompts = [random_ids(9 + i, seed=i) for i in range(THREADS)]
-    expected = [llm.generate(p, SAMPLED)[0].token_ids for p in prompts]
-
-    async def task(prompt: list[int]) -> list[int]:
-        return (await llm.agenerate(prompt, SAMPLED))[0].token_ids
-
-    def work(thread: int) -> list[int]:
-        if thread % 2:
-            return asyncio.run(task(prompts[thread]))
-        return llm.generate(prompts[thread], SAMPLED)[0].token_ids
-
-    assert in_threads(work) == expected
-
-
 def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm._calls.loop._thread, "is_alive", lambda: False)  # as a forked child finds it
     with pytest.raises(EngineError, match="fork"):
@@ -367,13 +344,8 @@ def test_a_fork_is_told_that_it_cannot_step(llm: LLM, monkeypatch: pytest.Monkey
 def test_steps_use_as_many_cpu_threads_as_the_caller_has_set(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, seen = llm.executor.runner.run, []
-
-    def recorded(step: Any) -> torch.Tensor:
-        seen.append(torch.get_num_threads())
-        return run(step)
-
-    monkeypatch.setattr(llm.executor.runner, "run", recorded)
+    seen: list[int] = []
+    before_steps(llm, monkeypatch, lambda step: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     try:
         for count in (1, 2):
@@ -382,3 +354,25 @@ def test_steps_use_as_many_cpu_threads_as_the_caller_has_set(
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_a_dropped_llm_ends_its_thread(folders: dict[str, Path]) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    llm.generate([1, 2, 3], GREEDY)
+    (own,) = set(threading.enumerate()) - before
+    del llm
+    assert not own.is_alive()
+
+
+def test_a_stream_that_outlives_the_loop_closes_quietly(folders: dict[str, Path]) -> None:
+    """As one that is held in a global when the process ends."""
+    llm = LLM(folders["llama"], "cpu", max_seq_len=64, runtime=RuntimeConfig(cache_tokens=256))
+    stream = llm.stream([1, 2, 3], GREEDY)
+    next(stream)
+    loop = llm._calls.loop
+    loop._orders.put(None)
+    loop._thread.join()
+    assert not loop._thread.is_alive()
+    stream.close()  # type: ignore[attr-defined]
+    assert loop._orders.qsize() == 1  # the order to end its call: left there, and nobody waits for it

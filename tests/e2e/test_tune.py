@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ingot.engine.builder import build
 from ingot.engine.compare import compare_engines
 from ingot.engine.plan_file import read_own_plan, read_plan, usable_plan, write_plan
 from ingot.engine.tuner import tuning
-from ingot.engine.tuner.inputs import Inputs
 from ingot.errors import BuildError, ConfigError, DeviceError, EngineError
 from ingot.llm.verify import verify
 from tests.e2e.terminal import ingot as run
@@ -35,16 +33,9 @@ HERE = Machine("Some GPU", "9.0", 2, "2.11.0", "3.6.0")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tune")
-    checkpoint = write_tiny(folder / "tiny")
-    return build(checkpoint, folder / "engine", max_seq_len=64, max_batch_size=4, device="cpu")
-
-
 @pytest.fixture
-def engine(built: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(built, tmp_path / "engine"))
+def engine(tiny_engine: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_engine, tmp_path / "engine"))
 
 
 @pytest.mark.parametrize("words", [(), ("--device", "cpu")])
@@ -67,9 +58,9 @@ def test_the_engine_is_looked_for_before_the_gpu(tmp_path: Path) -> None:
 
 
 @no_gpu
-def test_a_build_on_a_cpu_has_an_empty_plan(built: Path, engine: Path, tmp_path: Path) -> None:
+def test_a_build_on_a_cpu_has_an_empty_plan(tiny: Path, engine: Path, tmp_path: Path) -> None:
     assert read_own_plan(engine) == KernelPlan()
-    words = ("build", built.parent / "tiny", "-o", tmp_path / "other", "--no-tune", "--max-seq-len", 64)
+    words = ("build", tiny, "-o", tmp_path / "other", "--no-tune", "--max-seq-len", 64)
     assert run(*words).exit_code == 0
     assert (tmp_path / "other" / "plan.json").read_text() == (engine / "plan.json").read_text()
 
@@ -85,7 +76,6 @@ class TestOnAPretendedGpu:
 
         monkeypatch.setattr(tuning, "gpu", lambda name: torch.device("cpu"))
         monkeypatch.setattr(tuning, "GraphTimer", Still)
-        monkeypatch.setattr(tuning, "Inputs", partial(Inputs, footprint=1 << 12))
 
     def test_the_plan_goes_into_the_engine(self, engine: Path, tmp_path: Path) -> None:
         copy = tmp_path / "copy"
@@ -93,18 +83,7 @@ class TestOnAPretendedGpu:
         result = run("tune", engine)
         assert (result.exit_code, result.stderr) == (0, "")
         lines = result.stdout.splitlines()
-        assert lines[0].split() == [
-            "op",
-            "shape",
-            "and",
-            "rows",
-            "default",
-            "us",
-            "best",
-            "us",
-            "gain",
-            "tiles",
-        ]
+        assert lines[0].split() == "op shape and rows default us best us gain tiles".split()  # noqa: SIM905
         assert ["small_qkv", "m1_n96_k32", "2.00", "2.00", "0.0%", "default"] in [x.split() for x in lines]
         assert re.match(r"0 of \d+ choices differ from the defaults; [\d.]+ s, [\d.]+ s of it", lines[-1])
         plan = read_own_plan(engine)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from ingot import LLM, build
 from ingot.engine import golden
 from ingot.engine.manifest import Manifest
-from ingot.engine.proof import Made, Metric, Proof, digest, read_note, read_proof, read_when
+from ingot.engine.proof import Made, Proof, digest, read_proof
 from ingot.layers import attention, mlp, norm
 from ingot.llm.replay import FACTOR
 from ingot.llm.verify import Verification, verify
@@ -25,7 +25,9 @@ from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
-KINDS = ("llama", "qwen2", "qwen3", "gpt2")
+Built = dict[str, Path]
+Copy = Callable[[str], Path]
+KINDS = ("llama", "qwen2", "qwen3", "gpt2", "gemma2")
 ODD: dict[str, dict[str, Any]] = {
     "window": {"sliding_window": 11},
     "tied": {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
@@ -52,7 +54,7 @@ ODD: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """An engine in bf16 of every kind."""
     root = tmp_path_factory.mktemp("engines")
     for kind in KINDS:
@@ -64,7 +66,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def copy(built: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
+def copy(built: Built, tmp_path: Path) -> Copy:
     """copy(kind): an engine that a test may change."""
     return lambda kind: Path(shutil.copytree(built[kind], tmp_path / kind))
 
@@ -75,7 +77,7 @@ def kinds_and_names(found: Verification) -> list[tuple[str, str]]:
 
 class TestProven:
     @pytest.mark.parametrize("kind", [*KINDS, "qwen"])
-    def test_an_engine_as_built(self, built: dict[str, Path], kind: str) -> None:
+    def test_an_engine_as_built(self, built: Built, kind: str) -> None:
         found = verify(built[kind], "cpu", note=False)
         assert found.verdict == "proven", found.failures
         assert (found.device is not None, found.dtype, found.num_cases) == (True, "fp32", 5)
@@ -86,7 +88,7 @@ class TestProven:
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_its_own_dtype_has_its_own_floor(
-        self, built: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+        self, built: Built, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In bf16 the engine is far from the fp32 proof, and within bf16's own noise."""
         monkeypatch.setattr("ingot.engine.loader.compute_dtype", lambda *_: torch.bfloat16)
@@ -97,7 +99,7 @@ class TestProven:
         assert failed.verdict == "failed"
         assert failed.first_bad_module == "layers.0.self_attn"
 
-    def test_the_cases(self, built: dict[str, Path]) -> None:
+    def test_the_cases(self, built: Built) -> None:
         proof = read_proof(built["qwen"])
         assert proof is not None
         lengths = {case.name: len(case.prompt_ids) for case in proof.claims.cases}
@@ -105,7 +107,7 @@ class TestProven:
         assert all(case.text and len(case.new_ids) == golden.NEW_TOKENS for case in proof.claims.cases)
         assert set(proof.claims.floors) == {"fp32", "fp16"}
 
-    def test_a_short_engine_has_shorter_cases(self, built: dict[str, Path], tmp_path: Path) -> None:
+    def test_a_short_engine_has_shorter_cases(self, built: Built, tmp_path: Path) -> None:
         checkpoint = built["llama"].parent / "checkpoints" / "llama"
         for length, cases in ((1, 0), (2, 5), (9, 5)):
             engine = build(checkpoint, tmp_path / str(length), max_seq_len=length, device="cpu")
@@ -129,17 +131,16 @@ class TestProven:
         found = verify(build(ROOT / "models" / "pocket-chat", tmp_path / "pocket", device="cpu"), "cpu")
         assert found.verdict == "proven", found.failures
 
-    def test_builds_agree(self, built: dict[str, Path], tmp_path: Path) -> None:
-        again = build(
-            built["qwen3"].parent / "checkpoints" / "qwen3", tmp_path / "again", dtype="bf16", device="cpu"
-        )
+    def test_builds_agree(self, built: Built, tmp_path: Path) -> None:
+        checkpoint = built["qwen3"].parent / "checkpoints" / "qwen3"
+        again = build(checkpoint, tmp_path / "again", dtype="bf16", device="cpu")
         assert contents(again) == contents(built["qwen3"])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_proven_on_a_gpu_and_on_a_cpu(built: dict[str, Path], tmp_path: Path, kind: str, dtype: str) -> None:
+def test_proven_on_a_gpu_and_on_a_cpu(built: Built, tmp_path: Path, kind: str, dtype: str) -> None:
     """Graphs and fused kernels are within the floor that plain PyTorch measured, wherever it did."""
     checkpoint = built[kind].parent / "checkpoints" / kind
     for place in ("cuda", "cpu"):
@@ -151,7 +152,7 @@ def test_proven_on_a_gpu_and_on_a_cpu(built: dict[str, Path], tmp_path: Path, ki
 
 class TestBytes:
     @pytest.mark.parametrize("name", ["layers.1.mlp.down_proj.weight", "norm.weight"])
-    def test_one_flipped_mantissa_bit_is_named(self, copy: Callable[[str], Path], name: str) -> None:
+    def test_one_flipped_mantissa_bit_is_named(self, copy: Copy, name: str) -> None:
         engine = copy("llama")
         path = engine / "weights.safetensors"
         data = bytearray(path.read_bytes())
@@ -164,7 +165,7 @@ class TestBytes:
         assert f"weights.safetensors: tensor {name}" in found.failures[0].message
         assert found.dtype is None, "nothing ran"
 
-    def test_every_damage_is_named(self, copy: Callable[[str], Path]) -> None:
+    def test_every_damage_is_named(self, copy: Copy) -> None:
         engine = copy("qwen")
         (engine / "tokenizer" / "qwen.tiktoken").write_text("")
         cut = engine / "weights.safetensors"
@@ -187,7 +188,7 @@ class TestBytes:
             (lambda text: "[]", "damaged"),
         ],
     )
-    def test_a_damaged_proof(self, copy: Callable[[str], Path], change: Any, told: str) -> None:
+    def test_a_damaged_proof(self, copy: Copy, change: Any, told: str) -> None:
         engine = copy("llama")
         path = engine / "proof.json"
         path.write_text(change(path.read_text()))
@@ -195,7 +196,7 @@ class TestBytes:
         assert (found.verdict, kinds_and_names(found)) == ("failed", [("file", "proof.json")])
         assert told in found.failures[0].message
 
-    def test_the_proof_of_another_engine(self, copy: Callable[[str], Path], built: dict[str, Path]) -> None:
+    def test_the_proof_of_another_engine(self, copy: Copy, built: Built) -> None:
         engine = copy("llama")
         shutil.copyfile(built["qwen2"] / "proof.json", engine / "proof.json")
         assert "belongs to a different manifest.json" in verify(engine, "cpu").failures[0].message
@@ -223,7 +224,7 @@ class TestNumbers:
     )
     def test_a_wrong_kernel(
         self,
-        built: dict[str, Path],
+        built: Built,
         monkeypatch: pytest.MonkeyPatch,
         place: Any,
         name: str,
@@ -243,7 +244,7 @@ class TestNumbers:
         assert first in module.message
 
     def test_a_kernel_that_is_wrong_in_decodes_only(
-        self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+        self, built: Built, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         right = attention.paged_attention
         monkeypatch.setattr(attention, "paged_attention", lambda *a, **k: right(*a, **k).mul_(1.01))
@@ -254,7 +255,7 @@ class TestNumbers:
         assert all("decoded tokens" in message for message in told)
 
     def test_one_layer_that_is_off_is_the_one_named(
-        self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+        self, built: Built, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         llm_of = LLM.of_engine
 
@@ -265,9 +266,7 @@ class TestNumbers:
         monkeypatch.setattr(LLM, "of_engine", bent)
         assert verify(built["qwen3"], "cpu", note=False).first_bad_module == "layers.1.mlp"
 
-    def test_a_kernel_that_gives_no_numbers(
-        self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_kernel_that_gives_no_numbers(self, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(mlp, "silu_mul", off(mlp.silu_mul, float("nan")))
         found = verify(built["llama"], "cpu", note=False)
         assert found.first_bad_module == "layers.0.mlp"
@@ -275,7 +274,7 @@ class TestNumbers:
         assert kinds[0] == "step"
         assert kinds[kinds.index("module") :][:2] == ["module", "engine"]
 
-    def test_another_tokenizer_is_told(self, built: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_another_tokenizer_is_told(self, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
         from ingot.processors.tokenizer_tiktoken import TiktokenTokenizer
 
         plain = TiktokenTokenizer.encode
@@ -283,9 +282,7 @@ class TestNumbers:
         found = verify(built["qwen"], "cpu", note=False)
         assert {kind for kind, _ in kinds_and_names(found)} == {"tokenizer"}
 
-    def test_a_tie_within_the_noise_is_no_failure(
-        self, built: dict[str, Path], copy: Callable[[str], Path]
-    ) -> None:
+    def test_a_tie_within_the_noise_is_no_failure(self, built: Built, copy: Copy) -> None:
         """A proof whose second token is as likely as its first, and that chose the other."""
         engine = copy("gpt2")
         proof = read_proof(engine)
@@ -314,99 +311,25 @@ def rewrite(engine: Path, proof: Proof, **claims: Any) -> Proof:
     return changed
 
 
-class TestStanding:
-    def test_an_unproven_engine_says_so(
-        self, checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine = build(checkpoint, tmp_path / "engine", device="cpu", proof=False)
-        assert not (engine / "proof.json").exists()
-        LLM(engine, "cpu")
-        (record,) = caplog.records
-        assert "unproven" in record.getMessage()
-        assert verify(engine, "cpu").verdict == "unproven"
-        assert ingot("verify", engine, "--device", "cpu").exit_code == 3
-        assert "unproven" in ingot("inspect", engine).stdout
-
-    def test_a_failed_verify_is_remembered_until_it_passes(
-        self, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine = copy("llama")
-        LLM(engine, "cpu")
-        assert not caplog.records
-        with monkeypatch.context() as patch:
-            patch.setattr(mlp, "silu_mul", off(mlp.silu_mul, 0.01))
-            assert verify(engine, "cpu").noted
-        LLM(engine, "cpu")
-        assert "failed its last" in caplog.text
-        assert "layers.0.mlp" in caplog.text
-        caplog.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr("ingot.engine.proof.platform.node", lambda: "elsewhere")
-            LLM(engine, "cpu")
-        assert not caplog.records, "another machine's failure is not this one's"
-        assert verify(engine, "cpu").verdict == "proven"
-        LLM(engine, "cpu")
-        assert not caplog.records
-        note = read_note(engine)
-        assert note is not None
-        assert note.passed
-
-    def test_a_folder_that_cannot_be_written(
-        self, copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine = copy("llama")
-        engine.chmod(0o555)
-        if os.access(engine, os.W_OK):  # root may write anywhere
-
-            def refused(*_: object, **__: object) -> None:
-                raise PermissionError("no")
-
-            monkeypatch.setattr(Path, "write_text", refused)
-        before = contents(engine)
-        found = verify(engine, "cpu")
-        engine.chmod(0o755)
-        assert (found.verdict, found.noted) == ("proven", False)
-        assert contents(engine) == before
-
-    def test_a_broken_note_is_none(self, copy: Callable[[str], Path]) -> None:
-        engine = copy("llama")
-        for text in ("{", "[]", '{"verified": {"passed": false}}', "null"):
-            (engine / "verify.json").write_text(text)
-            assert (read_note(engine), read_when(engine)) == (None, None)
-            assert LLM(engine, "cpu").logits([1]).shape == (1, 97)
-
-    def test_verify_keeps_when_the_proof_was_made(self, copy: Callable[[str], Path]) -> None:
-        engine = copy("llama")
-        made = read_when(engine)
-        assert made is not None
-        found = verify(engine, "cpu")
-        assert (found.verdict, read_when(engine)) == ("proven", made)
-        assert (found.proven_by or {})["time"] == made.time
-        assert made.time in ingot("inspect", engine).stdout
-        (engine / "verify.json").unlink()
-        assert ingot("verify", engine, "--device", "cpu").exit_code == 0
-        assert read_when(engine) is None
-        assert "proven by" in ingot("inspect", engine).stdout
-
-    def test_metrics_are_shown_and_judged(self, copy: Callable[[str], Path]) -> None:
-        engine = copy("llama")
-        proof = read_proof(engine)
-        assert proof is not None
-        metric = Metric("perplexity", 7.5, 8.0, "lower", "wiki.jsonl", "00" * 32, "meta/llama", 7.4)
-        rewrite(engine, proof, metrics=(metric,))
-        shown = ingot("verify", engine, "--device", "cpu")
-        assert shown.exit_code == 0
-        assert "perplexity 7.5 (limit <= 8) on wiki.jsonl" in shown.stdout
-        rewrite(engine, proof, metrics=(metric.replace(limit=7.0),))
-        assert kinds_and_names(verify(engine, "cpu")) == [("metric", "perplexity")]
+def test_text_and_json(copy: Copy) -> None:
+    engine = copy("qwen")
+    shown = ingot("verify", engine, "--device", "cpu")
+    assert (shown.exit_code, shown.stdout.splitlines()[0].startswith("proven ")) == (0, True)
+    assert "% of a row of logits" in shown.stdout
+    told = json.loads(ingot("verify", engine, "--device", "cpu", "--json").stdout)
+    assert (told["verdict"], told["failures"], told["dtype"]) == ("proven", [], "fp32")
+    assert told["proven_by"]["dtype"] == "fp16"
+    inspected = json.loads(ingot("inspect", engine, "--json").stdout)
+    assert inspected["proof"]["cases"]["long"] == [200, 16]
+    assert inspected["doubt"] is None
+    assert "golden cases" in ingot("inspect", engine).stdout
+    assert ingot("diff", engine, engine).exit_code == 0
 
 
 def test_a_model_that_gives_no_numbers_is_built_without_a_proof(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_model(tiny_config("llama"), tmp_path / "checkpoint")
-    from safetensors.torch import load_file, save_file
-
     path = tmp_path / "checkpoint" / "model.safetensors"
     weights = load_file(path)
     weights["model.norm.weight"][0] = 3e38
@@ -416,7 +339,7 @@ def test_a_model_that_gives_no_numbers_is_built_without_a_proof(
     assert read_proof(engine) is None
 
 
-def test_a_proof_reads_as_it_was_written(built: dict[str, Path]) -> None:
+def test_a_proof_reads_as_it_was_written(built: Built) -> None:
     text = (built["llama"] / "proof.json").read_text()
     proof = read_proof(built["llama"])
     assert proof is not None

@@ -8,10 +8,11 @@ Owns a record of the steps that a runner was given. Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 
 from ingot import LLM
@@ -28,7 +29,6 @@ class Share:
     start: int
     count: int
     samples: bool
-    num_tokens: int
 
 
 @dataclass
@@ -78,12 +78,8 @@ def watch(llm: LLM) -> Iterator[Steps]:
     run, launch = runner.run, runner.launch
 
     def record(step: ScheduledBatch) -> None:
-        seen.steps.append(
-            [
-                Share(i.request.request_id, i.start, i.count, i.samples, i.request.num_tokens)
-                for i in step.requests
-            ]
-        )
+        shares = [(i.request.request_id, i.start, i.count, i.samples) for i in step.requests]
+        seen.steps.append([Share(*values) for values in shares])
 
     def recorded_run(step: ScheduledBatch) -> torch.Tensor:
         record(step)
@@ -100,6 +96,17 @@ def watch(llm: LLM) -> Iterator[Steps]:
     finally:
         runner.run, runner.launch = run, launch  # type: ignore[method-assign]
         seen.preemptions = llm.executor.num_preemptions - before
+
+
+def before_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch, act: Callable[[ScheduledBatch], object]) -> None:
+    """``act(step)`` comes before every step that is not sent ahead."""
+    run = llm.executor.runner.run
+
+    def acting(step: ScheduledBatch) -> torch.Tensor:
+        act(step)
+        return run(step)
+
+    monkeypatch.setattr(llm.executor.runner, "run", acting)
 
 
 def check_idle(llm: LLM) -> None:

@@ -1,24 +1,26 @@
-"""Tiny models that several files use; they run fastest on one thread."""
+"""Tiny models and data that several files use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
 
 
-@pytest.fixture(autouse=True, scope="package")
-def one_thread() -> Iterator[None]:
-    """One thread for every test of this folder."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records))
+    return path
+
+
+def write_ids(path: Path, *texts: list[int]) -> Path:
+    """A file of token ids."""
+    return write(path, *({"token_ids": text} for text in texts))
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from ingot.evaluate.doctor.probe import Probe
 from ingot.evaluate.limits import limits_for
 from ingot.evaluate.side import SideSpec
 from tests.e2e.terminal import ingot
+from tests.evaluate.conftest import write_ids
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 ROOT = Path(__file__).parents[2]
@@ -33,8 +34,7 @@ OPERATORS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("samples") / "ids.jsonl"
-    path.write_text("".join(json.dumps({"token_ids": random_ids(40, seed=n)}) + "\n" for n in range(6)))
-    return path
+    return write_ids(path, *(random_ids(40, seed=n) for n in range(6)))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors[f"model.layers.1.mlp.{part}.weight"][:, loud] = 6.0
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def usual(data: Path) -> tuple[object, ...]:
+    """Words of ``ingot doctor``; of a flag that is given twice the last counts."""
+    return ("--data", data, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
 
 
 def diagnosed(checkpoint: Path, samples: Path, budget: float, **wanted: object) -> Diagnosis:
@@ -103,12 +108,8 @@ def test_the_planted_layer_is_the_most_sensitive(planted: Path, samples: Path, t
 def test_texts_in_windows_and_batches_count_as_a_divergence_does(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "long.jsonl"
     sizes = (100, 2, 90, 3, 128)
-    path.write_text(
-        "".join(json.dumps({"token_ids": random_ids(n, seed=n)}) + "\n" for n in sizes)
-        + '{"token_ids": [5]}\n'
-    )
+    path = write_ids(tmp_path / "long.jsonl", *(random_ids(n, seed=n) for n in sizes), [5])
     monkeypatch.setattr("ingot.evaluate.doctor.probe.BATCH_TOKENS", 130)
     found = diagnosed(llama, path, 10.0)
     assert found.facts["counts"]["counted_tokens"] == sum(sizes) - len(sizes)
@@ -124,8 +125,8 @@ def test_the_mix_keeps_the_planted_layer_in_more_bits(planted: Path, samples: Pa
     all_asked = diagnosed(planted, samples, 10.0).uniform["w4a16"]
     budget = 0.5 * all_asked.measured
     out, told = tmp_path / "mixed.yaml", tmp_path / "found.json"
-    words = ("--data", samples, "--quant", "w4a16", "--budget", f"kl={budget}", "--device", "cpu")
-    shown = ingot("doctor", planted, *words, "--out", out, "--json-file", told)
+    words = ("--budget", f"kl={budget}", "--out", out, "--json-file", told)
+    shown = ingot("doctor", planted, *usual(samples), *words)
     assert shown.exit_code == 0, shown.output
     first = next(line for line in shown.stdout.splitlines() if line.startswith("layers."))
     assert first.startswith(PLANTED)
@@ -184,7 +185,7 @@ def test_w8a8_moves_few_weights_out_of_8_bits(planted: Path, samples: Path, tmp_
 
 def test_a_budget_that_no_mix_keeps(planted: Path, samples: Path, tmp_path: Path) -> None:
     out = tmp_path / "mixed.yaml"
-    words = ("--data", samples, "--quant", "w4a16", "--device", "cpu", "--out", out)
+    words = (*usual(samples), "--out", out)
     shown = ingot("doctor", planted, *words, "--budget", "kl=1e-9", "--up-to", "w8a16")
     assert shown.exit_code == 1
     assert "no mix stays within 1e-09 nats: all layers in w8a16 give" in shown.stdout
@@ -228,14 +229,7 @@ def test_a_diagnosis_is_the_same_twice(planted: Path, samples: Path) -> None:
 def test_what_is_misused(
     words: tuple[str, ...], told: str, llama: Path, samples: Path, tmp_path: Path
 ) -> None:
-    usual = {
-        "--data": str(samples),
-        "--quant": "w4a16",
-        "--budget": "kl=1",
-        "--out": str(tmp_path / "m.yaml"),
-    }
-    asked = usual | dict(zip(words[::2], words[1::2], strict=True)) | {"--device": "cpu"}
-    shown = ingot("doctor", llama, *(word for pair in asked.items() for word in pair))
+    shown = ingot("doctor", llama, *usual(samples), "--out", tmp_path / "m.yaml", *words)
     assert shown.exit_code == 2, shown.output
     assert told in shown.stderr
     assert not list(tmp_path.iterdir())
@@ -243,16 +237,14 @@ def test_what_is_misused(
 
 def test_checkpoints_and_data_that_do_not_serve(llama: Path, samples: Path, tmp_path: Path) -> None:
     def refused(checkpoint: Path, data: Path) -> str:
-        words = ("--quant", "w4a16", "--budget", "kl=1", "--device", "cpu", "--out", tmp_path / "m.yaml")
-        shown = ingot("doctor", checkpoint, "--data", data, *words)
+        shown = ingot("doctor", checkpoint, *usual(data), "--out", tmp_path / "m.yaml")
         assert shown.exit_code == 2, shown.output
         return str(shown.stderr)
 
     text = tmp_path / "text.txt"
     text.write_text("some words")
     assert "has no tokenizer" in refused(llama, text)
-    odd = tmp_path / "odd.jsonl"
-    odd.write_text('{"token_ids": [1, 97]}\n')
+    odd = write_ids(tmp_path / "odd.jsonl", [1, 97])
     assert "a token id outside the vocabulary" in refused(llama, odd)
     engine = build(llama, tmp_path / "engine", device="cpu", proof=False)
     assert "an engine's schemes are fixed" in refused(engine, samples)
@@ -267,8 +259,8 @@ def test_an_interrupt_leaves_the_old_file(
     out = tmp_path / "mixed.yaml"
     out.write_text("scheme: w8a16\n")
     monkeypatch.setattr(Probe, "together", lambda self, options: os.kill(os.getpid(), number))
-    words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
-    shown = ingot("doctor", llama, *words, "--out", out, "--force", "--json-file", tmp_path / "j.json")
+    more = ("--out", out, "--force", "--json-file", tmp_path / "j.json")
+    shown = ingot("doctor", llama, *usual(samples), *more)
     assert shown.exit_code == 128 + number
     assert out.read_text() == "scheme: w8a16\n"
     assert list(tmp_path.iterdir()) == [out]
@@ -280,13 +272,12 @@ def test_a_file_that_is_there_is_replaced_by_force_alone(
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "doctor.yaml"
     out.write_text("scheme: w8a16\n")
-    words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
     for more in ((), ("--out", out)):
-        shown = ingot("doctor", llama, *words, *more)
+        shown = ingot("doctor", llama, *usual(samples), *more)
         assert shown.exit_code == 2
         assert "--force replaces it" in shown.stderr
         assert out.read_text() == "scheme: w8a16\n"
-    assert ingot("doctor", llama, *words, "--force").exit_code == 0
+    assert ingot("doctor", llama, *usual(samples), "--force").exit_code == 0
     assert read_quant(str(out)) != QuantConfig("w8a16")
 
 
@@ -296,8 +287,8 @@ def test_a_quantized_config_is_no_beginning(llama: Path, samples: Path) -> None:
 
 
 def test_the_json_and_the_tables(llama: Path, samples: Path, tmp_path: Path) -> None:
-    words = ("--data", samples, "--quant", "w4a16", "--budget", "kl=1", "--device", "cpu")
-    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml", "--json")
+    words = (*usual(samples), "--out", tmp_path / "m.yaml")
+    shown = ingot("doctor", llama, *words, "--json")
     record = json.loads(shown.stdout)
     assert record["held"] is True
     assert record["ladder"] == ["w4a16", "w8a16", "none"]
@@ -311,14 +302,8 @@ def test_the_json_and_the_tables(llama: Path, samples: Path, tmp_path: Path) -> 
         "kl_measured": 0.0,
         "schemes": {"none": 8},
     }
-    shown = ingot("doctor", llama, *words, "--out", tmp_path / "m.yaml", "--force")
-    for told in (
-        "summed by operator",
-        "summed by decoder layer",
-        "the mix",
-        "all w8a16",
-        "KL measured",
-    ):
+    shown = ingot("doctor", llama, *words, "--force")
+    for told in ("summed by operator", "summed by decoder layer", "the mix", "all w8a16", "KL measured"):
         assert told in shown.stdout
 
 

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from ingot import LLM, build
 from ingot.compare.spec import longest
+from ingot.config.runtime import RuntimeConfig
 from ingot.evaluate.data import read_data
 from ingot.evaluate.limits import limits_for
 from ingot.evaluate.opening import open_side
@@ -23,6 +24,8 @@ from ingot.evaluate.perplexity import Reading, perplexity
 from ingot.evaluate.side import SideSpec
 from ingot.runtime.likelihood import target_logprobs
 from tests.e2e.terminal import ingot
+from tests.e2e.tiny import write_tiny
+from tests.evaluate.conftest import write, write_ids
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 POCKET = Path(__file__).parents[2] / "models" / "pocket-chat"
@@ -40,16 +43,11 @@ def record(*words: object, code: int = 0) -> dict[str, Any]:
     return json.loads(result.stdout)
 
 
-def write(path: Path, *records: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records))
-    return path
-
-
 @pytest.fixture(scope="module")
 def ids(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three texts of token ids: one longer than any window here, one of two tokens, one of a single one."""
-    texts = [random_ids(150, seed=5), random_ids(2, seed=6), [7]]
-    return write(tmp_path_factory.mktemp("data") / "ids.jsonl", *({"token_ids": text} for text in texts))
+    path = tmp_path_factory.mktemp("data") / "ids.jsonl"
+    return write_ids(path, random_ids(150, seed=5), random_ids(2, seed=6), [7])
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +100,6 @@ def test_likelihood_is_that_of_the_logits(llama: Path) -> None:
 
 
 def test_likelihood_of_a_chunked_prompt(llama: Path) -> None:
-    from ingot.config.runtime import RuntimeConfig
-
     text = random_ids(100, seed=4)
     whole = LLM(llama, "cpu").log_likelihood(text)
     chunked = LLM(llama, "cpu", max_batch_size=4, runtime=RuntimeConfig(token_budget=7))
@@ -127,16 +123,13 @@ def test_bits_per_byte_of_known_text(golden: Path, tmp_path: Path) -> None:
 
 def test_divergence_from_itself_is_nothing(llama: Path, ids: Path) -> None:
     found = record("divergence", llama, "--data", ids, "--against", llama, "--max-delta", 0)
-    assert found["divergence"]["kl_max"] == 0
-    assert found["divergence"]["top1_agreement"] == 100
-    assert found["worst"] == []
-    assert found["verdict"] == "within"
+    assert (found["divergence"]["kl_max"], found["divergence"]["top1_agreement"]) == (0, 100)
+    assert (found["worst"], found["verdict"]) == ([], "within")
 
 
 def test_divergence_from_another_is_the_direct_one(llama: Path, other_llama: Path, ids: Path) -> None:
-    found = record(
-        "divergence", llama, "--data", ids, "--against", other_llama, "--window", 128, "--limit", 1, code=1
-    )
+    words = ("--against", other_llama, "--window", 128, "--limit", 1)
+    found = record("divergence", llama, "--data", ids, *words, code=1)
     text = json.loads(ids.read_text().splitlines()[0])["token_ids"]
     kl, agree = [], []
     for part in (text[:128], text[128:]):
@@ -149,27 +142,26 @@ def test_divergence_from_another_is_the_direct_one(llama: Path, other_llama: Pat
         agree.append(p.argmax(1) == q.argmax(1))
     values = torch.cat(kl)
     assert found["counts"]["counted_tokens"] == len(values) == 148
-    assert found["divergence"]["kl_mean"] == pytest.approx(values.mean().item(), rel=1e-4)
-    assert found["divergence"]["kl_median"] == pytest.approx(values.quantile(0.5).item(), rel=1e-4)
-    assert found["divergence"]["kl_p99"] == pytest.approx(values.quantile(0.99).item(), rel=1e-4)
-    assert found["divergence"]["top1_agreement"] == pytest.approx(
-        100 * torch.cat(agree).double().mean().item()
-    )
+    direct = {
+        "kl_mean": values.mean(),
+        "kl_median": values.quantile(0.5),
+        "kl_p99": values.quantile(0.99),
+        "top1_agreement": 100 * torch.cat(agree).double().mean(),
+    }
+    for name, value in direct.items():
+        assert found["divergence"][name] == pytest.approx(value.item(), rel=1e-4)
     assert found["worst"][0]["kl"] == pytest.approx(values.max().item(), rel=1e-4)
     assert found["worst"][0]["next"]["token_id"] == text[found["worst"][0]["position"]]
     assert found["verdict"] == "beyond"
 
 
 def test_worst_positions_are_told_with_their_text(chatter: Path, tmp_path: Path) -> None:
-    from tests.e2e.tiny import write_tiny
-
     other = write_tiny(tmp_path / "other", seed=9)
     (tmp_path / "a.txt").write_text("Once upon a time 有一天")
     result = run("divergence", chatter, "--data", tmp_path / "a.txt", "--against", other)
     assert result.exit_code == 1
-    assert "the positions that differ most" in result.stdout
-    assert "Once upon" in result.stdout
-    assert "beyond the limit: kl_mean" in result.stdout
+    for told in ("the positions that differ most", "Once upon", "beyond the limit: kl_mean"):
+        assert told in result.stdout
 
 
 @pytest.mark.parametrize("verb", ["perplexity", "divergence"])
@@ -189,13 +181,9 @@ def test_summaries_and_answers_beside_huggingface(chatter: Path, asked: Path, tm
     rows = tmp_path / "rows.jsonl"
     words = ("--data", asked, "--against", "hf", "--against-batch", 2, "--max-new-tokens", 12)
     found = record("summarize", chatter, *words, "--items", rows)
-    assert found["counts"] == {
-        "cases": 3,
-        "too_long": 0,
-        "cut": 1,
-        "cut_tokens": found["counts"]["cut_tokens"],
-    }
-    assert found["counts"]["cut_tokens"] > 300
+    cut = found["counts"].pop("cut_tokens")
+    assert cut > 300
+    assert found["counts"] == {"cases": 3, "too_long": 0, "cut": 1}
     assert found["agreement"]["same_tokens"] == 3
     assert {delta["delta"] for delta in found["deltas"]} == {0.0}
     assert found["sides"][0]["input_tokens"] == found["sides"][1]["input_tokens"]
@@ -221,18 +209,8 @@ def test_answers_are_those_of_the_library(chatter: Path, asked: Path, tmp_path: 
 
 def test_the_pocket_model_sums_up(tmp_path: Path) -> None:
     heldout = POCKET.parents[1] / "recipes" / "heldout.jsonl"
-    words = (
-        "--data",
-        heldout,
-        "--where",
-        "task=summary",
-        "--where",
-        "language=zh",
-        "--limit",
-        2,
-        "--against",
-        f"hf:{POCKET}",
-    )
+    chosen = ("--where", "task=summary", "--where", "language=zh", "--limit", 2)
+    words = ("--data", heldout, *chosen, "--against", f"hf:{POCKET}")
     engine = build(POCKET, tmp_path / "engine", device="cpu", max_seq_len=256)
     found = record("summarize", engine, *words, "--max-new-tokens", 60)
     assert found["sides"][0]["metrics"]["rougeL"] == pytest.approx(100)
@@ -371,19 +349,9 @@ def test_qwen_v1_is_compared_up_to_its_training_length(chatter: Path) -> None:
 
 
 def test_bf16_beside_fp32_on_a_cpu(tmp_path: Path, llama: Path, ids: Path) -> None:
-    words = (
-        "divergence",
-        llama,
-        "--data",
-        ids,
-        "--against",
-        "hf",
-        "--dtype",
-        "bf16",
-        "--against-dtype",
-        "fp32",
-    )
-    found = record(*words, "--max-delta", 1, "--max-delta", "top1_disagreement=100")
+    dtypes = ("--dtype", "bf16", "--against-dtype", "fp32")
+    limits = ("--max-delta", 1, "--max-delta", "top1_disagreement=100")
+    found = record("divergence", llama, "--data", ids, "--against", "hf", *dtypes, *limits)
     assert [side["facts"]["dtype"] for side in found["sides"]] == ["bf16", "fp32"]
     assert 0 < found["divergence"]["kl_mean"] < 0.1
 

@@ -1,9 +1,10 @@
-"""Perplexity is told with its window, and one that nobody chose is the same alone and beside another side."""
+"""Windows of perplexity: how they are told, which nobody chose, and the bytes of the tokens that count."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+import pytest
 
 from ingot import build
 from ingot.cli.metric_text import metric_line
@@ -12,7 +13,11 @@ from ingot.evaluate.data import read_data
 from ingot.evaluate.perplexity import DEFAULT_WINDOW, Reading, prepare
 from ingot.evaluate.side import SideSpec
 from tests.e2e.terminal import ingot
-from tests.tiny_models import random_ids, save_model, tiny_config
+from tests.evaluate.conftest import write, write_ids
+from tests.evaluate.test_eval import record
+from tests.tiny_models import random_ids
+
+TEXTS = ("A text of bytes, é and 漢字 among them, long enough for windows.", "b", "Another.")
 
 
 def test_a_window_that_nobody_chose_is_the_same_alone_and_beside_huggingface(tmp_path: Path) -> None:
@@ -26,12 +31,10 @@ def test_a_window_that_nobody_chose_is_the_same_alone_and_beside_huggingface(tmp
         assert (found.window, found.stride) == (1024, 512)
 
 
-def test_perplexity_is_told_with_its_window(tmp_path: Path) -> None:
-    save_model(tiny_config("llama"), tmp_path / "llama", seed=1)
-    path = tmp_path / "ids.jsonl"
-    path.write_text(json.dumps({"token_ids": random_ids(60)}))
+def test_perplexity_is_told_with_its_window(llama: Path, tmp_path: Path) -> None:
+    path = write_ids(tmp_path / "ids.jsonl", random_ids(60))
     words = ("--data", path, "--window", 48, "--stride", 16, "--device", "cpu")
-    shown = ingot("eval", "perplexity", tmp_path / "llama", *words).stdout
+    shown = ingot("eval", "perplexity", llama, *words).stdout
     assert "perplexity, window 48, stride 16\n" in shown
 
 
@@ -39,3 +42,13 @@ def test_a_metric_of_a_proof_names_its_window() -> None:
     metric = Metric("perplexity", 7.5, None, "lower", "wiki.jsonl", "00", window=(1024, 512))
     assert metric_line(metric)[1] == "perplexity 7.5 on wiki.jsonl with window 1024, stride 512"
     assert Metric.from_json(metric.to_json()) == metric
+
+
+@pytest.mark.parametrize(("window", "stride"), [(16, 8), (16, 16), (64, 1)])
+def test_with_a_token_a_byte_both_are_as_many(
+    chatter: Path, window: int, stride: int, tmp_path: Path
+) -> None:
+    data = write(tmp_path / "texts.jsonl", *({"text": text} for text in TEXTS))
+    counts = record("perplexity", chatter, "--data", data, "--window", window, "--stride", stride)["counts"]
+    assert counts["tokens"] == sum(len(text.encode()) for text in TEXTS if len(text) > 1)
+    assert 0 < counts["counted_bytes"] == counts["counted_tokens"] < counts["tokens"]

@@ -167,7 +167,7 @@ def narrow(
     small_gate_up_triton(x, weight(22016, 4096), norm, 1e-6, tiles)
     index, cache = empty(rows, dtype=torch.int64), empty(100, 32, 64, 128, dtype=dtype)
     place = (empty(100, 128, dtype=FULL), index, index, index, cache, cache, 32, 32, 128)
-    small_qkv_triton(x, weight(12288, 4096), None, norm, 1e-6, *place, 0, tiles)
+    small_qkv_triton(x, weight(12288, 4096), None, norm, 1e-6, *place, tiles=tiles)
     small_linear_parts_triton(x, weight(4096, 4096), tiles)
 
 
@@ -184,7 +184,7 @@ def qkv(dtype: torch.dtype, rows: int, kv_heads: int, head_dim: int, rotary: int
         empty(outputs, dtype=dtype),
     )
     place = (empty(100, rotary, dtype=FULL), index, index, index, cache, cache, 32, kv_heads, head_dim)
-    small_qkv_triton(x, w, bias, norm, 1e-6, *place, 2048, {"OVERLAP": overlap})
+    small_qkv_triton(x, w, bias, norm, 1e-6, *place, 2048, tiles={"OVERLAP": overlap})
 
 
 def feed() -> None:

@@ -15,10 +15,11 @@ from ingot.kernels.norm.rms_norm import rms_norm_triton
 from ingot.kernels.norm.sum_norm import sum_norm_triton
 from ingot.kernels.product.int8_matmul import int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv_triton
+from ingot.kernels.product.small_qkv import small_int8_qkv_triton
 from ingot.kernels.rows.endings import InInt8
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
-from ingot.kernels.tiles.int8_tiles import BESIDE, LARGE_NAMES, MOST_GROUP_RESULTS
+from ingot.kernels.tiles.int8_tiles import LARGE_NAMES, MOST_GROUP_RESULTS
+from ingot.kernels.tiles.tables import listed
 from ingot.kernels.weight.int4_weight import Int4Weight
 from tests.kernels.compile_cases import BRAIN, FULL, HALF, empty
 
@@ -61,7 +62,7 @@ def head_places(dtype: torch.dtype, rows: int) -> tuple[Any, ...]:
 def small_int8(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Every product of a few rows in 8 bits."""
     x = rows_in_8(rows, 4096)
-    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *head_places(dtype, rows), 0, tiles)
+    small_int8_qkv_triton(x, weight_in_8(12288, 4096), None, *head_places(dtype, rows), tiles=tiles)
     small_int8_linear_triton(x, weight_in_8(22016, 4096), dtype, empty(22016, dtype=dtype), None, None, tiles)
     small_int8_parts_triton(rows_in_8(rows, 11008), weight_in_8(4096, 11008), tiles)
     small_int8_parts_triton(rows_in_8(rows, 4096, 128), weight_in_8(4096, 4096), tiles)
@@ -77,7 +78,7 @@ def pairs_in_8(outputs: int, width: int, group: int) -> Int4Weight:
 def four_bits(dtype: torch.dtype, rows: int, **tiles: int) -> None:
     """Products of a few rows with a weight of 4 bits inside 8."""
     small_int8_qkv_triton(
-        rows_in_8(rows, 4096), pairs_in_8(12288, 4096, 128), None, *head_places(dtype, rows), 0, tiles
+        rows_in_8(rows, 4096), pairs_in_8(12288, 4096, 128), None, *head_places(dtype, rows), tiles=tiles
     )
     for weight in (pairs_in_8(22016, 4096, 128), pairs_in_8(4096, 11008, 64)):
         x = rows_in_8(rows, weight.in_features)
@@ -149,7 +150,7 @@ INT8_OVERLAPPING: dict[str, Callable[[], Any]] = {  # sm_90 and later
     "parts in 8 bits 256 overlapping": lambda: large_int8_parts(256, PARTS_256, **EARLY_PARTS),
     "parts in 8 bits 128 two beside": lambda: [
         large_int8_parts(128, shape, group, **EARLY_PARTS)
-        for shape in BESIDE
+        for shape in (tuple(tiles.values()) for tiles in listed("try_large_int8"))
         for group in (0, 128)
         if shape[0] * shape[1] <= MOST_GROUP_RESULTS
     ],

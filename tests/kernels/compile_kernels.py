@@ -30,14 +30,16 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tests.kernels import compile_cases
 from tests.kernels.compile_block_cases import BLOCK_CASES, BLOCK_OVERLAPPING
 from tests.kernels.compile_cache_cases import CACHE_CASES, CACHE_OVERLAPPING
+from tests.kernels.compile_gemma2_cases import GEMMA2_CASES, GEMMA2_OVERLAPPING
 from tests.kernels.compile_gptq_cases import GPTQ_CASES
 from tests.kernels.compile_int4_cases import INT4_CASES
 from tests.kernels.compile_int8_cases import INT8_CASES, INT8_OVERLAPPING
 from tests.kernels.compile_packed_cases import PACKED_CASES, PACKED_OVERLAPPING
 
 CASES = compile_cases.CASES | CACHE_CASES | BLOCK_CASES | GPTQ_CASES | INT4_CASES | INT8_CASES | PACKED_CASES
+CASES |= GEMMA2_CASES
 OVERLAPPING = compile_cases.OVERLAPPING | CACHE_OVERLAPPING | BLOCK_OVERLAPPING | INT8_OVERLAPPING
-OVERLAPPING |= PACKED_OVERLAPPING
+OVERLAPPING |= PACKED_OVERLAPPING | GEMMA2_OVERLAPPING
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -78,25 +80,27 @@ def source_of(
     options = {name: value for name, value in kwargs.items() if name not in kernel.arg_names}
     values.update({name: value for name, value in kwargs.items() if name in kernel.arg_names})
     assert sorted(values) == sorted(kernel.arg_names)
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for index, parameter in enumerate(kernel.params):
-        name, value = parameter.name, values[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
-            signature[name], constants[name] = "constexpr", value
-            continue
+    signature: dict[str, Any] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+
+    def typed(path: tuple[int, ...], value: Any, constant: bool) -> Any:
+        if constant or value is None or (isinstance(value, int) and value == 1):
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, tuple):
+            types = (typed((*path, place), item, False) for place, item in enumerate(value))
+            return tuple(types)
         if isinstance(value, TensorDescriptor):
-            block = list(value.block_shape)
-            signature[name], aligned = f"tensordesc<{POINTERS[value.base.dtype][1:]}{block}>", False
-        elif isinstance(value, torch.Tensor):
-            signature[name], aligned = POINTERS[value.dtype], True
-        elif isinstance(value, int):
-            signature[name], aligned = "i32", value % 16 == 0
-        else:
-            signature[name], aligned = "fp32", False
-        if aligned:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+            return f"tensordesc<{POINTERS[value.base.dtype][1:]}{list(value.block_shape)}>"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[path] = [["tt.divisibility", 16]]
+        if isinstance(value, torch.Tensor):
+            return POINTERS[value.dtype]
+        return "i32" if isinstance(value, int) else "fp32"
+
+    for index, parameter in enumerate(kernel.params):
+        signature[parameter.name] = typed((index,), values[parameter.name], parameter.is_constexpr)
     return ASTSource(kernel, signature, constants, attributes), options
 
 
@@ -163,17 +167,19 @@ def compiled(capabilities: list[int], cases: list[str]) -> Iterator[dict[str, An
         for kernel, args, kwargs in caught_launches(call):
             for capability in capabilities if case in CASES else [c for c in capabilities if c >= 90]:
                 source, options = source_of(kernel, args, kwargs)
+                tiles = kwargs["LOOP"]._asdict() if "LOOP" in kwargs else kwargs
                 binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 yield {
                     "case": case,
                     "kernel": kernel.__name__,
+                    "loop": tiles.get("KIND"),
                     "sm": capability,
                     "shared": binary.metadata.shared,
                     "arithmetic": arithmetic(binary.asm["ptx"]),
                     "products": products(binary.asm["ptx"]),
                     "moves": moves(binary.asm["ptx"]),
-                    "overlap": kwargs.get("OVERLAP", 1),
-                    "outputs": kwargs.get("BLOCK_N"),
+                    "overlap": tiles.get("OVERLAP", 1),
+                    "outputs": tiles.get("BLOCK_N"),
                     "waits": binary.asm["ptx"].count("griddepcontrol.wait"),
                     "early_reads": early_reads(binary.asm["ptx"]),
                     "reductions": reductions(binary.asm["ttgir"]),

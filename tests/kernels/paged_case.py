@@ -74,12 +74,15 @@ def attention64(
     positions: torch.Tensor,
     scale: float,
     window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Float64 attention of q [n, heads, D], each query seeing the keys at or before its position [n]."""
     group = q.shape[1] // keys.shape[1]
     k = keys.double().repeat_interleave(group, dim=1)
     v = values.double().repeat_interleave(group, dim=1)
     scores = torch.einsum("nhd,lhd->hnl", q.double(), k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
     token = torch.arange(len(keys), device=q.device)
     hidden = token[None, :] > positions[:, None]
     if window:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
 from ingot.kernels.activation.silu_mul_blocks import (
     in_blocks,
     in_blocks_triton,
@@ -75,14 +75,21 @@ def test_in_blocks(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 2752, 64)])
 @pytest.mark.parametrize(("bits", "ordered"), [(8, False), (4, False), (8, True)])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_silu_mul(
-    impl: Implementation, dtype: torch.dtype, shape: tuple[int, int, int], bits: int, ordered: bool
+    impl: Implementation,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    bits: int,
+    ordered: bool,
+    activation: Gate,
 ) -> None:
     rows, inner, block = shape
     gate_up = 2 * normal(rows, 2 * inner, dtype=dtype, device=impl.device)
     steps = block_steps(inner, block, bits, ordered, impl.device)
-    found = impl(silu_mul_in_blocks, silu_mul_in_blocks_triton)(gate_up, steps)
-    assert_rows(found, quantize_in_blocks(impl(silu_mul, silu_mul_triton)(gate_up), steps))
+    found = impl(silu_mul_in_blocks, silu_mul_in_blocks_triton)(gate_up, steps, activation=activation)
+    wide = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
+    assert_rows(found, quantize_in_blocks(wide, steps))
 
 
 @pytest.mark.grid

@@ -90,7 +90,7 @@ def test_words_of_few_bits_are_copied_ahead_and_unpacked_where_they_are_multipli
 ) -> None:
     """From 9 rows on: four words a copy, and no way back through shared memory, with zeros too."""
     names = ("8 bits 64 fp16", "4 bits 64 fp16 by 128 with zeros overlapping")
-    found = [row for row in rows if row["case"] in names and "matrix" in row["kernel"]]
+    found = [row for row in rows if row["case"] in names and row["loop"] == "packed"]
     assert len(found) == 8
     for row in found:
         assert row["moves"].get("copies of 8 bytes", 0) >= 4, row
@@ -104,7 +104,7 @@ def test_words_of_few_rows_go_straight_into_the_product(rows: list[dict[str, Any
         "4 bits 8 fp16 by 128 overlapping",
         "4 bits 8 bf16 by 64 with zeros",
     )
-    found = [row for row in rows if row["case"] in names and "fragment" in row["kernel"]]
+    found = [row for row in rows if row["case"] in names and row["loop"] == "fragments"]
     assert len(found) == 12
     for row in found:
         assert set(row["moves"]) == {"shuffles", "shared stores"}, row

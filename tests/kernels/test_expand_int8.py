@@ -11,7 +11,6 @@ from ingot.errors import IngotError
 from ingot.kernels.product import small_int8
 from ingot.kernels.product.int8_linear import int8_linear
 from ingot.kernels.rows.int8_rows import quantize_rows
-from ingot.kernels.tiles.int8_tiles import waiting
 from ingot.kernels.weight.expand_int8 import expand_int8, expand_int8_triton
 from ingot.kernels.weight.int4_weight import GROUPS, expanded, fits_int8, numbers_of, rows_of
 from tests.kernels.int4_case import allowed_pairs, int4_weight
@@ -76,12 +75,11 @@ def test_a_product_waits_for_the_weight_to_be_written(monkeypatch: pytest.Monkey
     assert found.temporary
     x = quantize_rows(normal(4, 256, dtype=torch.float32))
     launched = []
-    monkeypatch.setattr(small_int8, "_launch", lambda *given: launched.append(given[-1]["OVERLAP"]))
+    monkeypatch.setattr(small_int8, "_launch", lambda *given: launched.append(given[-1].loop.OVERLAP))
     for one in (found, replace(found, temporary=False)):
         small_int8.small_int8_linear_triton(x, one, torch.float32, tiles={"OVERLAP": 2})
         small_int8.small_int8_parts_triton(x, one, tiles={"OVERLAP": 2})
     assert launched == [1, 1, 2, 2]
-    assert waiting({"OVERLAP": 2, "BLOCK_N": 64}, True) == {"OVERLAP": 1, "BLOCK_N": 64}
 
 
 def test_what_it_takes() -> None:

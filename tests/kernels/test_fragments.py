@@ -5,20 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ingot.kernels.product.fragment_numbers import centre, excess, lift
-from ingot.kernels.product.small_gate_up import small_gate_up, small_gate_up_triton
-from ingot.kernels.product.small_linear import (
-    small_linear,
-    small_linear_parts,
-    small_linear_parts_triton,
-    small_linear_triton,
-)
-from ingot.kernels.product.small_qkv import small_qkv, small_qkv_reference, small_qkv_triton
-from ingot.kernels.tiles.product_tiles import matrix_tiles, settled, split_tiles
+from ingot.kernels.product.fragment_values import centre, excess, lift
+from ingot.kernels.product.small_linear import small_linear_parts, small_linear_parts_triton
+from ingot.kernels.tiles.product_tiles import settled, small_tiles, split_tiles
 from ingot.kernels.weight.stored_weight import dequantized
-from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, assert_near, normal
-from tests.kernels.test_small_products import EPS, normed64, qkv_arguments
-from tests.kernels.test_stored_weight import random_weight
+from tests.kernels.numerics import IMPLEMENTATIONS, Implementation, normal
+from tests.kernels.test_stored_weight import check_gate_up, check_linear, check_qkv, random_weight
 
 HALVES = (torch.float16, torch.bfloat16)
 FORMS = [
@@ -46,15 +38,15 @@ def test_few_rows_of_whole_blocks_take_them() -> None:
     """And so the tests below mean what they say."""
     for form in FORMS:
         weight = random_weight(form, 96, 200, torch.float16, "cpu")
-        assert matrix_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
+        assert small_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
         assert split_tiles(5, weight, 2, CPU)["FRAGMENTS"] > 0
-        assert not matrix_tiles(5, weight, 4, CPU)["FRAGMENTS"]
-        assert not matrix_tiles(9, weight, 2, CPU)["FRAGMENTS"]
+        assert not small_tiles(5, weight, 4, CPU)["FRAGMENTS"]
+        assert not small_tiles(9, weight, 2, CPU)["FRAGMENTS"]
     for form, outputs, width in (((8, 64, True), 96, 200), ((4, 0, True), 90, 200), ((4, 0, True), 96, 204)):
-        assert not matrix_tiles(5, random_weight(form, outputs, width, torch.float16, "cpu"), 2, CPU)[
+        assert not small_tiles(5, random_weight(form, outputs, width, torch.float16, "cpu"), 2, CPU)[
             "FRAGMENTS"
         ]
-    good = matrix_tiles(5, random_weight((4, 0, True), 96, 200, torch.float16, "cpu"), 2, CPU)
+    good = small_tiles(5, random_weight((4, 0, True), 96, 200, torch.float16, "cpu"), 2, CPU)
     for change in ({"BLOCK_N": 24}, {"PROGRAMS": 2}, {"BLOCK_T": 32}):
         assert not settled({**good, **change})["FRAGMENTS"]
     assert not settled({**good, "BLOCK_N": 48}, pairs=True)["FRAGMENTS"]
@@ -85,13 +77,7 @@ def test_small_linear(
     outputs = tiles[0] + 16  # two programs, the second of which BLOCK_N of 32 and 64 leave half empty
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
-    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
-    y = impl(small_linear, small_linear_triton)(x, weight, bias, residual, tiles=chosen(tiles))
-    product = x.double() @ dequantized(weight, torch.float64).T
-    assert_near(y, product + bias.double() + residual.double())
-    parts = impl(small_linear_parts, small_linear_parts_triton)(x, weight, chosen(tiles, split=True))
-    torch.testing.assert_close(parts.double().sum(0), product, rtol=1e-4, atol=2e-4)
+    check_linear(impl, x, weight, chosen(tiles), chosen(tiles, split=True), atol=2e-4)
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
@@ -114,29 +100,12 @@ def test_small_gate_up(
     impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], tiles: tuple[int, ...]
 ) -> None:
     for rows in (1, 8):
-        x = normal(rows, 160, dtype=dtype, device=impl.device)
-        weight = random_weight(form, 96, 160, dtype, impl.device)
-        g = normal(160, dtype=dtype, device=impl.device, seed=2)
-        y = impl(small_gate_up, small_gate_up_triton)(x, weight, g, EPS, tiles=chosen(tiles))
-        gate, up = (normed64(x, g) @ dequantized(weight, torch.float64).T).chunk(2, dim=1)
-        assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+        check_gate_up(impl, dtype, form, rows, 96, chosen(tiles))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("form", FORMS)
 def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool]) -> None:
-    """The same as the twin with the weight made wide before."""
     for case, rows in (("qwen", 1), ("wide", 5)):
-        arguments, options = qkv_arguments(case, dtype, impl.device, rows)
-        outputs, width = arguments[1].shape
-        weight = random_weight(form, outputs, width, dtype, impl.device)
-        dense, narrow = [*arguments], [*arguments]
-        dense[1], narrow[1] = dequantized(weight, dtype), weight
-        caches = [[t.clone() for t in arguments[9:11]] for _ in range(2)]
-        narrow[9:11], dense[9:11] = caches
-        y = impl(small_qkv, small_qkv_triton)(*narrow, **options, tiles=chosen(TILES[1]))
-        expected = small_qkv_reference(*dense, **options)
-        assert_near(y, expected.double(), loosen=4)
-        for ours, theirs in zip(*caches, strict=True):
-            assert_near(ours, theirs.double(), loosen=4)
+        check_qkv(impl, dtype, form, case, rows, chosen(TILES[1]))

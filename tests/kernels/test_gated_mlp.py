@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 
 
@@ -21,6 +21,15 @@ def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, in
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gelu_gate(impl: Implementation, dtype: torch.dtype) -> None:
+    gate_up = normal(3, 600, dtype=dtype, device=impl.device) * 3
+    gate, up = gate_up.double().chunk(2, dim=1)
+    y = impl(silu_mul, silu_mul_triton)(gate_up, activation="gelu_tanh")
+    assert_near(y, torch.nn.functional.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_gate_is_rounded_before_the_product(impl: Implementation, dtype: torch.dtype) -> None:
     """As module by module: nearly every value bit by bit, since exp may differ in fp32's last one."""
@@ -32,9 +41,10 @@ def test_the_gate_is_rounded_before_the_product(impl: Implementation, dtype: tor
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
-def test_far_gates_saturate(impl: Implementation) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_far_gates_saturate(impl: Implementation, activation: Gate) -> None:
     gate_up = torch.tensor([[-1000.0, 1000.0, 2.0, 3.0]], device=impl.device)
-    y = impl(silu_mul, silu_mul_triton)(gate_up)
+    y = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
     assert y.tolist() == [[0.0, 3000.0]]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
-from ingot.kernels.activation.gated_mlp import silu_mul, silu_mul_triton
+from ingot.kernels.activation.gated_mlp import Gate, silu_mul, silu_mul_triton
 from ingot.kernels.activation.silu_mul_int8 import (
     quantized,
     quantized_triton,
@@ -43,11 +43,15 @@ def test_quantized(impl: Implementation, dtype: torch.dtype, shape: tuple[int, i
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 11008)])
 @pytest.mark.parametrize("static", [False, True])
-def test_silu_mul(impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], static: bool) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_silu_mul(
+    impl: Implementation, dtype: torch.dtype, shape: tuple[int, int], static: bool, activation: Gate
+) -> None:
     gate_up = 2 * normal(shape[0], 2 * shape[1], dtype=dtype, device=impl.device)
     scale = static_scale(static, impl.device)
-    rows = impl(silu_mul_int8, silu_mul_int8_triton)(gate_up, scale)
-    assert_rows(rows, quantize_rows(impl(silu_mul, silu_mul_triton)(gate_up), static=scale))
+    rows = impl(silu_mul_int8, silu_mul_int8_triton)(gate_up, scale, activation=activation)
+    wide = impl(silu_mul, silu_mul_triton)(gate_up, activation=activation)
+    assert_rows(rows, quantize_rows(wide, static=scale))
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

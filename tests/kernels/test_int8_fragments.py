@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from ingot.kernels.product.int8_linear import int8_linear_parts_triton
-from ingot.kernels.product.small_int8 import settled, small_int8_linear_triton
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv_reference, small_int8_qkv_triton
-from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight, int8_product, int8_sums
+from ingot.kernels.product.plans import PARTS, int8_plan
+from ingot.kernels.product.small_int8 import small_int8_linear_triton
+from ingot.kernels.product.small_qkv import small_int8_qkv_reference, small_int8_qkv_triton
+from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expanded
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.two_level import quantize_two_level
@@ -28,7 +29,7 @@ def four_bits(outputs: int, width: int, group: int, device: str) -> Int4Weight:
     generator = torch.Generator().manual_seed(width)
     found = quantize_two_level(torch.randn(outputs, width, generator=generator), group)
     tensors = Int4InInt8(group=group).accept(found)
-    return Int4InInt8(group=group).stored({n: t.to(device) for n, t in tensors.items()}, width)
+    return Int4InInt8(group=group).int4_weight({n: t.to(device) for n, t in tensors.items()}, width)
 
 
 @pytest.mark.grid
@@ -49,7 +50,7 @@ def test_sums_are_exact(
     """Of pairs that become numbers in registers."""
     x, weight = int8_rows(rows, width, impl.device), four_bits(outputs, width, group, impl.device)
     tiles = TILES | {"SPLITS": splits} | changes
-    assert isinstance(settled(x, weight, tiles)[0], Int4Weight)
+    assert int8_plan(PARTS, x, weight, tiles).loop.KIND == "int8_fragments"
     sums = int8_linear_parts_triton(x, weight, tiles)
     assert isinstance(sums, Int8Sums)
     assert torch.equal(sums.parts.sum(0), int8_sums(x.values, expanded(weight).values).long())
@@ -110,13 +111,13 @@ def test_qkv(
     slots[0] = -1
     positions = torch.arange(rows, device=device)
 
-    def run(op: Any, *tiles: dict[str, int]) -> list[torch.Tensor]:
+    def run(op: Any, **tiles: dict[str, int]) -> list[torch.Tensor]:
         caches = [torch.zeros(3, heads[1], 8, head_dim, dtype=dtype, device=device) for _ in range(2)]
         place = (table, positions + 3, positions, slots, *caches)
-        return [op(x, weight, bias, *place, *heads, head_dim, 0, *tiles), *caches]
+        return [op(x, weight, bias, *place, *heads, head_dim, **tiles), *caches]
 
-    found = run(small_int8_qkv_triton, TILES)
-    same = run(small_int8_qkv_triton, TILES | {"FRAGMENTS": 0, "BLOCK_K": 64})
+    found = run(small_int8_qkv_triton, tiles=TILES)
+    same = run(small_int8_qkv_triton, tiles=TILES | {"FRAGMENTS": 0, "BLOCK_K": 64})
     assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
     for ours, theirs in zip(found, run(small_int8_qkv_reference), strict=True):
         assert_near(ours, theirs.double())
@@ -135,8 +136,6 @@ def test_where_they_do_not_fit(case: str) -> None:
         values = torch.zeros(rows, width + 16, dtype=torch.int8)[:, 1 : width + 1]
         x = Int8Rows(values, x.scales)
     changes = {"shares": {"PROGRAMS": 2}, "narrow chunks": {"BLOCK_K": 64}}.get(case, {})
-    found, choice = settled(x, weight, TILES | changes)
-    assert isinstance(found, Int8Weight)
-    assert choice["FRAGMENTS"] == 0
-    fits = settled(int8_rows(4, 256, "cpu"), four_bits(32, 256, 64, "cpu"), TILES)
-    assert fits[1]["FRAGMENTS"] == 2
+    assert int8_plan(PARTS, x, weight, TILES | changes).loop.KIND == "matrix"
+    fits = int8_plan(PARTS, int8_rows(4, 256, "cpu"), four_bits(32, 256, 64, "cpu"), TILES)
+    assert (fits.loop.KIND, fits.loop.FRAGMENTS) == ("int8_fragments", 2)

@@ -127,6 +127,7 @@ def test_candidates_are_apart() -> None:
 
 def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many parts as programs fit beside each other, by what their registers and shared memory take."""
+    monkeypatch.setattr(packed_tiles_module, "_resolved", packed_tiles_module._resolved.__wrapped__)
     monkeypatch.setattr(packed_tiles_module, "multiprocessors", lambda device: 132)
     device = torch.device("cpu")
     cases = (((8, 0, False), [4, 4, 4, 4, 4, 4], [8, 4, 4, 4, 2, 2]),)
@@ -142,6 +143,7 @@ def test_sums_of_few_outputs_fill_the_gpu(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_less_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_tiles_module, "_resolved", packed_tiles_module._resolved.__wrapped__)
     monkeypatch.setattr(packed_tiles_module, "shared_bytes", lambda device: 99 << 10)
     weight = random_weight((8, 0, False), 32, 128, torch.float16, "cpu")
     for num_tokens in (9, 64, 256):

@@ -7,7 +7,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.cache.rope_kv_write import rope_kv_write
-from ingot.kernels.product.small_int8_qkv import small_int8_qkv, small_int8_qkv_triton
+from ingot.kernels.product.small_qkv import small_int8_qkv, small_int8_qkv_triton
 from ingot.kernels.rows.int8_rows import Int8Rows, int8_product
 from tests.kernels.int8_case import int8_rows, int8_weight
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal

@@ -89,6 +89,54 @@ def test_words_and_back() -> None:
             assert torch.equal(unpacked(StoredWeight(words, 150, scales, None, bits, group)), numbers)
 
 
+def check_linear(
+    impl: Implementation, x: torch.Tensor, weight: StoredWeight, tiles: dict[str, int], parts: dict[str, int],
+    atol: float = 1e-4,
+) -> None:  # fmt: skip
+    """Bias and residual with ``tiles``, and ``parts`` of the sums, against float64."""
+    outputs, given = weight.out_features, {"dtype": x.dtype, "device": impl.device}
+    bias, residual = normal(outputs, seed=3, **given), normal(len(x), outputs, seed=4, **given)
+    y = impl(small_linear, small_linear_triton)(x, weight, bias, residual, tiles=tiles)
+    product = x.double() @ dequantized(weight, torch.float64).T
+    assert_near(y, product + bias.double() + residual.double())
+    sums = impl(small_linear_parts, small_linear_parts_triton)(x, weight, parts)
+    torch.testing.assert_close(sums.double().sum(0), product, rtol=1e-4, atol=atol)
+
+
+def check_gate_up(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int, outputs: int,
+    tiles: dict[str, int],
+) -> None:  # fmt: skip
+    """With a norm, against float64."""
+    x = normal(rows, 160, dtype=dtype, device=impl.device)
+    weight = random_weight(form, outputs, 160, dtype, impl.device)
+    g = normal(160, dtype=dtype, device=impl.device, seed=2)
+    y = impl(small_gate_up, small_gate_up_triton)(x, weight, g, EPS, tiles=tiles)
+    gate, up = (normed64(x, g) @ dequantized(weight, torch.float64).T).chunk(2, dim=1)
+    assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+
+
+def check_qkv(
+    impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], case: str, rows: int,
+    tiles: dict[str, int],
+) -> None:  # fmt: skip
+    """The same as the twin with a dense weight of the same values, exact in fp32, else rounded as the test's
+    tolerance allows; the kernels' own tests have the formulas.
+    """
+    arguments, options = qkv_arguments(case, dtype, impl.device, rows)
+    outputs, width = arguments[1].shape
+    weight = random_weight(form, outputs, width, dtype, impl.device)
+    quantized, dense = [*arguments], [*arguments]
+    quantized[1], dense[1] = weight, dequantized(weight, dtype)
+    caches = [[t.clone() for t in arguments[9:11]] for _ in range(2)]
+    quantized[9:11], dense[9:11] = caches
+    y = impl(small_qkv, small_qkv_triton)(*quantized, **options, tiles=tiles)
+    expected = small_qkv_reference(*dense, **options)
+    assert_near(y, expected.double(), loosen=4)
+    for ours, theirs in zip(*caches, strict=True):
+        assert_near(ours, theirs.double(), loosen=4)
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,17 +147,7 @@ def test_small_linear(
 ) -> None:
     x = normal(rows, width, dtype=dtype, device=impl.device)
     weight = random_weight(form, outputs, width, dtype, impl.device)
-    bias = normal(outputs, dtype=dtype, device=impl.device, seed=3)
-    residual = normal(rows, outputs, dtype=dtype, device=impl.device, seed=4)
-    y = impl(small_linear, small_linear_triton)(x, weight, bias, residual, tiles=NARROW)
-    expected = x.double() @ dequantized(weight, torch.float64).T + bias.double() + residual.double()
-    assert_near(y, expected)
-    parts = impl(small_linear_parts, small_linear_parts_triton)(
-        x, weight, NARROW | {"SPLITS": 2, "BLOCK_T": 64}
-    )
-    torch.testing.assert_close(
-        parts.double().sum(0), x.double() @ dequantized(weight, torch.float64).T, rtol=1e-4, atol=1e-4
-    )
+    check_linear(impl, x, weight, NARROW, NARROW | {"SPLITS": 2, "BLOCK_T": 64})
 
 
 @pytest.mark.grid
@@ -121,13 +159,7 @@ def test_small_gate_up(
     impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], prefetch: int
 ) -> None:
     for rows in (1, 5):
-        x = normal(rows, 160, dtype=dtype, device=impl.device)
-        weight = random_weight(form, 42, 160, dtype, impl.device)
-        g = normal(160, dtype=dtype, device=impl.device, seed=2)
-        tiles = NARROW | {"PREFETCH": prefetch, "PROGRAMS": 3}
-        y = impl(small_gate_up, small_gate_up_triton)(x, weight, g, EPS, tiles=tiles)
-        gate, up = (normed64(x, g) @ dequantized(weight, torch.float64).T).chunk(2, dim=1)
-        assert_near(y, gate * torch.sigmoid(gate) * up, loosen=2)
+        check_gate_up(impl, dtype, form, rows, 42, NARROW | {"PREFETCH": prefetch, "PROGRAMS": 3})
 
 
 @pytest.mark.grid
@@ -136,23 +168,8 @@ def test_small_gate_up(
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_small_qkv(impl: Implementation, dtype: torch.dtype, form: tuple[int, int, bool], rows: int) -> None:
-    """The same as the twin with the weight made wide before; the kernels' own tests have the formulas."""
     for case in ("qwen", "partial"):
-        arguments, options = qkv_arguments(case, dtype, impl.device, rows)
-        outputs, width = arguments[1].shape
-        weight = random_weight(form, outputs, width, dtype, impl.device)
-        # A dense weight of the same numbers; exact in fp32, else rounded as the test's tolerance allows.
-        dense = [*arguments]
-        dense[1] = dequantized(weight, dtype)
-        quantized = [*arguments]
-        quantized[1] = weight
-        caches = [[t.clone() for t in arguments[9:11]] for _ in range(2)]
-        quantized[9:11], dense[9:11] = caches
-        y = impl(small_qkv, small_qkv_triton)(*quantized, **options, tiles=NARROW)
-        expected = small_qkv_reference(*dense, **options)
-        assert_near(y, expected.double(), loosen=4)
-        for ours, theirs in zip(*caches, strict=True):
-            assert_near(ours, theirs.double(), loosen=4)
+        check_qkv(impl, dtype, form, case, rows, NARROW)
 
 
 def test_refused() -> None:

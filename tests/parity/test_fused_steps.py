@@ -28,6 +28,7 @@ VARIANTS = {
     "mistral": {"sliding_window": 16},
     "qwen2": {},
     "qwen3": {},
+    "gemma2": {},
     "gpt2": {},
 }
 PROMPTS = [[5, 6, 7], list(range(30)), [90]]
@@ -59,9 +60,10 @@ def test_fused_is_by_module(name: str, quant: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("quant", ["none", "w8a16"])
-def test_one_token_alone(quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms and sums fold into the products of dense weights."""
-    compare(llm_of("qwen3", tmp_path, quant=quant), monkeypatch, [[5, 6, 7]])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_one_token_alone(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and sums fold into the products of dense weights, unless outputs are normed, too."""
+    compare(llm_of(name, tmp_path, quant=quant), monkeypatch, [[5, 6, 7]])
 
 
 def test_over_a_cache_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +115,7 @@ def packed_takes_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("quant", ["w8a16", "w4a16"])
-@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "llama-mlp-bias", "qwen2", "qwen3", "gemma2"])
 def test_packed_products(name: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in fewer bits with more rows than the small kernels take."""
     llm = llm_of(name, tmp_path, quant=quant)
@@ -210,7 +212,7 @@ def test_fused_is_by_module_on_a_gpu(
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("quant", ["none", "w8a16", "w4a16", "w8a8"])
-@pytest.mark.parametrize("name", ["qwen3", "gpt2", "llama-mlp-bias"])
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "llama-mlp-bias", "gemma2"])
 def test_other_shapes_on_a_gpu(name: str, quant: str, dtype: str, graphs: bool, tmp_path: Path) -> None:
     save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), tmp_path, seed=3)
     expect_near_on_a_gpu(tmp_path, dtype, graphs, quant=quant)

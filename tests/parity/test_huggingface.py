@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.errors import CheckpointError
-from tests.tiny_models import edit_config, random_ids, save_model, tiny_config
+from tests.tiny_models import edit_config, make_model, random_ids, save_model, tiny_config
 
 TOLERANCE = 1e-4  # of the largest logit
 NEW_TOKENS = 32
@@ -80,6 +80,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any], int]] = {
     "qwen2-yarn": ("qwen2", {"rope_parameters": YARN}, 90),
     "qwen3": ("qwen3", {"head_dim": 16}, 20),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}, 20),
+    "gemma2": ("gemma2", {}, 40),
+    "gemma2-mqa-untied": ("gemma2", {"num_key_value_heads": 1, "tie_word_embeddings": False}, 40),
+    "gemma2-mha-bias": ("gemma2", {"num_key_value_heads": 4, "attention_bias": True}, 30),
+    "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, 40),
+    "gemma2-head-dim": ("gemma2", {"head_dim": 16, "num_attention_heads": 8, "sliding_window": 64}, 90),
+    "gemma2-other-layers": (
+        "gemma2",
+        {"layer_types": [*["full_attention"] * 2, *["sliding_attention"] * 2]},
+        40,
+    ),
     "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 0}, 40),
 }
 
@@ -136,6 +146,21 @@ def test_logits_and_greedy_ids(name: str, tmp_path: Path) -> None:
     kind, changes, length = VARIANTS[name]
     model = save_model(tiny_config(kind, **changes), tmp_path, seed=1)
     check(tmp_path, model, length)
+
+
+def test_gemma2_in_16_bits(tmp_path: Path) -> None:
+    """What is embedded and normed first is the class's to the bit: scale and weights round as there."""
+    model = make_model(tiny_config("gemma2"), seed=1).bfloat16()
+    model.save_pretrained(tmp_path)
+    ids = random_ids(40, seed=5)
+    llm = LLM(tmp_path, "cpu", compute_dtype="bf16")
+    with llm.tap("embed_tokens", "layers.0.input_layernorm") as seen, torch.inference_mode():
+        logits = llm.logits(ids)
+        embedded = model.model.embed_tokens(torch.tensor(ids))
+        normed = model.model.layers[0].input_layernorm(embedded)
+    assert torch.equal(seen["embed_tokens"], embedded)
+    assert torch.equal(seen["layers.0.input_layernorm"], normed)
+    assert relative_error(logits, hf_logits(model, ids)) <= 0.05
 
 
 @pytest.mark.parametrize("name", ["llama-theta", "llama-linear", "llama-llama3", "llama-yarn"])

@@ -31,6 +31,7 @@ VARIANTS = {
     "qwen2": {},
     "qwen3": {},
 }
+OTHERS = {"gemma2": {}}
 PROMPTS = [[5, 6, 7], list(range(30)), [90]]
 PARAMS = SamplingParams(max_new_tokens=16, ignore_eos=True, logprobs=4)
 # of a size that the kernels read in whole tiles
@@ -63,7 +64,7 @@ def engine(
 
 
 def llm_of(name: str, scheme: str, folder: Path) -> LLM:
-    save_model(tiny_config(name.partition("-")[0], **VARIANTS[name]), folder / "c", seed=3)
+    save_model(tiny_config(name.partition("-")[0], **(VARIANTS | OTHERS)[name]), folder / "c", seed=3)
     if scheme.startswith("rptq"):
         return LLM(engine(folder / "c", scheme), device="cpu")
     return LLM(folder / "c", device="cpu", quant=scheme)
@@ -84,6 +85,11 @@ def compare(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_fused_is_by_module(name: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(llm_of(name, scheme, tmp_path), monkeypatch)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "rptq-w8a8", "rptq-w4a4"])
+def test_outputs_that_are_normed(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(llm_of("gemma2", scheme, tmp_path), monkeypatch)
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "rptq-w8a8"])

@@ -223,8 +223,8 @@ def test_a_wrong_walk_is_seen(wrong: str, models: Models, monkeypatch: pytest.Mo
     """Each way by twins: a number two steps off, a scale or the logits by a thousandth."""
     silu, logits = forms.silu_mul_int8, Operations.logits
 
-    def inner(*args: Any) -> Int8Rows:
-        rows = silu(*args)
+    def inner(*args: Any, **options: Any) -> Int8Rows:
+        rows = silu(*args, **options)
         values, scales = rows.values.clone(), rows.scales
         values[-1, 3] += torch.where(values[-1, 3] > 0, -2, 2) if wrong == "numbers" else 0
         return Int8Rows(values, scales * 1.001 if wrong == "scales" else scales)

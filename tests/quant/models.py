@@ -5,9 +5,10 @@ Owns the few lines that tests of whole models share. Knows no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -15,11 +16,12 @@ from ingot.checkpoint.reader import open_checkpoint
 from ingot.config.quant import QuantConfig
 from ingot.engine.assemble import Assembly
 from ingot.engine.builder import build_config
-from ingot.engine.calibrate import Load, dense_model
+from ingot.engine.calibrate import CalibratedLayer, Load, Statistic, Walk, dense_model
 from ingot.engine.reference import EXACT, Feed, ReferenceRun, Span
 from ingot.layers.decoder import Decoder
 
 CPU = torch.device("cpu")
+S = TypeVar("S", bound=Statistic)
 
 
 def opened(folder: Path, max_seq_len: int = 64) -> tuple[Decoder, Load]:
@@ -32,6 +34,14 @@ def planned(folder: Path, quant: QuantConfig, dtype: str = "fp32", max_seq_len: 
     """What a build of a checkpoint will hold."""
     with open_checkpoint(folder) as source:
         return Assembly.of(source, build_config(source, dtype, 1, max_seq_len, None), quant)
+
+
+def layers_of(walk: Walk[S], count: int = 2) -> Iterator[CalibratedLayer[S]]:
+    """The first layers of a walk, each as it was observed; it goes on when the next one is asked for."""
+    for index in range(count):
+        layer = walk.observe(index)
+        yield layer
+        walk.advance(layer)
 
 
 class Changed:

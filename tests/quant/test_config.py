@@ -205,6 +205,13 @@ def test_a_flag_beside_a_file_is_named_itself(tmp_path: Path) -> None:
         read_quant(str(path), group=48)
 
 
+def test_a_file_may_say_whether_to_rotate(tmp_path: Path) -> None:
+    path = tmp_path / "q.yaml"
+    path.write_text("scheme: w4a8\nrotation: false\nlayers:\n  '*.down_proj': w8a16\n")
+    assert read_quant(str(path)) == QuantConfig("w4a8", rotation=False, layers={"*.down_proj": "w8a16"})
+    assert read_quant(str(path), rotation=True).rotation is True
+
+
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match=r"cannot be read.*--quant"):
         read_quant("nowhere.yaml")

@@ -90,7 +90,7 @@ def test_autogptq(
         rule=autogptq_rule(symmetric),
     )
     expected = {part: reference[f"autogptq_b4_{name}_{part}"] for part in ("q_int", "scale", "zero", "g_idx")}
-    numbers, near = found.quantized.numbers, dequantize(found.quantized)
+    numbers, near = found.quantized.values, dequantize(found.quantized)
     if found.order is not None:
         back = torch.argsort(found.order)
         numbers, near = numbers[:, back], near[:, back]
@@ -172,14 +172,14 @@ def test_the_same_numbers_again() -> None:
     seen = HessianSum(96)
     seen.add(inputs(400, 96))
     first, second = (gptq(weights(16, 96), seen.mean(), 4, 32, act_order=True) for _ in range(2))
-    assert torch.equal(first.quantized.numbers, second.quantized.numbers)
+    assert torch.equal(first.quantized.values, second.quantized.values)
     assert first.order is not None
     assert torch.equal(first.order, second.order)
 
 
 def test_inputs_that_are_not_correlated_leave_rounding() -> None:
     found = gptq(weights(8, 64), torch.eye(64), 4, 32, damping=0.0)
-    assert torch.equal(found.quantized.numbers, quantize(weights(8, 64), 4, 32).numbers)
+    assert torch.equal(found.quantized.values, quantize(weights(8, 64), 4, 32).values)
 
 
 def test_a_dead_column_is_rounded_as_it_is() -> None:
@@ -189,7 +189,7 @@ def test_a_dead_column_is_rounded_as_it_is() -> None:
     seen.add(x)
     for options in ({}, {"act_order": True}):
         found = gptq(weights(8, 64), seen.mean(), 4, **options)
-        assert torch.equal(found.quantized.numbers[:, 5], quantize(weights(8, 64), 4).numbers[:, 5])
+        assert torch.equal(found.quantized.values[:, 5], quantize(weights(8, 64), 4).values[:, 5])
 
 
 def test_fewer_tokens_than_columns_are_damped() -> None:
@@ -213,7 +213,7 @@ def test_each_try_damps_anew() -> None:
     again = gptq(weight, hessian, 8, damping=0.01)
     once = gptq(weight, hessian, 8, damping=0.1)
     assert again.damping == once.damping == 0.1
-    assert torch.equal(again.quantized.numbers, once.quantized.numbers)
+    assert torch.equal(again.quantized.values, once.quantized.values)
 
 
 @pytest.mark.parametrize("act_order", [False, True])
@@ -233,7 +233,7 @@ def test_columns_one_by_one(act_order: bool) -> None:
         left[:, column + 1 :] -= error[:, None] * factor[column, column + 1 :]
         left[:, column] = near
     numbers = (left / scale[:, None]).round()
-    assert float((found.quantized.numbers[:, order] == numbers).double().mean()) > 0.999
+    assert float((found.quantized.values[:, order] == numbers).double().mean()) > 0.999
 
 
 def test_refusals() -> None:

@@ -78,7 +78,7 @@ def test_a_group_s_grid_is_of_its_weights_when_its_turn_comes(
         scales = found.quantized.scales[start // group]
         torch.testing.assert_close(scales.double(), grid.scales[:, 0], rtol=1e-4, atol=1e-6)
         for place in range(start, min(start + group, columns)):
-            near = (found.quantized.numbers[:, place].double() - 8) * scales.double()
+            near = (found.quantized.values[:, place].double() - 8) * scales.double()
             error = (left[:, place] - near) / factor[place, place]
             left[:, place + 1 :] -= torch.outer(error, factor[place, place + 1 :])
 
@@ -98,7 +98,7 @@ def by_both(monkeypatch: pytest.MonkeyPatch, choose: Callable[[], Compensated]) 
         launched.append([])
         monkeypatch.setattr(module, "gptq_block", counted(walk))
         found.append(choose())
-    for name in ("numbers", "scales"):
+    for name in ("values", "scales"):
         assert torch.equal(getattr(found[0].quantized, name), getattr(found[1].quantized, name))
     assert found[0].error == found[1].error
     assert launched[0] == launched[1]
@@ -133,5 +133,5 @@ def test_a_gpu_chooses_as_a_cpu_does() -> None:
     hessian, options = seen.mean(), {"act_order": True, "static_groups": True}
     ours = gptq(weight.cuda(), hessian.cuda(), 4, 128, **options)
     theirs = gptq(weight, hessian, 4, 128, **options)
-    assert float((ours.quantized.numbers.cpu() == theirs.quantized.numbers).float().mean()) > 0.99
+    assert float((ours.quantized.values.cpu() == theirs.quantized.values).float().mean()) > 0.99
     assert ours.error == pytest.approx(theirs.error, rel=1e-3)

@@ -10,14 +10,16 @@ import torch
 
 from ingot.config.quant import QuantConfig
 from ingot.errors import BuildError
-from ingot.kernels.rows.int8_rows import dequantize_rows
+from ingot.kernels.rows.int8_rows import dequantize_rows, quantize_rows
 from ingot.layers.linear import Linear, loaded_dtype
 from ingot.quant import int8_products
 from ingot.quant.int8_both import Int8Both
-from ingot.quant.schemes import is_dense, is_int8, make_scheme, takes_small_products
+from ingot.quant.plain_rows import rounded_rows
+from ingot.quant.schemes import make_scheme
 
 FORMS = [Int8Both(), Int8Both(per_tensor=True), Int8Both(static=True), Int8Both(input_group=8)]
 STEP = torch.tensor([0.03])
+SMALL_STEP = torch.tensor([0.01])
 
 
 def some(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -108,10 +110,10 @@ def test_zeros_survive() -> None:
 def test_predicates_and_configs() -> None:
     scheme = make_scheme(QuantConfig("w8a8"), input_group=32)
     assert scheme == Int8Both(input_group=32)
-    assert (is_int8(scheme), is_dense(scheme), takes_small_products(scheme)) == (True, False, False)
+    assert (scheme.form, scheme.dense, scheme.small_products) == ("int8", False, False)
     config = QuantConfig("w8a8", activations="static", weight_scales="tensor")
     assert make_scheme(config, input_group=32) == Int8Both(static=True, per_tensor=True)
-    assert not is_int8(make_scheme(QuantConfig("w8a16")))
+    assert make_scheme(QuantConfig("w8a16")).form == "dense"
 
 
 def test_scales_stay_fp32_in_a_narrow_model() -> None:
@@ -137,3 +139,29 @@ def test_outputs_are_the_paper_s(golden: Path, per_tensor: bool, static: bool) -
     ]
     expected = given["y_w_{}_a_{}".format(*kinds)]
     torch.testing.assert_close(found, expected.view_as(found), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("group", "step"), [(0, None), (16, None), (0, SMALL_STEP), (16, SMALL_STEP)])
+def test_references_round_by_the_rule_of_the_kernels(
+    group: int, step: torch.Tensor | None, dtype: torch.dtype
+) -> None:
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
+    near = rounded_rows(x.to(dtype), group, step)
+    assert near.dtype == dtype
+    expected = dequantize_rows(quantize_rows(x, 0 if step is not None else group, step))
+    torch.testing.assert_close(near.float(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("group", "step"), [(0, None), (16, None), (0, SMALL_STEP)])
+def test_one_value_of_each_row_goes_the_other_way(group: int, step: torch.Tensor | None) -> None:
+    x = torch.randn(40, 64, generator=torch.Generator().manual_seed(2))
+    plain, other = (rounded_rows(x, group, step, flips=flips) for flips in (False, True))
+    differs = (plain - other).abs() > 1e-6
+    assert differs.sum(-1).tolist() == [1] * 40
+    worse = (other - x)[differs].abs() / (plain - x)[differs].abs()
+    assert 1 < float(worse.max()) < 1.5  # the closest of 64 calls is close
+
+
+def test_rows_of_zeros_stay() -> None:
+    assert not rounded_rows(torch.zeros(3, 8), flips=True).any()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,12 @@ from ingot.engine.manifest import Manifest
 from ingot.errors import BuildError, CheckpointError, ConfigError
 from ingot.layers.linear import linears
 from ingot.llm.verify import verify
-from ingot.quant.schemes import takes_small_products
 from tests.e2e.terminal import ingot
 from tests.quant.models import divergence
 from tests.quant.packed_checkpoints import (
     INPUT_SCALE,
     Packing,
+    Written,
     change_quantization,
     pieces,
     reference_logits,
@@ -73,10 +75,30 @@ def check_layers(llm: LLM, weights: dict[str, torch.Tensor]) -> None:
             assert torch.equal(linear.dequantized(torch.float32), expected), name
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Written]:
+    """write(packing, kind, …): a packed checkpoint."""
+    return partial(write_packed, tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def engine_of(tmp_path: Path) -> Callable[..., Path]:
+    """engine_of(written, …): its engine, without proof by default."""
+
+    def make(written: Written, **options: Any) -> Path:
+        return build(written.folder, tmp_path / "engine", device="cpu", **({"proof": False} | options))
+
+    return make
+
+
+Write = Callable[..., Written]
+EngineOf = Callable[..., Path]
+
+
 @pytest.mark.parametrize("packing", PACKINGS, ids=lambda packing: packing.label)
-def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, tmp_path: Path) -> None:
-    written = write_packed(tmp_path / "checkpoint", packing)
-    folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
+def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, write: Write, engine_of: EngineOf) -> None:
+    written = write(packing)
+    folder = engine_of(written)
     quant = Manifest.read(folder).quant
     assert quant.scheme == f"w{packing.bits}a16"
     assert (quant.group, quant.symmetric) == (packing.group, packing.symmetric)
@@ -87,7 +109,7 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, tmp_path: Path) -> 
         llm = LLM(path, "cpu")
         check_layers(llm, written.weights)
         schemes = [linear.scheme for linear in linears(llm.engine.model).values()]
-        assert all(map(takes_small_products, schemes)) != quant.act_order
+        assert all(scheme.small_products for scheme in schemes) != quant.act_order
         torch.testing.assert_close(llm.logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -96,18 +118,16 @@ def test_a_packed_checkpoint_runs_as_it_is(packing: Packing, tmp_path: Path) -> 
     [pytest.param(each, marks=() if each in PROVEN else pytest.mark.slow) for each in PACKINGS],
     ids=lambda packing: packing.label,
 )
-def test_its_engine_is_proven(packing: Packing, tmp_path: Path) -> None:
-    folder = build(write_packed(tmp_path / "checkpoint", packing).folder, tmp_path / "engine", device="cpu")
-    assert verify(folder, "cpu", note=False).verdict == "proven"
+def test_its_engine_is_proven(packing: Packing, write: Write, engine_of: EngineOf) -> None:
+    assert verify(engine_of(write(packing), proof=True), "cpu", note=False).verdict == "proven"
 
 
 @pytest.mark.parametrize("activations", ["dynamic", "static"])
-def test_weights_and_activations_in_8_bits(activations: str, tmp_path: Path) -> None:
+def test_weights_and_activations_in_8_bits(activations: str, write: Write, engine_of: EngineOf) -> None:
     """compressed-tensors W8A8: numbers and static scales are the checkpoint's, outputs near those of them."""
-    packing = Packing("int", bits=8, group=0, activations=activations)
-    written = write_packed(tmp_path / "checkpoint", packing)
+    written = write(Packing("int", bits=8, group=0, activations=activations))
     assert any(bool((one.numbers == 0).any()) for one in written.numbers.values())  # -128
-    folder = build(written.folder, tmp_path / "engine", device="cpu")
+    folder = engine_of(written, proof=True)
     quant = Manifest.read(folder).quant
     assert (quant.scheme, quant.activations, quant.source) == ("w8a8", activations, "compressed-tensors")
     assert verify(folder, "cpu", note=False).verdict == "proven"
@@ -138,53 +158,41 @@ def rounded_input(activations: str, name: str, module: Any, inputs: tuple[torch.
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "tied"])
 @pytest.mark.parametrize("form", ["gptq", "awq", "pack"])
-def test_of_other_models(kind: str, form: str, tmp_path: Path) -> None:
+def test_of_other_models(kind: str, form: str, write: Write) -> None:
     """Biases, query and key norms, a tied head."""
     changes: dict[str, Any] = {"tie_word_embeddings": True} if kind == "tied" else {}
     packing = Packing(form, symmetric=form != "awq", act_order=form == "gptq", spare_biases=form != "pack")
-    written = write_packed(tmp_path / "checkpoint", packing, "llama" if kind == "tied" else kind, **changes)
+    written = write(packing, "llama" if kind == "tied" else kind, **changes)
     llm = LLM(written.folder, "cpu")
     check_layers(llm, written.weights)
     ids = random_ids(30, seed=3)
     torch.testing.assert_close(llm.logits(ids), reference_logits(written, ids), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "packing", [PACKINGS[5], PACKINGS[9], PACKINGS[13]], ids=lambda packing: packing.label
-)
-def test_align_holds_it_to_its_own_weights(packing: Packing, tmp_path: Path) -> None:
-    written = write_packed(tmp_path / "checkpoint", packing, spare_biases=False)
-    folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
-    report = align(folder, written.folder, [random_ids(9)], steps=2, device="cpu")
+SPARE = Packing("gptq", spare_biases=True)  # biases that no model has
+
+
+@pytest.mark.parametrize("packing", [*(PACKINGS[i] for i in (5, 9, 13)), SPARE], ids=str)
+def test_align_holds_it_to_its_own_weights(packing: Packing, write: Write, engine_of: EngineOf) -> None:
+    written = write(packing)
+    report = align(engine_of(written), written.folder, [random_ids(9)], steps=2, device="cpu")
     assert report.aligned, report.first_stage
 
 
-def test_align_with_biases_that_no_model_has(tmp_path: Path) -> None:
-    packing = Packing("gptq", spare_biases=True)
-    written = write_packed(tmp_path / "checkpoint", packing)
-    folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
-    assert align(folder, written.folder, [random_ids(9)], steps=1, device="cpu").aligned
-
-
-def test_layers_that_are_whole_stay_whole(tmp_path: Path) -> None:
-    written = write_packed(
-        tmp_path / "checkpoint", Packing("awq", symmetric=False, dense=("layers.1.mlp.down",))
-    )
-    folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
-    quant = Manifest.read(folder).quant
-    assert quant.layers == {"layers.1.mlp.down_proj": "none"}
-    tensors = Manifest.read(folder).tensors
-    assert "layers.1.mlp.down_proj.weight" in tensors
-    assert "layers.0.mlp.down_proj.words" in tensors
+def test_layers_that_are_whole_stay_whole(write: Write, engine_of: EngineOf) -> None:
+    written = write(Packing("awq", symmetric=False, dense=("layers.1.mlp.down",)))
+    folder = engine_of(written)
+    manifest = Manifest.read(folder)
+    assert manifest.quant.layers == {"layers.1.mlp.down_proj": "none"}
+    assert {"layers.1.mlp.down_proj.weight", "layers.0.mlp.down_proj.words"} <= set(manifest.tensors)
     ids = random_ids(20)
-    torch.testing.assert_close(
-        LLM(folder, "cpu").logits(ids), reference_logits(written, ids), rtol=1e-4, atol=1e-4
-    )
+    expected = reference_logits(written, ids)
+    torch.testing.assert_close(LLM(folder, "cpu").logits(ids), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_config_may_lie_beside(tmp_path: Path) -> None:
+def test_the_config_may_lie_beside(write: Write) -> None:
     """AutoGPTQ's quantize_config.json, which names no method."""
-    written = write_packed(tmp_path / "checkpoint", Packing("gptq", symmetric=False))
+    written = write(Packing("gptq", symmetric=False))
     config = json.loads((written.folder / "config.json").read_text())["quantization_config"]
     config.pop("quant_method")
     edit_config(written.folder, "quantization_config")
@@ -192,38 +200,32 @@ def test_the_config_may_lie_beside(tmp_path: Path) -> None:
     check_layers(LLM(written.folder, "cpu"), written.weights)
 
 
-def test_the_head_may_be_rounded_and_layers_left_out(tmp_path: Path) -> None:
-    written = write_packed(tmp_path / "checkpoint", Packing("gptq"))
-    folder = build(
-        written.folder,
-        tmp_path / "engine",
-        quant=QuantConfig(head="w8a16"),
-        layers="1:2",
-        device="cpu",
-        proof=False,
-    )
+def test_the_head_may_be_rounded_and_layers_left_out(write: Write, engine_of: EngineOf) -> None:
+    written = write(Packing("gptq"))
+    folder = engine_of(written, quant=QuantConfig(head="w8a16"), layers="1:2")
     quant = Manifest.read(folder).quant
     assert (quant.head, quant.source) == ("w8a16", "gptq")
-    expected = written.weights["model.layers.1.mlp.down_proj"]
     linear = linears(LLM(folder, "cpu").engine.model)["layers.0.mlp.down_proj"]
+    expected = written.weights["model.layers.1.mlp.down_proj"]
     assert torch.equal(linear.dequantized(torch.float32), expected)
 
 
-def test_it_is_told_of(tmp_path: Path) -> None:
-    written = write_packed(tmp_path / "checkpoint", Packing("gptq", act_order=True))
-    folder = build(written.folder, tmp_path / "engine", device="cpu", proof=False)
+def test_it_is_told_of(write: Write, engine_of: EngineOf) -> None:
+    written = write(Packing("gptq", act_order=True))
+    folder = engine_of(written)
+    quant = Manifest.read(folder).quant
     words = "w4a16, one scale per 32 columns, symmetric, columns grouped by act-order, as in the GPTQ"
     for path in (written.folder, folder):
-        assert words in " ".join(ingot("inspect", str(path)).stdout.split())
-        assert read_setting(str(path)).quant == Manifest.read(folder).quant
-    assert read_setting(str(written.folder / "config.json")).quant == Manifest.read(folder).quant
-    planned = json.loads(ingot("plan", str(written.folder), "--gpu", "24GiB", "--json").stdout)
+        assert words in " ".join(ingot("inspect", path).stdout.split())
+    for path in (written.folder, folder, written.folder / "config.json"):
+        assert read_setting(str(path)).quant == quant
+    planned = json.loads(ingot("plan", written.folder, "--gpu", "24GiB", "--json").stdout)
     assert {(row["dtype"], row["quant"]) for row in planned["cards"]} == {("fp16", "w4a16")}
-    assert QuantConfig.from_json(Manifest.read(folder).quant.to_json()) == Manifest.read(folder).quant
+    assert QuantConfig.from_json(quant.to_json()) == quant
 
 
-def test_batch_invariant_products_follow_the_order(tmp_path: Path) -> None:
-    written = write_packed(tmp_path / "checkpoint", Packing("gptq", act_order=True))
+def test_batch_invariant_products_follow_the_order(write: Write) -> None:
+    written = write(Packing("gptq", act_order=True))
     linear = linears(LLM(written.folder, "cpu").engine.model)["layers.0.mlp.down_proj"]
     x = torch.randn(5, 128, generator=torch.Generator().manual_seed(0))
     expected = x @ written.weights["model.layers.0.mlp.down_proj"].T
@@ -264,12 +266,10 @@ class TestRefusals:
             open_checkpoint(folder)
         assert "build from the original checkpoint" in str(caught.value)
 
-    def test_activations_in_fewer_bits(self, tmp_path: Path) -> None:
-        written = write_packed(tmp_path / "checkpoint", Packing("int", bits=8, group=0))
-        groups = {
-            "group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "type": "float"}}
-        }
-        change_quantization(written.folder, config_groups=groups)
+    def test_activations_in_fewer_bits(self, write: Write) -> None:
+        written = write(Packing("int", bits=8, group=0))
+        group = {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8, "type": "float"}}
+        change_quantization(written.folder, config_groups={"group_0": group})
         with pytest.raises(CheckpointError, match="activations"):
             LLM(written.folder, "cpu")
 
@@ -287,36 +287,36 @@ class TestRefusals:
             build(written_gptq, tmp_path / "engine", dtype="bf16", device="cpu")
         build(written_gptq, tmp_path / "engine", dtype="fp32", device="cpu", proof=False)
 
-    def test_parts_in_different_orders(self, tmp_path: Path) -> None:
-        packing = Packing("gptq", act_order=True)
-        written = write_packed(tmp_path / "checkpoint", packing)
+    def test_parts_in_different_orders(self, write: Write) -> None:
+        packing, name = Packing("gptq", act_order=True), "model.layers.1.self_attn.k_proj"
+        written = write(packing)
+        other = rounded(written.weights[name], packing, written.numbers[name].index.flip(0))
+        changes = {f"{name}.{k}": t.contiguous() for k, t in pieces(packing, other).items()}
         file = written.folder / "model.safetensors"
-        stored = load_file(file)
-        name = "model.layers.1.self_attn.k_proj"
-        other = written.numbers[name].index.flip(0)
-        stored |= {
-            f"{name}.{k}": t.contiguous()
-            for k, t in pieces(packing, rounded(written.weights[name], packing, other)).items()
-        }
-        save_file(stored, file)
-        with pytest.raises(
-            CheckpointError, match=r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
-        ):
+        save_file(load_file(file) | changes, file)
+        told = r"layers\.1\.self_attn\.qkv_proj.*order their columns differently"
+        with pytest.raises(CheckpointError, match=told):
             LLM(written.folder, "cpu")
 
-    def test_parts_that_are_packed_and_whole(self, tmp_path: Path) -> None:
-        written = write_packed(tmp_path / "checkpoint", Packing("awq", symmetric=False, dense=("v_proj",)))
+    def test_parts_that_are_packed_and_whole(self, write: Write) -> None:
+        written = write(Packing("awq", symmetric=False, dense=("v_proj",)))
         with pytest.raises(CheckpointError, match=r"quantized and unquantized parts.*v_proj"):
             LLM(written.folder, "cpu")
 
-    def test_values_that_contradict_the_config(self, tmp_path: Path) -> None:
-        written = write_packed(tmp_path / "one", Packing("gptq", symmetric=False))
-        change_quantization(written.folder, sym=True)
-        with pytest.raises(CheckpointError, match=r"model\.layers\.0.*symmetric"):
-            LLM(written.folder, "cpu")
-        written = write_packed(tmp_path / "two", Packing("gptq", act_order=True))
-        change_quantization(written.folder, desc_act=False)
-        with pytest.raises(CheckpointError, match=r"model\.layers\.0.*g_idx.*desc_act"):
+    @pytest.mark.parametrize(
+        ("packing", "changes", "told"),
+        [
+            (Packing("gptq", symmetric=False), {"sym": True}, "symmetric"),
+            (Packing("gptq", act_order=True), {"desc_act": False}, "g_idx.*desc_act"),
+        ],
+        ids=["sym", "desc_act"],
+    )
+    def test_values_that_contradict_the_config(
+        self, write: Write, packing: Packing, changes: dict[str, Any], told: str
+    ) -> None:
+        written = write(packing)
+        change_quantization(written.folder, **changes)
+        with pytest.raises(CheckpointError, match=rf"model\.layers\.0.*{told}"):
             LLM(written.folder, "cpu")
 
     def test_tensors_that_are_missing(self, written_gptq: Path, tmp_path: Path) -> None:
@@ -336,6 +336,4 @@ class TestRefusals:
 
 
 def copied(folder: Path, tmp_path: Path) -> Path:
-    import shutil
-
     return Path(shutil.copytree(folder, tmp_path / "copy"))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.quant.rounding import Quantized, bounds, dequantize, quantize
+from ingot.quant.rounding import bounds, dequantize, quantize
+from ingot.quant.values import Quantized
 from tests.quant.inputs import weights
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -30,8 +31,8 @@ def relative(found: Quantized, weight: torch.Tensor) -> float:
 def scales_by_column(found: Quantized) -> torch.Tensor:
     scales = found.scales.float()
     if not found.group:
-        return scales[:, None].expand(found.numbers.shape)
-    return scales.repeat_interleave(found.group, 0)[: found.numbers.shape[1]].T
+        return scales[:, None].expand(found.values.shape)
+    return scales.repeat_interleave(found.group, 0)[: found.values.shape[1]].T
 
 
 @pytest.mark.grid
@@ -47,11 +48,11 @@ def test_every_number_is_the_nearest(
     low, high = bounds(bits, symmetric)
     assert found.scales.dtype == dtype
     assert (found.zeros is None) == symmetric
-    assert low <= int(found.numbers.min()) <= int(found.numbers.max()) <= high
+    assert low <= int(found.values.min()) <= int(found.values.max()) <= high
     groups = -(-shape[1] // group) if group else 0
     assert found.scales.shape == ((groups, shape[0]) if group else (shape[0],))
     steps = ((dequantize(found) - weight.float()) / scales_by_column(found)).abs()
-    reached = (found.numbers > low) & (found.numbers < high)
+    reached = (found.values > low) & (found.values < high)
     assert float((steps * reached).max()) <= 0.5 + 1e-4
     assert float(steps.max()) <= 1 + 1e-2
 
@@ -80,7 +81,7 @@ def test_all_sixteen_numbers_are_used_and_beat_seven_steps_a_side() -> None:
     """The scale max|w| / 7 leaves a number unused; the documented errors are of these inputs' kind."""
     weight = weights(256, 1024)
     found = quantize(weight, 4, 128)
-    assert sorted(set(found.numbers.flatten().tolist())) == list(range(16))
+    assert sorted(set(found.values.flatten().tolist())) == list(range(16))
     blocks = weight.view(256, -1, 128)
     scale = (blocks.abs().amax(-1, keepdim=True) / 7).half().float()
     seven = (blocks / scale).round().clamp(-8, 7) * scale - blocks
@@ -160,7 +161,7 @@ def test_eight_bits_end_at_127_on_both_sides() -> None:
     importance[5] = 0
     found = quantize(weight, 8, clip=True, importance=importance)
     assert float((dequantize(found) - weight)[:, 5].abs().min()) > 0.02
-    assert found.numbers[:, 5].tolist() == [-127] * 4 + [127] * 4
+    assert found.values[:, 5].tolist() == [-127] * 4 + [127] * 4
 
 
 def test_refusals_name_the_row() -> None:
@@ -186,7 +187,7 @@ def test_pieces_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = quantize(weight, 4, 32, symmetric=False, clip=True)
     monkeypatch.setattr("ingot.quant.rounding._PIECE", 200)
     pieces = quantize(weight, 4, 32, symmetric=False, clip=True)
-    for name in ("numbers", "scales", "zeros"):
+    for name in ("values", "scales", "zeros"):
         assert torch.equal(getattr(whole, name), getattr(pieces, name))
 
 
@@ -194,5 +195,5 @@ def test_numbers_in_another_order_are_put_back() -> None:
     """Column j of the numbers is the weight's column order[j]; a cycle of three is not its own inverse."""
     weight, order = weights(4, 6), torch.tensor([2, 0, 1, 5, 3, 4], dtype=torch.int32)
     found = quantize(weight[:, order.long()], 8)
-    ordered = Quantized(found.numbers, found.scales, None, 8, 0, order=order)
+    ordered = Quantized(found.values, found.scales, None, 8, 0, order=order)
     assert torch.equal(dequantize(ordered), dequantize(quantize(weight, 8)))

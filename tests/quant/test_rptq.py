@@ -15,16 +15,16 @@ from ingot.quant.gptq import gptq
 from ingot.quant.plain_rows import rounded_blocks
 from ingot.quant.rounding import dequantize
 from ingot.quant.rptq import (
-    InBlocks,
     block_lengths,
     block_ranges,
     channel_order,
     cluster_channels,
     narrowed,
     order_by_heads,
-    steps_of,
+    scales_of,
     two_levels,
 )
+from ingot.quant.values import InBlocks
 from tests.quant.inputs import inputs, weights
 
 
@@ -130,7 +130,7 @@ class TestSteps:
         order, counts = given[f"{name}_n{clusters}_index"], given[f"{name}_n{clusters}_counts"]
         seen = torch.cat([given[f"{name}_x0"], given[f"{name}_x1"]]).flatten(0, 1)[:, order]
         low, high = block_ranges(seen.amin(0), seen.amax(0), counts.tolist())
-        steps, zeros = (part.repeat_interleave(counts) for part in steps_of(low, high, bits))
+        steps, zeros = (part.repeat_interleave(counts) for part in scales_of(low, high, bits))
         told = f"{name}_b{bits}_minmax_"
         torch.testing.assert_close(steps, given[told + "scale"], rtol=1e-6, atol=0)
         assert torch.equal(zeros, given[told + "zero"])
@@ -139,7 +139,7 @@ class TestSteps:
 
     def test_a_range_without_width(self) -> None:
         """A channel that never moves is one number and a step that keeps its zero within bounds."""
-        steps, zeros = steps_of(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 5.0]), 8)
+        steps, zeros = scales_of(torch.tensor([0.0, 5.0]), torch.tensor([0.0, 5.0]), 8)
         assert float(zeros.abs().max()) <= 2**16
         near = rounded_blocks(torch.tensor([[0.0, 5.0]]), steps, zeros, 1, 8)
         torch.testing.assert_close(near, torch.tensor([[0.0, 5.0]]), rtol=1e-4, atol=1e-9)
@@ -154,7 +154,7 @@ class TestSteps:
         assert float(cut[1][0]) > 0.6 * float(high[0])
 
         def error(low: torch.Tensor, high: torch.Tensor) -> float:
-            return float((rounded_blocks(x, *steps_of(low, high, 4), 32, 4) - x).square().sum())
+            return float((rounded_blocks(x, *scales_of(low, high, 4), 32, 4) - x).square().sum())
 
         assert error(*cut) < 0.3 * error(low, high)
         x[:, 40] = 0
@@ -177,7 +177,7 @@ class TestTwoLevels:
         found = two_levels(weight, 64, hessian.diagonal())
         assert int(found.factors.abs().max()) == 15
         numbers = gptq(weight, hessian, 4, 64, grid=found.grid, act_order=True, scale_dtype=torch.float32)
-        wide = found.wide_numbers(numbers.quantized.numbers, 64)
+        wide = found.wide_values(numbers.quantized.values, 64)
         assert wide.dtype == torch.int8
         meant = wide.float() * found.rows[:, None]
         torch.testing.assert_close(meant, dequantize(numbers.quantized), rtol=1e-6, atol=1e-9)
@@ -195,7 +195,7 @@ class TestTwoLevels:
 
         blocks = in_groups(weight, 64)
         free = best_grid(blocks, 4, True, torch.float32, tuple(1 - s / 40 for s in range(21)))
-        errors = [float((g.values(g.numbers(blocks)) - blocks).norm()) for g in (found.grid, free)]
+        errors = [float((g.meant(g.nearest(blocks)) - blocks).norm()) for g in (found.grid, free)]
         assert errors[0] < 1.1 * errors[1]
 
 

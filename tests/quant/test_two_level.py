@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from ingot.errors import BuildError, ConfigError
-from ingot.kernels.weight.int4_weight import fits_int8
+from ingot.kernels.rows.int8_rows import Int8Weight, dequantize_rows, int8_product
+from ingot.kernels.weight.int4_weight import Int4Weight, fits_int8
 from ingot.quant.gptq import HessianSum, gptq, output_error
 from ingot.quant.int4_in_int8 import Int4InInt8
 from ingot.quant.rounding import dequantize, quantize
-from ingot.quant.two_level import MOST, quantize_two_level, steps_of, two_levels
+from ingot.quant.two_level import MOST, inner_scales, quantize_two_level, two_levels
 
 GROUPS = (128, 64)
 
@@ -39,7 +40,7 @@ def test_both_levels(kind: str, group: int) -> None:
     """
     weight = weights(kind)
     found = quantize_two_level(weight, group)
-    steps = steps_of(found)
+    steps = inner_scales(found)
     assert found.zeros is not None
     assert found.units is not None
     assert fits_int8(steps, found.zeros)
@@ -105,9 +106,9 @@ def test_gptq_keeps_outputs_better() -> None:
         scale_dtype=torch.float32,
         grid=levels.grid(),
     ).quantized
-    found = levels.quantized(chosen.numbers, 128)
+    found = levels.quantized(chosen.values, 128)
     assert found.zeros is not None
-    assert fits_int8(steps_of(found), found.zeros)
+    assert fits_int8(inner_scales(found), found.zeros)
     rounded = dequantize(quantize_two_level(weight, 128))
     better, worse = (output_error(weight - near, hessian) for near in (dequantize(found), rounded))
     assert better < 0.7 * worse
@@ -134,3 +135,23 @@ def test_a_step_reaches_both_ends_of_its_range() -> None:
     found = quantize_two_level(weight, 64)
     steps = found.scales.T.repeat_interleave(64, 1)
     assert float(((dequantize(found) - weight).abs() / steps).max()) <= 0.5 + 1e-3
+
+
+def test_weights_take_half_a_byte() -> None:
+    tensors = Int4InInt8(128).layout(512, 4096, False, torch.float16)
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    assert size == 512 * (4096 // 2 + 2 * 4096 // 128 + 4)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17])
+def test_few_rows_read_the_weight_as_it_is_stored(rows: int) -> None:
+    """Without a temporary, with the same result."""
+    scheme = Int4InInt8(group=64)
+    tensors = scheme.pack(torch.randn(40, 192, generator=torch.Generator().manual_seed(1)), None)
+    x = torch.randn(rows, 192, generator=torch.Generator().manual_seed(2))
+    assert isinstance(scheme.int8_weight(tensors, 192, rows), Int4Weight if rows <= 16 else Int8Weight)
+    numbers = scheme.quantize_input(x, tensors)
+    expected = int8_product(numbers, scheme.plain_weight(tensors, 192), x.dtype)
+    assert torch.equal(scheme.apply(x, tensors), expected)
+    wide = dequantize_rows(numbers).double() @ scheme.dequantize(tensors, 192, torch.float64).T
+    torch.testing.assert_close(expected.double(), wide, rtol=1e-5, atol=1e-5)

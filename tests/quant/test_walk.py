@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from ingot.engine.calibrate import calibrate
+from ingot.engine.calibrate import Walk
 from ingot.errors import BuildError, ConfigError
-from tests.quant.models import opened
+from tests.quant.models import layers_of, opened
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 CPU = torch.device("cpu")
@@ -79,7 +79,8 @@ def test_inputs_are_those_of_huggingface(tiny: tuple[PreTrainedModel, Path]) -> 
         return load(name)
 
     progress = lambda what, done, total: told.append((done, total))  # noqa: E731
-    layers = list(calibrate(decoder, counted, SAMPLES, CPU, Kept, batch_tokens=32, progress=progress))
+    walk = Walk(decoder, counted, SAMPLES, CPU, Kept, batch_tokens=32, progress=progress)
+    layers = list(layers_of(walk))
     assert [layer.index for layer in layers] == [0, 1]
     for layer in layers:
         expected = seen_by_huggingface(model, layer.index)
@@ -102,8 +103,8 @@ def test_what_a_layer_was_given_shows_in_the_next(
     products = (
         (first.attn.c_proj, first.mlp.c_proj) if gpt2 else (first.self_attn.o_proj, first.mlp.down_proj)
     )
-    walk = calibrate(decoder, load, SAMPLES, CPU, Kept, propagate=propagate, batch_tokens=20)
-    layer = next(walk)
+    walk = Walk(decoder, load, SAMPLES, CPU, Kept, propagate=propagate, batch_tokens=20)
+    layer = walk.observe(0)
     bent = layer.weight("layers.0.mlp.down_proj.weight") * 0.5
     layer.replace("layers.0.mlp.down_proj.weight", bent)
     assert layer.weight("layers.0.mlp.down_proj.weight") is bent
@@ -116,9 +117,9 @@ def test_what_a_layer_was_given_shows_in_the_next(
         expected = seen_by_huggingface(model, 1)
         for product, weight in zip(products, saved, strict=True):
             product.weight.copy_(weight)
-    for name, kept in next(walk).inputs.items():
+    walk.advance(layer)
+    for name, kept in walk.observe(1).inputs.items():
         torch.testing.assert_close(kept.x, expected[name], rtol=1e-4, atol=1e-4)
-    assert next(walk, None) is None
 
 
 def test_one_layer_s_weights_are_held_at_a_time(tiny: tuple[PreTrainedModel, Path]) -> None:
@@ -130,7 +131,7 @@ def test_one_layer_s_weights_are_held_at_a_time(tiny: tuple[PreTrainedModel, Pat
         loaded[name] = weakref.ref(tensor)
         return tensor
 
-    for layer in calibrate(decoder, watched, SAMPLES, CPU, Kept, propagate=True):
+    for layer in layers_of(Walk(decoder, watched, SAMPLES, CPU, Kept, propagate=True)):
         alive = {name for name, tensor in loaded.items() if tensor() is not None}
         assert alive
         assert all(name.startswith(f"layers.{layer.index}.") for name in alive)
@@ -139,18 +140,18 @@ def test_one_layer_s_weights_are_held_at_a_time(tiny: tuple[PreTrainedModel, Pat
 def test_refusals(tmp_path: Path) -> None:
     save_model(tiny_config("llama"), tmp_path)
     decoder, load = opened(tmp_path)
-    run = partial(calibrate, decoder, load, device=CPU, statistic=Kept)
+    run = partial(Walk, decoder, load, device=CPU, statistic=Kept)
     with pytest.raises(ConfigError, match="nothing to calibrate with"):
         run(samples=[])
     with pytest.raises(ConfigError, match=r"sample 2 has an invalid length; seen: 65; allowed: 1 to 64"):
         run(samples=[[1], [1] * 65])
     with pytest.raises(ConfigError, match=r"sample 1 has a token.*seen: 97; allowed: 0 to 96"):
         run(samples=[[3, 97]])
-    layer = next(run(samples=[[1, 2]]))
+    layer = run(samples=[[1, 2]]).observe(0)
     with pytest.raises(ConfigError, match="a different shape"):
         layer.replace("layers.0.mlp.down_proj.weight", torch.ones(2))
     with pytest.raises(ConfigError, match="no such linear layer"):
         layer.fake_input("layers.1.mlp.down_proj", lambda x: x)
     broken = lambda name: load(name) * (torch.nan if "down" in name else 1)  # noqa: E731
     with pytest.raises(BuildError, match=r"not finite during calibration; seen: layers\.0"):
-        next(calibrate(decoder, broken, [[1, 2]], CPU, Kept))
+        Walk(decoder, broken, [[1, 2]], CPU, Kept).observe(0)

@@ -26,7 +26,7 @@ def test_numbers_are_the_nearest(
     bits: int, group: int, symmetric: bool, columns: int, dtype: torch.dtype
 ) -> None:
     """No number of the same scale and zero stands for a value that is nearer to the weight."""
-    scheme = WeightOnly("any", bits, group, symmetric)
+    scheme = WeightOnly(bits, group, symmetric)
     weight = some_weight(7, columns, dtype)
     tensors = scheme.pack(weight, None)
     assert tensors["scales"].dtype == dtype
@@ -43,7 +43,7 @@ def test_numbers_are_the_nearest(
 
 @pytest.mark.parametrize(("bits", "group", "symmetric"), FORMS)
 def test_layout_is_what_is_packed(bits: int, group: int, symmetric: bool) -> None:
-    scheme = WeightOnly("any", bits, group, symmetric)
+    scheme = WeightOnly(bits, group, symmetric)
     weight, bias = some_weight(5, 200, torch.float16), torch.zeros(5, dtype=torch.float16)
     packed, layout = scheme.pack(weight, bias), scheme.layout(5, 200, True, torch.float16)
     assert {n: (t.shape, t.dtype) for n, t in packed.items()} == {
@@ -58,7 +58,7 @@ def test_zero_and_constant_rows_survive() -> None:
     weight[1] = 2.0
     weight[2] = -0.5
     for symmetric in (True, False):
-        scheme = WeightOnly("any", 4, 32, symmetric)
+        scheme = WeightOnly(4, 32, symmetric)
         wide = scheme.dequantize(scheme.pack(weight, None), 64, torch.float32)
         torch.testing.assert_close(wide, weight.float(), rtol=1e-3, atol=0)
 
@@ -81,7 +81,7 @@ def test_product_is_that_of_the_dequantized_weight(scheme: str, monkeypatch: pyt
 
 
 def test_row_pieces_are_the_weight() -> None:
-    for scheme in (WeightOnly("any", 4, 32, False), WeightOnly("any", 8)):
+    for scheme in (WeightOnly(4, 32, False), WeightOnly(8)):
         weight = scheme.stored(scheme.pack(some_weight(7, 64, torch.float16), None), 64)
         for most in (1, 130, 10_000):
             pieces = [dequantized(piece, torch.float32) for piece in row_pieces(weight, most)]

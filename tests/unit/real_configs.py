@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.unit.real_gemma2 import GEMMA2
+
 Config = dict[str, Any]
 
 _LLAMA: Config = {
@@ -382,6 +384,7 @@ REAL: dict[str, Config] = {
         "use_cache_kernel": False,
         "use_cache_quantization": False,
     },
+    **GEMMA2,
     "gpt2": _GPT2,
     "gpt2-medium": _GPT2
     | {"n_embd": 1024, "n_head": 16, "n_layer": 24, "n_special": 0, "predict_special_tokens": True},

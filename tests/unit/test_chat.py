@@ -12,23 +12,7 @@ from ingot.errors import ConfigError, RequestError, TokenizerError
 from ingot.processors.chat import ChatFormat, load_chat_format, stop_ids_for
 from ingot.processors.chat_format import ChatML, Vicuna, VicunaV0
 from ingot.processors.tokenizer import Tokenizer
-from tests.unit.chat_cases import CHATML, CONVERSATIONS, jinja, user
-from tests.unit.vocabularies import load, qwen2_slow_folder
-
-
-@pytest.fixture(scope="module")
-def qwen1(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "qwen-v1")
-
-
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "llama")
-
-
-@pytest.fixture(scope="module")
-def qwen2(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return load(qwen2_slow_folder(data, tmp_path_factory.mktemp("qwen2")))
+from tests.unit.chat_cases import CHATML, jinja, user
 
 
 def _golden_contexts(golden: Path) -> list[dict[str, Any]]:
@@ -57,17 +41,6 @@ def test_make_context(golden: Path, qwen1: Tokenizer, tmp_path: Path) -> None:
         assert chat.prompt_ids(messages, qwen1) == case["token_ids"], case["name"]
         plain = qwen1.encode(case["raw_text"]) == case["token_ids"]
         assert plain == case["equals_plain_encoding_of_raw_text"]
-
-
-def test_chatml_window_boundary(qwen1: Tokenizer) -> None:
-    """A history that needs exactly the window does not fit; one token more and it does."""
-    messages = [*CONVERSATIONS["turns"][:2], *user("Now?")]
-    whole = ChatML(None).prompt_ids(messages, qwen1)
-    question = ChatML(None).prompt_ids(user("Now?"), qwen1)
-    system = qwen1.encode("<|im_start|>system\nYou are a helpful assistant.<|im_end|>")
-    used = len(system) + len(whole) - len(question)
-    assert ChatML(used).prompt_ids(messages, qwen1) == question
-    assert ChatML(used + 1).prompt_ids(messages, qwen1) == whole
 
 
 def test_chatml_without_system_uses_qwens(qwen1: Tokenizer) -> None:

@@ -13,22 +13,7 @@ from ingot.errors import RequestError, TokenizerError
 from ingot.processors.chat import load_chat_format
 from ingot.processors.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, CONVERSATIONS, INST, TEMPLATES, THINKING, jinja, user
-from tests.unit.vocabularies import QWEN2_SPECIALS, load, metaspace_folder, qwen2_slow_folder
-
-
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "llama")
-
-
-@pytest.fixture(scope="module")
-def qwen2_folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return qwen2_slow_folder(data, tmp_path_factory.mktemp("qwen2"))
-
-
-@pytest.fixture(scope="module")
-def qwen2(qwen2_folder: Path) -> Tokenizer:
-    return load(qwen2_folder)
+from tests.unit.vocabularies import QWEN2_SPECIALS, load, metaspace_folder
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +41,9 @@ def test_templates_as_transformers(
 
 def test_template_variables_as_transformers(hf_qwen2: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "<é> & 'x'"}}]
+    options = {"chat_template": THINKING, "add_generation_prompt": True, "tokenize": False}
     for variables in ({"enable_thinking": False}, {"enable_thinking": True}, {"tools": tools}):
-        expected = hf_qwen2.apply_chat_template(
-            CONVERSATIONS["one"],
-            chat_template=THINKING,
-            add_generation_prompt=True,
-            tokenize=False,
-            **variables,
-        )
+        expected = hf_qwen2.apply_chat_template(CONVERSATIONS["one"], **options, **variables)
         assert jinja(THINKING).prompt_text(CONVERSATIONS["one"], variables=variables) == expected
 
 
@@ -134,13 +114,7 @@ def test_turn_tokens_count_as_special(layout: str, golden: Path, tmp_path: Path)
     (tmp_path / source.name).write_bytes(source.read_bytes())
     if layout == "json":
         tree = json.loads(source.read_text())
-        plain = {
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": False,
-        }
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
         tree["added_tokens"] += [{"id": 512, "content": "<|im_end|>", **plain}]
         tree["added_tokens"] += [{"id": 513, "content": "<tool>", **plain}]
         (tmp_path / source.name).write_text(json.dumps(tree))

@@ -16,7 +16,7 @@ POSITIONS = torch.arange(6, 9)
 
 
 def attention(**changes: object) -> PlainAttention:
-    return plain_attention(replace(CONFIG, **changes), "self_attn", torch.ones, POSITIONS, None)  # type: ignore[arg-type]
+    return plain_attention(replace(CONFIG, **changes), 0, "self_attn", torch.ones, POSITIONS, None)  # type: ignore[arg-type]
 
 
 def normal(*shape: int) -> torch.Tensor:

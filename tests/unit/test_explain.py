@@ -17,24 +17,9 @@ from ingot.processors.token_text import byte_alphabet
 from ingot.processors.tokenizer import Tokenizer
 from tests.unit.chat_cases import CHATML, INST, jinja, user
 from tests.unit.explain_case import SAMPLED, differs, explained
-from tests.unit.vocabularies import load, qwen2_slow_folder
+from tests.unit.vocabularies import load
 
 LLAMA_EOS, QWEN_EOS, QWEN_START, QWEN_END = 2, 151643, 151644, 151645
-
-
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "llama")
-
-
-@pytest.fixture(scope="module")
-def qwen1(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "qwen-v1")
-
-
-@pytest.fixture(scope="module")
-def gpt2(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "gpt2")
 
 
 LLAMA3 = (
@@ -79,20 +64,13 @@ def test_generation_config_gives_sampling_values(name: str) -> None:
     assert origin(explained(generation=SAMPLED), name) == (SAMPLED[name], "generation_config", None)
 
 
-def test_values_that_need_do_sample_are_default_with_a_note() -> None:
+def test_what_do_sample_changes() -> None:
     found = explained(generation={"top_p": 0.9, "repetition_penalty": 1.1, "max_new_tokens": 7})
     assert origin(found, "top_p") == (1.0, "default", "generation_config says 0.9, but not do_sample: true")
     assert origin(found, "repetition_penalty") == (1.1, "generation_config", None)
     assert origin(found, "max_new_tokens") == (7, "generation_config", None)
-
-
-def test_do_sample_alone_gives_a_temperature() -> None:
-    note = "do_sample is true and no temperature is given"
-    assert origin(explained(generation={"do_sample": True}), "temperature") == (
-        1.0,
-        "generation_config",
-        note,
-    )
+    alone = origin(explained(generation={"do_sample": True}), "temperature")
+    assert alone == (1.0, "generation_config", "do_sample is true and no temperature is given")
 
 
 def test_refused_values_are_told() -> None:
@@ -187,8 +165,7 @@ def test_llama3_headers_and_end_of_turn(tmp_path: Path) -> None:
     assert differs(found, "second <|begin_of_text|>")
 
 
-def test_template_of_qwen2(data: Path, tmp_path: Path) -> None:
-    qwen2 = load(qwen2_slow_folder(data, tmp_path))
+def test_template_of_qwen2(qwen2: Tokenizer) -> None:
     found = explained(user("Hi"), tokenizer=qwen2, chat=jinja(CHATML), stops=(QWEN_EOS, QWEN_END))
     assert [s.origins for s in found.stops] == [("config.json",), ("tokenizer",)]
     assert not differs(found, "second")

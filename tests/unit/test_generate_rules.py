@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ from ingot.config.sampling import SamplingParams
 from ingot.processors.tokenizer import Tokenizer
 from tests.tiny_models import make_model, tiny_config
 from tests.unit.explain_case import SAMPLED, differs, explained
-from tests.unit.vocabularies import load
-
-
-@pytest.fixture(scope="module")
-def llama(data: Path) -> Tokenizer:
-    return load(data / "tokenizers" / "llama")
 
 
 def test_a_plain_request_differs_in_nothing() -> None:

@@ -55,6 +55,14 @@ def group(folder: Path, limit: object, used: int, cached: int, *, v2: bool = Tru
     write(folder / "memory.stat", f"{own}{prefix}active_file {half}\n{prefix}inactive_file {half}")
 
 
+def in_group(proc: Path, path: str, root: str = "/") -> Path:
+    """Put the process into a control group of version 2; returns where groups are mounted."""
+    mounted = proc / "cgroup"
+    write(proc / "self/cgroup", f"0::{path}")
+    write(proc / "self/mountinfo", MOUNT.format(root=root, mounted=mounted, kind="cgroup2", options=""))
+    return mounted
+
+
 def test_the_machine_s_own(proc: Path) -> None:
     assert host_memory(proc) == HostMemory("this machine's memory", 1000 * MIB, 800 * MIB, 50 * MIB)
 
@@ -67,18 +75,14 @@ def test_without_proc_all_that_there_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("root", "path"), [("/", "/a/b"), ("/a/b", "/a/b"), ("/a", "/a/b"), ("/", "/")])
 def test_a_group_of_version_2(proc: Path, root: str, path: str) -> None:
-    mounted = proc / "cgroup"
-    write(proc / "self/cgroup", f"0::{path}")
-    write(proc / "self/mountinfo", MOUNT.format(root=root, mounted=mounted, kind="cgroup2", options=""))
+    mounted = in_group(proc, path, root)
     group(mounted / path.removeprefix(root).lstrip("/"), 500 * MIB, used=300, cached=100)
     found = host_memory(proc)
     assert found == HostMemory("the cgroup's memory limit", 500 * MIB, 300 * MIB, 50 * MIB)
 
 
 def test_a_parent_s_limit_holds_too(proc: Path) -> None:
-    mounted = proc / "cgroup"
-    write(proc / "self/cgroup", "0::/a/b")
-    write(proc / "self/mountinfo", MOUNT.format(root="/", mounted=mounted, kind="cgroup2", options=""))
+    mounted = in_group(proc, "/a/b")
     group(mounted / "a/b", "max", used=100, cached=0)
     group(mounted / "a", 400 * MIB, used=250, cached=0)
     assert host_memory(proc).available == 150 * MIB
@@ -95,20 +99,12 @@ def test_a_group_of_version_1(proc: Path) -> None:
     assert host_memory(proc).available == 440 * MIB
 
 
-def test_unlimited_groups_leave_the_machine_s(proc: Path) -> None:
-    mounted = proc / "cgroup"
-    write(proc / "self/cgroup", "0::/")
-    write(proc / "self/mountinfo", MOUNT.format(root="/", mounted=mounted, kind="cgroup2", options=""))
-    group(mounted, "max", used=900, cached=0)
-    assert host_memory(proc).available == 800 * MIB
-
-
-def test_a_group_that_is_full_leaves_nothing(proc: Path) -> None:
-    mounted = proc / "cgroup"
-    write(proc / "self/cgroup", "0::/")
-    write(proc / "self/mountinfo", MOUNT.format(root="/", mounted=mounted, kind="cgroup2", options=""))
-    group(mounted, 100 * MIB, used=120, cached=0)
-    assert host_memory(proc).available == 0
+@pytest.mark.parametrize(("limit", "used", "left"), [("max", 900, 800), (100 * MIB, 120, 0)])
+def test_unlimited_groups_leave_the_machine_s_and_full_ones_nothing(
+    proc: Path, limit: object, used: int, left: int
+) -> None:
+    group(in_group(proc, "/"), limit, used=used, cached=0)
+    assert host_memory(proc).available == left * MIB
 
 
 @pytest.mark.parametrize(

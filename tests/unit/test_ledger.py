@@ -13,15 +13,14 @@ import torch
 from ingot.config.model import DecoderConfig
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.config.units import parse_size, size_text
+from ingot.config.units import parse_size
 from ingot.device import HostMemory
 from ingot.engine import memory_error
-from ingot.engine.fix_text import told_fixes, where_of
 from ingot.engine.fixes import CARDS, COSTS, Fix, eased, fits_by_card, fixes
-from ingot.engine.ledger import Capacity, Setting, ledger
+from ingot.engine.ledger import Capacity, Setting, host_ledger, ledger
 from ingot.engine.ledger_source import read_setting
 from ingot.engine.memory_error import explained, measured, out_of_memory
-from ingot.errors import ConfigError, OutOfMemoryError
+from ingot.errors import OutOfMemoryError
 from ingot.runtime import setup
 
 GIB = 1 << 30
@@ -37,14 +36,11 @@ def seven_b(**values: Any) -> Setting:
 class TestSevenBillion:
     """Measured on an H200 (docs/results/memory.json): weights 15.4 GB, cache 116.9, most allocated 133.8."""
 
-    def test_weights_and_cache(self) -> None:
+    def test_weights_cache_and_what_is_used(self) -> None:
         found = ledger(seven_b(), H200)
         assert found.of("weights") == pytest.approx(15.4e9, rel=0.01)
         assert found.blocks * found.setting.block_bytes == pytest.approx(116.9e9, rel=0.01)
         assert (found.fits, found.loads, found.requests_at_once) == (False, True, 54)
-
-    def test_what_is_used(self) -> None:
-        found = ledger(seven_b(), H200)
         assert found.used - found.of("process") == pytest.approx(133.8e9, rel=0.05)
 
     def test_the_formula_of_weights(self) -> None:
@@ -55,8 +51,6 @@ class TestSevenBillion:
 
     def test_the_host(self) -> None:
         """A build took 5.1 GB at most, a load 15.8, mapped files included."""
-        from ingot.engine.ledger import host_ledger
-
         host = host_ledger(seven_b())
         assert host.build_disk == pytest.approx(15.44e9, rel=0.01)
         assert host.load_mapped == pytest.approx(15.1e9, rel=0.05)
@@ -77,13 +71,11 @@ class TestVerdict:
 
     def test_a_cache_below_one_request(self) -> None:
         found = ledger(seven_b(runtime=RuntimeConfig(cache_tokens=4000)), H200)
-        assert not found.loads
-        assert not found.fits
+        assert (found.loads, found.fits) == (False, False)
 
     def test_without_a_capacity_there_is_none(self) -> None:
         told = ledger(seven_b()).to_json()
-        assert told["fits"] is None
-        assert told["loads"] is None
+        assert (told["fits"], told["loads"]) == (None, None)
 
     def test_a_cpu_holds_a_copy_of_the_largest_weight_while_it_loads(self) -> None:
         """The embedding, when no step runs yet."""
@@ -200,49 +192,6 @@ class TestEased:
         assert eased(ledger(seven_b(), Capacity("card", 8 * GIB))) == []
 
 
-def shown(*flags: str) -> list[dict[str, Any]]:
-    """Fixes as an error's data has them."""
-    return [{"flags": f, "where": where_of(f), "cost": "limits", "note": ""} for f in flags]
-
-
-class TestWords:
-    @pytest.mark.parametrize(
-        ("flags", "where"),
-        [
-            ("--memory-fraction 0.91", "RuntimeConfig(memory_fraction=0.91)"),
-            ("--max-seq-len 64", "LLM(max_seq_len=64)"),
-            (
-                "--max-batch-size 1 --token-budget 64 --cache-tokens 128",
-                "LLM(max_batch_size=1, runtime=RuntimeConfig(token_budget=64, cache_tokens=128))",
-            ),
-            ("--dtype fp16", "ingot build"),
-            ("--quant w8a16", "ingot build"),
-            ("--dtype fp16 --max-seq-len 64", "ingot build, LLM(max_seq_len=64)"),
-            ("--gpu 24GiB", "the machine"),
-        ],
-    )
-    def test_what_takes_them_in_python(self, flags: str, where: str) -> None:
-        assert where_of(flags) == where
-
-    def test_a_verb_is_told_its_own_flags(self) -> None:
-        fixes = shown("--memory-fraction 0.91", "--max-seq-len 64", "--dtype fp16 --max-seq-len 64")
-        takes = {"--max-seq-len", "--device"}
-        build = "`ingot build` with --dtype fp16, then --max-seq-len 64 (costs limits)"
-        assert told_fixes(fixes, takes) == f"--max-seq-len 64 (costs limits) or {build}"
-        both = "`ingot build` with --dtype fp16 --max-seq-len 64 (costs limits)"
-        assert told_fixes(fixes[2:], set()) == both
-        assert told_fixes(fixes[2:], {"--dtype", *takes}) == "--dtype fp16 --max-seq-len 64 (costs limits)"
-
-    def test_three_at_most_and_never_nothing(self) -> None:
-        fixes = shown(*(f"--token-budget {n}" for n in range(5)))
-        assert told_fixes(fixes).count(" or ") == 2
-        assert (
-            told_fixes(fixes, {"--device"})
-            == told_fixes([])
-            == "stop other processes that use the device's memory"
-        )
-
-
 class TestMeasured:
     """What the device has left is less, or its steps take more, than the ledger counts."""
 
@@ -263,25 +212,19 @@ class TestMeasured:
         assert smaller.others == 150
 
 
+RUNTIME_FLAGS = {"cache_tokens": int, "token_budget": int, "memory_fraction": float, "kv_dtype": str}
+SETTING_FLAGS = {"max_batch_size": int, "max_seq_len": int, "dtype": str, "quant": QuantConfig}
+
+
 def after(setting: Setting, fix: Fix) -> Setting:
     """The setting with the fix's flags applied, as the command line would."""
     words = fix.flags.split()
     for flag, value in zip(words[::2], words[1::2], strict=True):
         name = flag.removeprefix("--").replace("-", "_")
-        if name in ("cache_tokens", "token_budget"):
-            setting = setting.replace(runtime=setting.runtime.replace(**{name: int(value)}))
-        elif name == "memory_fraction":
-            setting = setting.replace(runtime=setting.runtime.replace(memory_fraction=float(value)))
-        elif name in ("max_batch_size", "max_seq_len"):
-            setting = setting.replace(**{name: int(value)})
-        elif name == "dtype":
-            setting = setting.replace(dtype=value)
-        elif name == "quant":
-            setting = setting.replace(quant=QuantConfig(value))
-        elif name == "kv_dtype":
-            setting = setting.replace(runtime=setting.runtime.replace(kv_dtype=value))
-        else:
-            assert name == "gpu"
+        if name in RUNTIME_FLAGS:
+            setting = setting.replace(runtime=setting.runtime.replace(**{name: RUNTIME_FLAGS[name](value)}))
+        elif name != "gpu":
+            setting = setting.replace(**{name: SETTING_FLAGS[name](value)})
     return setting
 
 
@@ -397,41 +340,24 @@ class TestErrors:
 
 
 class TestCapacity:
-    def test_others_are_what_is_neither_free_nor_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50 * GIB)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
-        found = memory_error.capacity_of(CUDA)
-        assert found == Capacity("GPU", 80 * GIB, 20 * GIB - memory_error.CONTEXT_BYTES)
-
-    def test_what_else_the_process_holds_is_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of 50 GiB that this process allocated 15 are the engine's."""
+    @pytest.fixture(autouse=True)
+    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 52 * GIB)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50 * GIB)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+
+    def test_others_are_what_is_neither_free_nor_ours(self) -> None:
+        found = memory_error.capacity_of(CUDA)
+        assert found == Capacity("GPU", 80 * GIB, 18 * GIB - memory_error.CONTEXT_BYTES)
+
+    def test_what_else_the_process_holds_is_others(self) -> None:
+        """Of 50 GiB that this process allocated 15 are the engine's."""
         found = memory_error.capacity_of(CUDA, own=15 * GIB)
         assert found.others == (80 - 10 - 52 + 35) * GIB - memory_error.CONTEXT_BYTES
 
     def test_the_host(self) -> None:
         assert memory_error.capacity_of(torch.device("cpu")).total > 256 << 20
-
-
-class TestSizes:
-    @pytest.mark.parametrize(
-        ("text", "size"),
-        [("24GiB", 24 * GIB), ("24 gib", 24 * GIB), ("80GB", 80 * 10**9), ("1.5Gi", 3 * GIB // 2)],
-    )  # fmt: skip
-    def test_are_read(self, text: str, size: int) -> None:
-        assert parse_size(text, "--gpu") == size
-
-    @pytest.mark.parametrize("text", ["24", "", "GiB", "-1GiB", "0GB", "24 parsecs", "1e9GB"])
-    def test_others_are_refused(self, text: str) -> None:
-        with pytest.raises(ConfigError, match="--gpu"):
-            parse_size(text, "--gpu")
-
-    def test_are_written(self) -> None:
-        assert [size_text(n) for n in (7, 13_500_000, 2.5e12)] == ["7 bytes", "13.5 MB", "2.50 TB"]
 
 
 def test_a_decoder_config_is_all_it_needs() -> None:

@@ -43,6 +43,16 @@ def shape(architecture: str = "llama", **changes: Any) -> DecoderConfig:
 
 
 GPT2 = {"rope": None, "norm": "layer_norm", "mlp": "gelu_tanh", "num_kv_heads": 4, "intermediate_size": 128}
+GEMMA2 = {
+    "mlp": "gelu_tanh_gated",
+    "wide_norms": True,
+    "post_norms": True,
+    "attention_softcap": 50.0,
+    "logit_softcap": 30.0,
+    "embedding_scale": 5.7,
+    "sliding_window": 100,
+    "full_layers": (1,),
+}
 BIASED = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 SHAPES = {
     "llama": shape(),
@@ -53,6 +63,7 @@ SHAPES = {
     "qwen2": shape("qwen2", qkv_bias=True, tie_word_embeddings=True),
     "qwen3, wide heads": shape("qwen3", qk_norm=True, head_dim=32, rope=RopeConfig(dim=32)),
     "gpt2": shape("gpt2", **GPT2, **BIASED, tie_word_embeddings=True),
+    "gemma2": shape("gemma2", **GEMMA2, tie_word_embeddings=True),
     "wide vocabulary": shape(vocab_size=4001),
     "narrow MLP": shape(intermediate_size=16),
     "small": shape(hidden_size=256, intermediate_size=688, num_heads=8, num_kv_heads=8, head_dim=32,
@@ -91,7 +102,7 @@ def as_launchers_allocate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ingot.layers.attention.rope_kv_write", place)
     monkeypatch.setattr("ingot.layers.attention.prefill_attention", lambda *_, out, **__: out)
     monkeypatch.setattr(
-        "ingot.layers.mlp.silu_mul", lambda x, tiles: torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype)
+        "ingot.layers.mlp.silu_mul", lambda x, **_: torch.empty(len(x), x.shape[1] // 2, dtype=x.dtype)
     )
 
 

@@ -37,7 +37,7 @@ def small_attention(device: str, dtype: torch.dtype, window: int) -> Attention:
         sliding_window=window,
     )  # fmt: skip
     with torch.device(device):
-        return Attention(config, BuildContext(QuantConfig(), KernelPlan(), dtype))
+        return Attention(config, BuildContext(QuantConfig(), KernelPlan(), dtype), window)
 
 
 def step_of(case: PagedCase, first: int, last: int, decodes: int) -> ForwardBatch:

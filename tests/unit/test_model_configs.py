@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, SmolLM3Config
+from transformers import (
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
 
 from ingot.config.model import DecoderConfig
 from ingot.errors import CheckpointError
@@ -23,6 +31,7 @@ NAMES = {
     "qwen2": (Qwen2Config, "Qwen2ForCausalLM"),
     "qwen3": (Qwen3Config, "Qwen3ForCausalLM"),
     "gpt2": (GPT2Config, "GPT2LMHeadModel"),
+    "gemma2": (Gemma2Config, "Gemma2ForCausalLM"),
 }
 
 
@@ -62,6 +71,21 @@ def test_what_is_read_of_them() -> None:
     rope = read(REAL["qwen3-2507 with yarn"]).rope
     assert rope is not None
     assert (rope.scaling, rope.factor, rope.attention_factor) == ("yarn", 4.0, 1.0)
+
+
+def test_gemma2() -> None:
+    small, large, new = (read(hf) for name, hf in REAL.items() if name.startswith("gemma-2"))
+    assert [small.window(layer) for layer in range(4)] == [4096, 0, 4096, 0]
+    assert small.cut(1, 4).full_layers == (0, 2)
+    assert small == new
+    assert large.attention_scale == pytest.approx(1 / 12)
+    assert large.q_size == 4096
+    uncapped = read(REAL["gemma-2-9b"] | {"attn_logit_softcapping": None, "final_logit_softcapping": None})
+    assert (uncapped.attention_softcap, uncapped.logit_softcap) == (0, 0)
+    assert "hidden_activation" in refusal("gemma-2-9b", hidden_activation="gelu")
+    assert "layer_types" in refusal("gemma-2-9b", layer_types=["full_attention"])
+    assert "layer_types" in refusal("gemma-2-9b", layer_types=["chunked_attention"] * 42)
+    assert "use_bidirectional_attention" in refusal("gemma-2-9b", use_bidirectional_attention=True)
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -117,6 +141,8 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
         nothing |= {"rotary_emb_base", "seq_length"}
     if architecture.name == "gpt2":
         nothing = {"predict_special_tokens"}
+    if architecture.name == "gemma2":
+        nothing = {"hidden_act", "sliding_window_size", "cache_implementation"}
     if architecture.name == "qwen":
         nothing = {"bf16", "fp16", "fp32", "params_dtype", "onnx_safe", "softmax_in_fp32"}
     assert architecture.keys - asked == nothing

@@ -16,11 +16,10 @@ from ingot.kernels.activation import gated_mlp
 from ingot.kernels.attention import paged_attention
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import layer_norm, rms_norm
-from ingot.kernels.product import small_product
-from ingot.kernels.tiles import prefill_tiles
+from ingot.kernels.tiles import prefill_tiles, product_tiles
 from ingot.kernels.weight.stored_weight import stored
 
-SMALL = small_product.small_tiles(8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu"))
+SMALL = product_tiles.small_tiles(8, stored(torch.empty(4096, 4096, device="meta")), 2, torch.device("cpu"))
 DEFAULTS = {
     "rms_norm": rms_norm.default_tiles(4096),
     "layer_norm": layer_norm.default_tiles(4096),

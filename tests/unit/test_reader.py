@@ -63,6 +63,11 @@ def save_safetensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
 
 
 Save = Callable[[dict[str, torch.Tensor], Path], None]
+LAYOUTS: list[tuple[Save, str, str]] = [
+    (save_safetensors, "model", "safetensors"),
+    (save_torch, "pytorch_model", "bin"),
+    (save_legacy, "pytorch_model", "bin"),
+]
 
 
 @pytest.fixture
@@ -115,16 +120,13 @@ def test_golden(golden: Path, relative: str) -> None:
 
 
 def test_values_are_those_of_the_files(golden: Path) -> None:
-    folder = golden / "qwen_v1_1_safetensors/hf"
-    with open_checkpoint(folder) as checkpoint:
-        for file in folder.glob("*.safetensors"):
-            for name, tensor in load_file(file).items():
-                assert torch.equal(checkpoint.read(name), tensor)
-    folder = golden / "qwen_v1_0_bin/hf"
-    with open_checkpoint(folder) as checkpoint:
-        for file in folder.glob("*.bin"):
-            for name, tensor in torch.load(file, weights_only=True).items():
-                assert torch.equal(checkpoint.read(name), tensor)
+    for place, pattern in (("qwen_v1_1_safetensors/hf", "*.safetensors"), ("qwen_v1_0_bin/hf", "*.bin")):
+        with open_checkpoint(golden / place) as checkpoint:
+            for file in (golden / place).glob(pattern):
+                read = (
+                    load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
+                )
+                assert all(torch.equal(checkpoint.read(name), tensor) for name, tensor in read.items())
 
 
 def test_weights_that_stand_alone(golden: Path) -> None:
@@ -137,28 +139,13 @@ def test_weights_that_stand_alone(golden: Path) -> None:
         open_weights(weight / "pretrained_minigpt4.pth")
 
 
-@pytest.mark.parametrize(
-    ("save", "file"),
-    [
-        (save_safetensors, "model.safetensors"),
-        (save_safetensors, "weights.safetensors"),
-        (save_torch, "pytorch_model.bin"),
-        (save_legacy, "pytorch_model.bin"),
-    ],
-)
-def test_one_file(folder: Path, save: Save, file: str) -> None:
-    save(state(), folder / file)
+@pytest.mark.parametrize(("save", "stem", "suffix"), [*LAYOUTS, (save_safetensors, "weights", "safetensors")])
+def test_one_file(folder: Path, save: Save, stem: str, suffix: str) -> None:
+    save(state(), folder / f"{stem}.{suffix}")
     check_state(folder)
 
 
-@pytest.mark.parametrize(
-    ("save", "stem", "suffix"),
-    [
-        (save_safetensors, "model", "safetensors"),
-        (save_torch, "pytorch_model", "bin"),
-        (save_legacy, "pytorch_model", "bin"),
-    ],
-)
+@pytest.mark.parametrize(("save", "stem", "suffix"), LAYOUTS)
 def test_shards(folder: Path, save: Save, stem: str, suffix: str) -> None:
     shard(folder, save, stem, suffix)
     check_state(folder)
@@ -306,16 +293,10 @@ def test_index_that_is_none(folder: Path, text: str) -> None:
     refused(folder, "model.safetensors.index.json")
 
 
-@pytest.mark.parametrize(
-    ("save", "file"),
-    [
-        (save_safetensors, "model.safetensors"),
-        (save_torch, "pytorch_model.bin"),
-        (save_legacy, "pytorch_model.bin"),
-    ],
-)
+@pytest.mark.parametrize(("save", "stem", "suffix"), LAYOUTS)
 @pytest.mark.parametrize("keep", [0, 20, 0.9, -1])
-def test_truncated(folder: Path, save: Save, file: str, keep: float) -> None:
+def test_truncated(folder: Path, save: Save, stem: str, suffix: str, keep: float) -> None:
+    file = f"{stem}.{suffix}"
     save(state(), folder / file)
     data = (folder / file).read_bytes()
     (folder / file).write_bytes(data[: int(len(data) * keep)] if keep == 0.9 else data[: int(keep)])
@@ -392,14 +373,7 @@ with open_checkpoint(Path(sys.argv[1])) as checkpoint:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("save", "stem", "suffix"),
-    [
-        (save_safetensors, "model", "safetensors"),
-        (save_torch, "pytorch_model", "bin"),
-        (save_legacy, "pytorch_model", "bin"),
-    ],
-)
+@pytest.mark.parametrize(("save", "stem", "suffix"), LAYOUTS)
 def test_memory_stays_near_one_shard(folder: Path, save: Save, stem: str, suffix: str) -> None:
     shards, tensors, mib = 8, 4, 4
     weight_map = {}

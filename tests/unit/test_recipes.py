@@ -178,7 +178,7 @@ def test_a_weight_beyond_fp16_is_refused() -> None:
         half({"big": torch.tensor([1e6])})
 
 
-def test_the_shipped_model_has_qwen_v1_s_shapes_and_fits_the_repository() -> None:
+def test_the_shipped_model_has_qwen_v1_s_shapes() -> None:
     config = json.loads((POCKET / "config.json").read_text())
     weights = load_file(POCKET / "model.safetensors")
     hidden, vocab = config["hidden_size"], config["vocab_size"]
@@ -186,7 +186,6 @@ def test_the_shipped_model_has_qwen_v1_s_shapes_and_fits_the_repository() -> Non
     assert weights["transformer.h.0.mlp.w1.weight"].shape == (config["intermediate_size"] // 2, hidden)
     assert weights["lm_head.weight"].shape == weights["transformer.wte.weight"].shape == (vocab, hidden)
     assert all(tensor.dtype == torch.float16 for tensor in weights.values())
-    assert sum(file.stat().st_size for file in POCKET.iterdir()) <= 14_000_000
 
 
 def test_the_shipped_model_chats(tokenizer: Tokenizer) -> None:

@@ -34,3 +34,41 @@ def test_each_gets_as_many_likeliest_tokens_as_it_asked_for() -> None:
     told = [None if choice.logprobs is None else len(choice.logprobs.top) for choice in choices]
     assert told == [4, 1, None]
     assert [choice.token_id for choice in choices] == LOGITS.argmax(-1).tolist()
+
+
+def test_processors_of_a_request_see_all_its_ids_and_come_after_the_penalties() -> None:
+    seen = []
+
+    def ban_best(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        seen.append((ids, logits.clone()))
+        return logits.index_fill(0, logits.argmax()[None], -torch.inf)
+
+    params = SamplingParams(presence_penalty=2.0, logits_processors=(ban_best, ban_best))
+    first, second = select(params, SamplingParams())
+    penalised = LOGITS[0].clone()
+    penalised[5] -= 2.0
+    assert first.token_id == penalised.topk(3).indices[2]
+    assert second.token_id == LOGITS[1].argmax()
+    assert seen[0][0] == [3, 5, 5]
+    torch.testing.assert_close(seen[0][1], penalised)
+
+
+def test_a_processor_that_fails_fails_its_request_alone() -> None:
+    def failing(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        raise KeyError(ids[0])
+
+    def narrow(ids: list[int], logits: torch.Tensor) -> torch.Tensor:
+        return logits[:4]
+
+    def nothing(ids: list[int], logits: torch.Tensor) -> None:
+        logits.zero_()
+
+    odd = [SamplingParams(logits_processors=(one,)) for one in (failing, narrow, nothing)]
+    told = [str(select(one)[0].error) for one in odd]
+    assert "failing failed" in told[0]
+    assert "KeyError(3)" in told[0]
+    assert "narrow did not return logits" in told[1]
+    assert "nothing did not return logits" in told[2]
+    choices = select(odd[0], SamplingParams())
+    assert [choice.error is None for choice in choices] == [False, True]
+    assert choices[1].token_id == LOGITS[1].argmax()

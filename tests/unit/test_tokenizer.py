@@ -156,13 +156,7 @@ def test_llama_decodes_bytes_as_sentencepiece(data: Path, loaded: dict[str, Toke
     path = data / "tokenizers" / "llama" / "tokenizer.model"
     reference = sentencepiece.SentencePieceProcessor(model_file=str(path))
     byte = 3  # id of <0x00>
-    for values in (
-        [0xF0, 0x9F, 0x98, 0x80, 0xE4],
-        [0xE4, 0xBD, 0x41],
-        [0xED, 0xA0, 0x80],
-        [0xC0, 0x80],
-        [0xFF],
-    ):
+    for values in (b"\xf0\x9f\x98\x80\xe4", b"\xe4\xbd\x41", b"\xed\xa0\x80", b"\xc0\x80", b"\xff"):
         ids = [15043, *(byte + value for value in values), 3186]
         assert loaded["llama-sentencepiece"].decode(ids) == reference.decode(ids)
 
@@ -201,16 +195,9 @@ def test_gpt2_json_without_config(
 def test_qwen_v1_special_tokens(loaded: dict[str, Tokenizer]) -> None:
     qwen = loaded["qwen-v1"]
     assert len(qwen.special_tokens) == 208
-    ids = qwen.special_tokens
-    assert [
-        ids[t] for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|extra_0|>", "<|extra_204|>")
-    ] == [
-        151643,
-        151644,
-        151645,
-        151646,
-        151850,
-    ]
+    names = ("endoftext", "im_start", "im_end", "extra_0", "extra_204")
+    ids = [qwen.special_tokens[f"<|{name}|>"] for name in names]
+    assert ids == [151643, 151644, 151645, 151646, 151850]
     assert (qwen.vocab_size, qwen.bos_id, qwen.eos_id) == (151851, None, 151643)
 
 

@@ -276,3 +276,14 @@ def test_a_scalar_cannot_be_split_or_joined() -> None:
     text = fails(WeightMap(rules), infos(x=()), {"a": (1,), "b": (1,), "c": (2,)})
     assert "mis-shaped (3)" in text
     assert "there is no dimension 0: x []" in text
+
+
+def test_a_gap_puts_zeros_before_a_source() -> None:
+    biases = (torch.ones(2), torch.full((2,), 3.0))
+    rule = Concat("layers.{layer}.qkv.bias", ("h.{layer}.q.bias", "h.{layer}.v.bias"), gap=(1, 2)).bind(4, 0)
+    assert (rule.target, rule.sources) == ("layers.0.qkv.bias", ("h.4.q.bias", "h.4.v.bias"))
+    assert rule.shape(rule.target, [(2,), (2,)]) == (6,)
+    assert rule.build(rule.target, biases).tolist() == [1, 1, 0, 0, 3, 3]
+    first = Concat("kv.bias", ("v.bias",), gap=(0, 2))
+    assert first.build("kv.bias", biases[1:]).tolist() == [0, 0, 3, 3]
+    assert Concat("qk", ("q", "k")).shape("qk", [(2, 5), (2, 5)]) == (4, 5)

@@ -2,7 +2,7 @@
 
 Owns ``explain`` and ``explain_first``. ``spec.py`` has the arithmetic, ``read.py`` fills it from an engine,
 ``*_variants.py`` list what ports get wrong, ``fit.py`` solves for numbers, ``ids.py`` reads token ids,
-``products.py`` saves time, ``search.py`` decides. Knows neither the original nor how a difference is found.
+``search.py`` decides. Knows neither the original nor how a difference is found.
 
     findings = explain(divergence, llm.engine.model, llm.engine.manifest.model)
 """

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ingot.align.diagnosis.head_variants import head_order_variants
-from ingot.align.diagnosis.norm_variants import norm_variants
+from ingot.align.diagnosis.module_variants import norm_variants
 from ingot.align.diagnosis.rope_variants import rope_variants
 from ingot.align.diagnosis.spec import AttentionSpec
 from ingot.align.diagnosis.variant import Claim, Variant, bias_variants, mirrored, transposed_variants
@@ -70,7 +70,6 @@ def _masks(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
 
 
 def _windows(spec: AttentionSpec) -> list[int]:
-    """Other windows that change what is seen."""
     longest = int(spec.positions.max()) + 1
     near = {spec.window - 1, spec.window + 1, 0} if spec.window else set()
     powers = {2**i + d for i in range(longest.bit_length() + 1) for d in (-1, 0, 1)}
@@ -89,9 +88,8 @@ def _scales(spec: AttentionSpec, layer: int) -> Iterator[Variant[AttentionSpec]]
         width**-0.25: (f"{width}^(-1/4)", "applied to one of queries and keys alone"),
     }
     for scale, (text, wrong) in others.items():
-        if math.isclose(scale, spec.scale):
-            continue
-        yield scale_variant(spec, scale, text, wrong)
+        if not math.isclose(scale, spec.scale):
+            yield scale_variant(spec, scale, text, wrong)
     for length in {0, *LOGN_LENGTHS} - {spec.logn_length}:
         text = f"with length {length}" if length else "off"
         here = f"with length {spec.logn_length}" if spec.logn_length else "off"
@@ -104,7 +102,6 @@ def _scales(spec: AttentionSpec, layer: int) -> Iterator[Variant[AttentionSpec]]
 
 
 def scale_variant(spec: AttentionSpec, scale: float, text: str, wrong: str) -> Variant[AttentionSpec]:
-    """Another factor on query·key."""
     return Variant(
         replace(spec, scale=scale),
         f"the attention scale {text}",
@@ -124,7 +121,6 @@ def _biases(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
 
 
 def qkv_parts(spec: AttentionSpec) -> dict[str, slice]:
-    """Rows of queries, keys and values."""
     ends = list(accumulate(spec.sizes))
     names = ("query", "key", "value")
     return {n: slice(end - size, end) for n, end, size in zip(names, ends, spec.sizes, strict=True)}

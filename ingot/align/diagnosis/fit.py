@@ -15,8 +15,16 @@ from typing import Any
 
 import torch
 
-from ingot.align.diagnosis.products import Products
-from ingot.align.diagnosis.spec import AttentionSpec, HeadSpec, MlpSpec, Spec, SumSpec, matrices, run
+from ingot.align.diagnosis.spec import (
+    AttentionSpec,
+    HeadSpec,
+    MlpSpec,
+    Products,
+    Spec,
+    SumSpec,
+    matrices,
+    run,
+)
 from ingot.align.diagnosis.variant import Claim, SpecT, Variant
 from ingot.layers.checking import NormSpec
 
@@ -111,7 +119,6 @@ _LAST = ("output_bias", "down_bias", "bias")  # added at the very end: the mean 
 
 
 def _seen(target: torch.Tensor) -> torch.Tensor:
-    """[T]: the tokens that are not held out."""
     seen = torch.ones(target.shape[0], dtype=torch.bool, device=target.device)
     seen[HELD_OUT] = False
     return seen
@@ -160,7 +167,6 @@ def _start(spec: Any, name: str) -> torch.Tensor:
 
 
 def _double(spec: Any) -> Any:
-    """The same spec with its weights in fp64."""
     changed: dict[str, Any] = {}
     for field in fields(spec):
         value = getattr(spec, field.name)

@@ -19,16 +19,12 @@ from ingot.align.diagnosis.variant import Variant, mirrored
 
 def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]:
     """Rows of the QKV product, columns of the output product and the groups of GQA in other orders."""
-    for text, rows in _row_orders(spec):
-        for index in _and_back(rows):
-            name = f"{spec.name}.qkv_proj"
-            changed = replace(spec, rows=index)
-            yield mirrored(changed, f"its rows taken as {text}", "head_order", _wrong(name))
-    for text, columns in _column_orders(spec):
-        for index in _and_back(columns):
-            name = f"{spec.name}.o_proj"
-            changed = replace(spec, columns=index)
-            yield mirrored(changed, f"its columns taken as {text}", "head_order", _wrong(name))
+    for field, leaf, orders in (("rows", "qkv_proj", _row_orders), ("columns", "o_proj", _column_orders)):
+        wrong = f"the heads of {spec.name}.{leaf} are in the wrong order"
+        for text, order in orders(spec):
+            for index in _and_back(order):
+                changed = replace(spec, **{field: index})  # type: ignore[arg-type]
+                yield mirrored(changed, f"its {field} taken as {text}", "head_order", wrong)
     if 1 < spec.kv_heads < spec.heads:
         yield mirrored(
             replace(spec, cyclic_groups=not spec.cyclic_groups),
@@ -37,10 +33,6 @@ def head_order_variants(spec: AttentionSpec) -> Iterator[Variant[AttentionSpec]]
             f"query heads of {spec.name} read the wrong key heads: on one side neighbours share one, on the "
             f"other heads {spec.kv_heads} apart do",
         )
-
-
-def _wrong(name: str) -> str:
-    return f"the heads of {name} are in the wrong order"
 
 
 def _and_back(index: torch.Tensor) -> list[torch.Tensor]:
@@ -60,10 +52,8 @@ def _row_orders(spec: AttentionSpec) -> Iterator[tuple[str, torch.Tensor]]:
     yield text, torch.cat([part.flatten() for part in parts])
     query, key, value = rows.split(spec.sizes)
     yield from _block_orders(spec, rows)
-    for name, index in (
-        ("channels before heads", _by_channel),
-        ("heads from the last to the first", _reversed),
-    ):
+    orders = {"channels before heads": _by_channel, "heads from the last to the first": _reversed}
+    for name, index in orders.items():
         first, second, third = index(query, width), index(key, width), index(value, width)
         yield f"{name}, for q, k and v", torch.cat([first, second, third])
         yield f"{name}, for q", torch.cat([first, key, value])

@@ -24,7 +24,6 @@ def explain_ids(divergence: Divergence) -> list[Finding]:
 
 
 def _unequal(ours: list[int], theirs: list[int]) -> float:
-    """Places at which the lists differ over the longer one's length."""
     longest = max(len(ours), len(theirs), 1)
     same = sum(a == b for a, b in zip(ours, theirs, strict=False))
     return (longest - same) / longest

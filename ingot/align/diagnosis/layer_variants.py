@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ingot.align.diagnosis.attention_variants import attention_variants
-from ingot.align.diagnosis.mlp_variants import mlp_variants
-from ingot.align.diagnosis.norm_variants import norm_variants
+from ingot.align.diagnosis.module_variants import mlp_variants, norm_variants
 from ingot.align.diagnosis.spec import LayerSpec, SumSpec
 from ingot.align.diagnosis.variant import Claim, Variant
 from ingot.config.model import DecoderConfig
@@ -37,14 +36,12 @@ def layer_variants(
     }
     for field, variants in parts.items():
         for variant in variants:
-            changed = replace(spec, **{field: variant.spec})
-            yield Variant(changed, variant.change, variant.of_original, variant.of_engine)
+            yield replace(variant, spec=replace(spec, **{field: variant.spec}))
     both = zip(norm_variants(spec.input_norm), norm_variants(spec.post_norm), strict=False)
     for first, second in both:
         changed = replace(spec, input_norm=first.spec, post_norm=second.spec)
-        yield Variant(
-            changed, f"{first.change}, and the same in the second norm", first.of_original, first.of_engine
-        )
+        change = f"{first.change}, and the same in the second norm"
+        yield Variant(changed, change, first.of_original, first.of_engine)
 
 
 def sum_variants(spec: SumSpec) -> Iterator[Variant[SumSpec]]:
@@ -72,7 +69,6 @@ def sum_variants(spec: SumSpec) -> Iterator[Variant[SumSpec]]:
 
 
 def sum_variant(spec: SumSpec, residual: float, branch: float) -> Variant[SumSpec]:
-    """Both addends with factors."""
     text = f"{residual:.4g} · residual + {branch:.4g} · {BRANCHES[spec.of]} output"
     claim = Claim("residual_scale", f"the residual sum of {spec.name} has wrong factors")
     return Variant(replace(spec, residual=residual, branch=branch), text, claim, claim)
@@ -80,16 +76,8 @@ def sum_variant(spec: SumSpec, residual: float, branch: float) -> Variant[SumSpe
 
 def _residuals(spec: LayerSpec, config: DecoderConfig, number: int) -> Iterator[Variant[LayerSpec]]:
     depth = 2 * config.num_layers
-    scales = (
-        0.5,
-        2.0,
-        math.sqrt(0.5),
-        math.sqrt(2.0),
-        1 / math.sqrt(depth),
-        depth**0.25,
-        1 / (number + 1),
-        0.0,
-    )
+    usual = (math.sqrt(0.5), math.sqrt(2.0), 1 / math.sqrt(depth), depth**0.25, 1 / (number + 1))
+    scales = (0.5, 2.0, *usual)
     for where in ("attention", "mlp"):
         sum_ = f"the sum after {BRANCHES[where]} branch of {spec.name}"
         yield Variant(
@@ -98,11 +86,11 @@ def _residuals(spec: LayerSpec, config: DecoderConfig, number: int) -> Iterator[
             Claim("residual_extra", f"{sum_} has a residual that the original does not add"),
             Claim("residual_missing", f"{sum_} lacks its residual"),
         )
-        for scale in scales:
+        for scale in (*scales, 0.0):
             yield _scaled(spec, where, "branch", scale)
-        for scale in (2.0, 0.5, *scales[2:-1]):
+        for scale in (2.0, 0.5, *usual):
             yield _scaled(spec, where, "residual", scale)
-    for scale in scales[:-1]:
+    for scale in scales:
         yield branch_variant(spec, scale)
 
 

@@ -8,6 +8,8 @@ Knows no variant.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from ingot.align.diagnosis.spec import (
@@ -22,8 +24,9 @@ from ingot.align.diagnosis.spec import (
 )
 from ingot.align.divergence import Divergence
 from ingot.config.model import DecoderConfig, RopeConfig
-from ingot.layers.checking import ReadVector, norm_spec, plain_attention, plain_mlp
+from ingot.layers.checking import ReadVector, norm_spec, plain_attention, plain_mlp, post_norm_spec
 from ingot.layers.decoder import Decoder
+from ingot.layers.embedding import rounded_scale
 from ingot.layers.linear import Linear
 from ingot.layers.rotary import RotaryTable, frequencies
 
@@ -36,7 +39,7 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
     if divergence.stage == "final_norm":
         return norm_spec(config, "norm", vectors(model))
     if divergence.stage == "logits":
-        return HeadSpec("lm_head", *linear_tensors(model, "lm_head"))
+        return HeadSpec("lm_head", *linear_tensors(model, "lm_head"), cap=config.logit_softcap)
     if divergence.layer is None:
         return None
     name = f"layers.{divergence.layer}"
@@ -44,21 +47,31 @@ def read_stage(divergence: Divergence, model: Decoder, config: DecoderConfig) ->
     match kind:
         case "input_norm":
             return norm_spec(config, f"{name}.input_layernorm", vectors(model))
-        case "post_attention_norm" | "post_norm":
+        case "post_norm":
             return norm_spec(config, f"{name}.post_attention_layernorm", vectors(model))
         case "mlp":
             return read_mlp(f"{name}.mlp", model, config)
         case "residual" | "output":
-            stream = (divergence.expected.float() - divergence.inputs.float()).to(device)
-            return SumSpec(name, "attention" if kind == "residual" else "mlp", stream)
+            return read_sum(name, kind, divergence, model, config)
     positions = all_positions(divergence)
     if positions is None:
         return None
     positions = positions.to(device)
     prompt_len = positions.shape[0] - divergence.step
     if kind == "attention":
-        return read_attention(f"{name}.self_attn", model, config, positions, prompt_len)
-    return read_layer(name, model, config, positions, prompt_len) if not kind else None
+        return read_attention(divergence.layer, model, config, positions, prompt_len)
+    return read_layer(divergence.layer, model, config, positions, prompt_len) if not kind else None
+
+
+def read_sum(name: str, kind: str, divergence: Divergence, model: Decoder, config: DecoderConfig) -> SumSpec:
+    """A branch, normed where the config has post-norms, and the hidden states that it joined."""
+    of: Literal["attention", "mlp"] = "attention" if kind == "residual" else "mlp"
+    post = "self_attn_norm" if of == "attention" else "mlp_norm"
+    norm = post_norm_spec(config, f"{name}.{post}", vectors(model))
+    device = model.embed_tokens.weight.device
+    branch = divergence.inputs.to(device).float()
+    added = branch if norm is None else norm.run(branch)
+    return SumSpec(name, of, divergence.expected.to(device).float() - added, norm=norm)
 
 
 def all_positions(divergence: Divergence) -> torch.Tensor | None:
@@ -70,7 +83,6 @@ def all_positions(divergence: Divergence) -> torch.Tensor | None:
 
 
 def vectors(model: Decoder) -> ReadVector:
-    """Norms' weights and biases by name, in fp32."""
     return lambda name: model.get_parameter(name).float()
 
 
@@ -83,11 +95,12 @@ def linear_tensors(model: Decoder, name: str) -> tuple[torch.Tensor, torch.Tenso
 
 
 def read_attention(
-    name: str, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
+    layer: int, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> AttentionSpec:
     """Attention over tokens at ``positions`` [S], the first ``prompt_len`` of which are the prompt."""
+    name = f"layers.{layer}.self_attn"
     rope = None if config.rope is None else rope_spec(config.rope, positions, prompt_len)
-    plain = plain_attention(config, name, vectors(model), positions, None)
+    plain = plain_attention(config, layer, name, vectors(model), positions, None)
     qkv, qkv_bias = linear_tensors(model, f"{name}.qkv_proj")
     output, output_bias = linear_tensors(model, f"{name}.o_proj")
     return AttentionSpec(
@@ -106,7 +119,6 @@ def rope_spec(rope: RopeConfig, positions: torch.Tensor, prompt_len: int) -> Rop
 
 
 def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
-    """The feed-forward."""
     plain = plain_mlp(config, name)
     down, down_bias = linear_tensors(model, f"{name}.down_proj")
     if plain.on is None:
@@ -115,30 +127,27 @@ def read_mlp(name: str, model: Decoder, config: DecoderConfig) -> MlpSpec:
     both, bias = linear_tensors(model, f"{name}.gate_up_proj")
     (gate, up), (gate_bias, up_bias) = both.chunk(2), (None, None) if bias is None else bias.chunk(2)
     return MlpSpec(
-        **vars(plain),
-        gate=gate,
-        gate_bias=gate_bias,
-        up=up,
-        up_bias=up_bias,
-        down=down,
-        down_bias=down_bias,
+        **vars(plain), gate=gate, gate_bias=gate_bias, up=up, up_bias=up_bias, down=down, down_bias=down_bias
     )
 
 
 def read_layer(
-    name: str, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
+    layer: int, model: Decoder, config: DecoderConfig, positions: torch.Tensor, prompt_len: int
 ) -> LayerSpec:
-    """A whole layer."""
+    name = f"layers.{layer}"
     return LayerSpec(
         name=name,
         input_norm=norm_spec(config, f"{name}.input_layernorm", vectors(model)),
-        attention=read_attention(f"{name}.self_attn", model, config, positions, prompt_len),
+        attention=read_attention(layer, model, config, positions, prompt_len),
         post_norm=norm_spec(config, f"{name}.post_attention_layernorm", vectors(model)),
         mlp=read_mlp(f"{name}.mlp", model, config),
+        attention_norm=post_norm_spec(config, f"{name}.self_attn_norm", vectors(model)),
+        mlp_norm=post_norm_spec(config, f"{name}.mlp_norm", vectors(model)),
     )
 
 
 def read_embedding(model: Decoder, positions: torch.Tensor) -> EmbeddingSpec:
-    """Token embeddings, and learned positions where the model has them."""
     places = None if model.embed_positions is None else model.embed_positions.weight.float()
-    return EmbeddingSpec("embed_tokens", model.embed_tokens.weight.float(), places, positions)
+    tokens, scale = model.embed_tokens.weight, model.embed_tokens.scale
+    scale = rounded_scale(scale, tokens.dtype)
+    return EmbeddingSpec("embed_tokens", tokens.float(), places, positions, scale)

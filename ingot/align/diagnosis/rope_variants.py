@@ -31,7 +31,9 @@ def rope_variants(
         return
     rope = spec.rope
     yield from _times(spec, rope)
-    yield from _bases(spec, rope, config.rope)
+    for base in BASES:
+        if base != config.rope.theta:
+            yield base_variant(spec, rope, config.rope, base)
     yield from _styles(spec, rope)
     yield from _positions(spec, rope, new_tokens)
     yield from _scalings(spec, rope, config.rope)
@@ -72,13 +74,6 @@ def _times(spec: AttentionSpec, rope: RopeSpec) -> Iterator[Variant[AttentionSpe
         )
 
 
-def _bases(spec: AttentionSpec, rope: RopeSpec, config: RopeConfig) -> Iterator[Variant[AttentionSpec]]:
-    for base in BASES:
-        if base == config.theta:
-            continue
-        yield base_variant(spec, rope, config, base)
-
-
 def base_variant(
     spec: AttentionSpec, rope: RopeSpec, config: RopeConfig, base: float
 ) -> Variant[AttentionSpec]:
@@ -112,20 +107,21 @@ def _styles(spec: AttentionSpec, rope: RopeSpec) -> Iterator[Variant[AttentionSp
 
 def _positions(spec: AttentionSpec, rope: RopeSpec, new_tokens: int) -> Iterator[Variant[AttentionSpec]]:
     """Relative positions: a shift counts only if some tokens, or one of queries and keys, have it."""
+
+    def moved(by: int) -> RopeSpec:
+        positions = spec.positions.clone()
+        positions[-new_tokens:] += by
+        return replace(rope, query_positions=positions, key_positions=positions)
+
+    has_cached = new_tokens < spec.positions.shape[0]
     for shift in (1, -1):
         queries = rope.query_positions + shift
         yield _shifted(spec, replace(rope, query_positions=queries), f"queries' positions {shift:+d}", shift)
-        if new_tokens == spec.positions.shape[0]:
-            continue
-        moved = spec.positions.clone()
-        moved[-new_tokens:] += shift
-        changed = replace(rope, query_positions=moved, key_positions=moved)
-        yield _shifted(spec, changed, f"the new tokens' positions {shift:+d}", shift)
-    if new_tokens < spec.positions.shape[0]:
-        moved = spec.positions.clone()
-        moved[-new_tokens:] -= int(spec.positions[-new_tokens])
-        changed = replace(rope, query_positions=moved, key_positions=moved)
-        yield _shifted(spec, changed, "the new tokens' positions counted from 0", 0)
+        if has_cached:
+            yield _shifted(spec, moved(shift), f"the new tokens' positions {shift:+d}", shift)
+    if has_cached:
+        first = int(spec.positions[-new_tokens])
+        yield _shifted(spec, moved(-first), "the new tokens' positions counted from 0", 0)
 
 
 def _shifted(spec: AttentionSpec, rope: RopeSpec, change: str, shift: int) -> Variant[AttentionSpec]:

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from ingot.align.diagnosis.attention_variants import attention_variants, scale_variant
-from ingot.align.diagnosis.end_variants import (
-    embedding_scale_variant,
-    embedding_variants,
-    head_variants,
-    logit_scale_variant,
-)
 from ingot.align.diagnosis.fit import HELD_OUT, best_number, solved_biases, solved_factors
 from ingot.align.diagnosis.ids import STAGES, explain_ids
 from ingot.align.diagnosis.layer_variants import branch_variant, layer_variants, sum_variant, sum_variants
-from ingot.align.diagnosis.mlp_variants import mlp_variants
-from ingot.align.diagnosis.norm_variants import eps_variant, norm_variants
-from ingot.align.diagnosis.products import Products
+from ingot.align.diagnosis.module_variants import (
+    embedding_scale_variant,
+    embedding_variants,
+    eps_variant,
+    head_variants,
+    logit_scale_variant,
+    mlp_variants,
+    norm_variants,
+)
 from ingot.align.diagnosis.read import read_stage
 from ingot.align.diagnosis.rope_variants import base_variant
 from ingot.align.diagnosis.spec import (
@@ -34,6 +34,7 @@ from ingot.align.diagnosis.spec import (
     HeadSpec,
     LayerSpec,
     MlpSpec,
+    Products,
     Spec,
     SumSpec,
     matrices,
@@ -75,7 +76,9 @@ def explain(divergence: Divergence, model: Decoder, config: DecoderConfig) -> li
         findings = _rank(bench, variants)
         if findings:
             return findings
-    return [] if bench.code else _rank(bench.held_out(), _solved(bench))
+    if bench.code:
+        return []
+    return _rank(bench.held_out(), solved_biases(bench.spec, bench.inputs, bench.target))
 
 
 def explain_first(
@@ -107,8 +110,6 @@ def _turn(divergence: Divergence) -> int:
 
 @dataclass(frozen=True)
 class _Bench:
-    """A stage laid out to be run in variants."""
-
     divergence: Divergence
     spec: Spec
     inputs: torch.Tensor
@@ -190,7 +191,6 @@ def _finding(bench: _Bench, variant: Variant[Any], after: float) -> Finding:
 
 
 def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
-    """Every variant that has a name."""
     tokens, number = bench.target.shape[0], bench.divergence.layer or 0
     match bench.spec:
         case AttentionSpec():
@@ -210,7 +210,6 @@ def _listed(bench: _Bench) -> Iterator[Variant[Any]]:
 
 
 def _searched(bench: _Bench) -> Iterator[Variant[Any]]:
-    """Numbers of the stage, searched between bounds or solved."""
     for make, low, high in _numbers(bench):
         yield best_number(make, low, high, bench.error)
     if isinstance(bench.spec, SumSpec):
@@ -236,8 +235,3 @@ def _numbers(bench: _Bench) -> Numbers:
             yield (lambda s: logit_scale_variant(spec, s, f"{s:.5g}")), 1e-4, 1e4
         case EmbeddingSpec():
             yield (lambda scale: embedding_scale_variant(spec, scale)), 1e-4, 1e4
-
-
-def _solved(bench: _Bench) -> Iterator[Variant[Any]]:
-    """Biases that the engine may have lost."""
-    yield from solved_biases(bench.spec, bench.inputs, bench.target)

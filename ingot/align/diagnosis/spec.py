@@ -1,21 +1,46 @@
 """The checking decoder's stages with their weights, and with a field for everything that ports get wrong.
 
-Owns what layers/checking.py leaves open: a stage's weights, rotation by frequencies, and the stages outside
-layers. Knows no engine: ``read.py`` fills specs from one, and ``*_variants.py`` change their fields.
+Owns what layers/checking.py leaves open: a stage's weights, rotation by frequencies, the stages outside
+layers, and products that variants share. Knows no engine: ``read.py`` fills specs from one, and
+``*_variants.py`` change their fields.
 
     run(replace(attention, causal=False), hidden)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 
-from ingot.align.diagnosis.products import Product, plain
-from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, rotated
+from ingot.layers.checking import Hooks, NormSpec, PlainAttention, PlainLayer, PlainMlp, capped, rotated
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class Products:
+    """``F.linear`` that keeps the last product of each weight it was made for."""
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self._weights = {id(weight): weight for weight in weights}
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x [T, in], weight [out, in], bias [out] → [T, out]."""
+        if id(weight) not in self._weights or x.requires_grad:
+            return F.linear(x, weight, bias)
+        kept = self._kept.get(id(weight))
+        if kept is None or not (kept[0] is x or torch.equal(kept[0], x)):
+            kept = self._kept[id(weight)] = (x, F.linear(x, weight))
+        return kept[1] if bias is None else kept[1] + bias
+
+
+def plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product, computed each time."""
+    return F.linear(x, weight, bias)
 
 
 @dataclass(frozen=True)
@@ -65,11 +90,9 @@ class AttentionSpec(PlainAttention):
     columns: torch.Tensor | None = None
 
     def rotate(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """By ``rope``."""
         return (query, key) if self.rope is None else self.rope.rotate(query, key)
 
     def product(self, leaf: str, x: torch.Tensor, product: Product) -> torch.Tensor:
-        """By ``qkv_proj`` or ``o_proj``."""
         if leaf == "qkv_proj":
             joined = product(x, self.qkv, self.qkv_bias)
             return joined if self.rows is None else joined[:, self.rows]
@@ -90,7 +113,6 @@ class MlpSpec(PlainMlp):
     down_bias: torch.Tensor | None
 
     def product(self, leaf: str, x: torch.Tensor, product: Product) -> torch.Tensor:
-        """By ``gate_up_proj``, ``up_proj`` or ``down_proj``."""
         if leaf == "down_proj":
             return product(x, self.down, self.down_bias)
         up = product(x, self.up, self.up_bias)
@@ -99,8 +121,6 @@ class MlpSpec(PlainMlp):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec(PlainLayer):
-    """A whole layer."""
-
     attention: AttentionSpec
     mlp: MlpSpec
 
@@ -119,31 +139,34 @@ class _OwnWeights(Hooks):
 
 @dataclass(frozen=True)
 class SumSpec:
-    """A branch joining the stream of hidden states: stream · residual + x · branch."""
+    """A branch joining the stream of hidden states: stream · residual + x · branch, x normed by ``norm``."""
 
     name: str
     of: Literal["attention", "mlp"]
     stream: torch.Tensor
     residual: float = 1.0
     branch: float = 1.0
+    norm: NormSpec | None = None
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """The branch's output [T, hidden] → the sum."""
+        x = x if self.norm is None else self.norm.run(x)
         return self.stream * self.residual + x * self.branch
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits: (x · weightᵀ + bias) · scale."""
+    """Logits: (x · weightᵀ + bias) · scale, bent by ``cap`` > 0."""
 
     name: str
     weight: torch.Tensor
     bias: torch.Tensor | None
     scale: float = 1.0
+    cap: float = 0.0
 
     def run(self, x: torch.Tensor, product: Product = plain) -> torch.Tensor:
         """[T, hidden] → [T, vocabulary]."""
-        return product(x, self.weight, self.bias) * self.scale
+        return capped(product(x, self.weight, self.bias) * self.scale, self.cap)
 
 
 @dataclass(frozen=True)

@@ -1,164 +1,164 @@
-"""Whether a choice makes the decode step faster, and not only the op alone.
+"""Steps of a few layers with random weights, run as the runtime runs them.
 
-Owns a few layers of the model with random weights, run as the runtime runs them, and the decision. Alone, an
-op overlaps with itself; in a step, with its neighbours. Knows no op's arguments.
+Owns the model on trial, its caches, and what a step computes on its way. Knows no op and no clock.
 
-    choices, times = refine(choices, Steps(config, limits, machine, inputs, timer), rows=[1, 8])
+    steps = Steps(model, limits, device)
+    with using(tiles):
+        steps.step(Kind(decodes=True, rows=8))()
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from ingot.config.build import BuildConfig
-from ingot.config.model import DecoderConfig
-from ingot.config.plan import KernelPlan, Machine, plan_key
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.engine.assemble import empty_model, stored_tensors
-from ingot.engine.tuner.cases import CONTEXT
-from ingot.engine.tuner.inputs import FOOTPRINT, Inputs
-from ingot.engine.tuner.search import CAPTURES, Choice, Progress, decide, plan_of, relative, timed
-from ingot.engine.tuner.timing import Measure, Timer, averaged
+from ingot.device import parse_dtype
+from ingot.engine.assemble import empty_model, logical_shapes, packed_tensors
+from ingot.engine.tuner.trial import TrialPlan
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.forward import Operations
+from ingot.layers.step_record import StepRecord
 from ingot.layers.ways import Step, Ways
 from ingot.models.registry import architecture_named
 
-STEP_MARGIN = 0.003  # by which a step must be faster with a candidate that did not win alone
-ROUNDS = 15
 LAYERS = 4
-HEAD_ROWS = 1024  # of the vocabulary: the head takes as long as some layers, and is timed alone
-OPS_OF_A_STEP = ("small_qkv", "paged_attention", "small_linear", "small_gate_up")
+CONTEXT = 1024  # tokens of each decoding request
+_DISTINCT = 256 << 20  # bytes of keys and values that no L2 cache holds; the L2 of an H200 holds 60 MB
 
 
 @dataclass(frozen=True)
-class StepTime:
-    """Microseconds of a decode step of ``layers`` layers with default tiles, and with the plan's."""
+class Kind:
+    """A step: one token each of ``rows`` requests, or one prompt of ``rows`` tokens."""
 
+    decodes: bool
     rows: int
-    layers: int
-    default_us: float
-    best_us: float
+
+    def __str__(self) -> str:
+        return f"{self.rows} decode tokens" if self.decodes else f"a prompt of {self.rows} tokens"
+
+
+@dataclass(frozen=True)
+class _Made:
+    batch: ForwardBatch
+    caches: list[LayerCache]
+    hidden: torch.Tensor
+    operations: Operations
 
 
 class Steps:
-    """Decode steps of a few layers over random weights and caches, under any plan."""
+    """A decoder of a model's shape, with at most ``LAYERS`` layers, and its steps.
 
-    def __init__(
-        self, config: DecoderConfig, limits: BuildConfig, machine: Machine, inputs: Inputs, timer: Timer
-    ) -> None:
-        vocabulary = min(config.vocab_size, HEAD_ROWS)
-        self.head = config.vocab_size
-        self.machine = machine
-        self.config = config.replace(
-            num_layers=min(LAYERS, config.num_layers), vocab_size=vocabulary, tie_word_embeddings=False
-        )
+    Patterns of layers are left out: other layers have the scheme of most.
+    """
+
+    def __init__(self, model: Decoder, limits: BuildConfig, device: torch.device) -> None:
+        self.plan = TrialPlan()
+        self.dtype = parse_dtype(limits.dtype)
+        self._kinds: dict[Kind, _Made] = {}
+        self._device = device
         self._limits = limits
-        self._inputs = inputs
-        self._timer = timer
         self._context = min(CONTEXT, limits.max_seq_len)
-        self._weights: dict[str, torch.Tensor] = {}
-        self._caches: list[LayerCache] = []
+        config = model.config.replace(num_layers=min(LAYERS, model.config.num_layers))
+        # RPTQ's numbers need samples; what a plan has of such a model, a dense one has, too.
+        quant = QuantConfig() if model.quant.in_blocks else model.quant
+        quant = QuantConfig(quant.scheme, head=quant.head)
+        self._model = empty_model(architecture_named(config.architecture), config, limits, quant, self.plan)
+        self._fill()
 
-    def clock(self, choices: Sequence[Choice], rows: int) -> Measure:
-        """Times steps of ``rows`` requests under the plan of ``choices``; compiles what is not compiled."""
-        model = self._empty(plan_of(choices, self.machine))
-        if not self._weights:
-            self._weights = {n: self._random(tuple(t.shape)) for n, t in stored_tensors(model).items()}
-        model.load_state_dict(self._weights, assign=True)
-        if model.rotary is not None:
-            model.rotary.to(self._inputs.device)
-        hidden, batch, caches = self._inputs.normal(rows, self.config.hidden_size), *self._step(rows)
-        operations = Operations(model, Ways(model, caches), Step(decodes=True, rows=len(hidden)))
-        operations.logits(hidden, batch, caches)
-        step = lambda: operations.logits(hidden, batch, caches)  # noqa: E731
-        return averaged(self._timer, [step], CAPTURES)
+    def _fill(self) -> None:
+        """Random weights, packed; norms of ones."""
+        shapes = logical_shapes(self._model)
+        generator = torch.Generator(self._device).manual_seed(0)
 
-    def _empty(self, plan: KernelPlan) -> Decoder:
-        architecture = architecture_named(self.config.architecture)
-        return empty_model(architecture, self.config, self._limits, QuantConfig(), plan)
+        def draw(name: str) -> torch.Tensor:
+            tensor = torch.empty(shapes[name], dtype=self.dtype, device=self._device)
+            is_norm = tensor.dim() == 1 and name.endswith("weight")
+            return tensor.fill_(1.0) if is_norm else tensor.normal_(std=0.02, generator=generator)
 
-    def _new_caches(self, blocks: int, block_size: int) -> list[LayerCache]:
+        for name, tensor in packed_tensors(self._model, draw, self._device):
+            path, _, leaf = name.rpartition(".")
+            parameter = torch.nn.Parameter(tensor, requires_grad=False)
+            setattr(self._model.get_submodule(path), leaf, parameter)
+        self._model.tie()
+        if self._model.rotary is not None:
+            self._model.rotary.to(self._device)
+
+    def step(self, kind: Kind) -> Callable[[], torch.Tensor]:
+        """A call that runs the step again; its inputs are always the same."""
+        made = self._made(kind)
+        return lambda: made.operations.logits(made.hidden.clone(), made.batch, made.caches)
+
+    def computed(self, kind: Kind) -> list[torch.Tensor]:
+        """What the first layer of the step computes and writes, and the logits; where memory is not written
+        it is NaN.
+        """
+        made = self._made(kind)
+        slots, size = made.batch.slot_mapping, made.caches[0].block_size
+        for cache in made.caches:
+            for tensor in cache.tensors:
+                tensor[slots // size, :, slots % size] = math.nan
+        torch.full((2 * LAYERS, *made.hidden.shape), math.nan, dtype=self.dtype, device=self._device)
+        record = StepRecord()
+        batch = replace(made.batch, record=record)
+        logits = made.operations.logits(made.hidden.clone(), batch, made.caches)
+        record.close({"slot_mapping": slots}, [cache.tensors for cache in made.caches], logits)
+        count = {"stream": 2}  # behind attention, and behind the MLP
+        seen = [value for name, values in record.values.items() for value in values[: count.get(name, 1)]]
+        return [value for value in (*seen, *record.cached[0], logits) if isinstance(value, torch.Tensor)]
+
+    def _made(self, kind: Kind) -> _Made:
+        if kind not in self._kinds:
+            generator = torch.Generator(self._device).manual_seed(0)
+            block_size = RuntimeConfig().block_size
+            requests, context = (kind.rows, self._context) if kind.decodes else (1, kind.rows)
+            width = -(-context // block_size)
+            caches = self._caches(requests * width, block_size, generator)
+            shape = (kind.rows, self._model.config.hidden_size)
+            hidden = torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype)
+            step = Step(decodes=kind.decodes, rows=kind.rows if kind.decodes else None)
+            operations = Operations(self._model, Ways(self._model, caches), step)
+            batch = self._batch(kind, requests, context, width, caches[0])
+            self._kinds[kind] = _Made(batch, caches, hidden, operations)
+        return self._kinds[kind]
+
+    def _caches(self, blocks: int, block_size: int, generator: torch.Generator) -> list[LayerCache]:
         """Random keys and values of every layer; large ones are shared, for no L2 cache holds them."""
-        shape = (blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-        num_bytes = 2 * math.prod(shape) * self._inputs.dtype.itemsize
-        count = min(-(-FOOTPRINT // num_bytes), self.config.num_layers)
+        config = self._model.config
+        shape = (2, blocks, config.num_kv_heads, block_size, config.head_dim)
+        count = min(-(-_DISTINCT // (math.prod(shape) * self.dtype.itemsize)), config.num_layers)
         distinct = [
-            LayerCache(self._inputs.normal(*shape), self._inputs.normal(*shape)) for _ in range(count)
+            LayerCache(*torch.randn(shape, generator=generator, device=self._device, dtype=self.dtype))
+            for _ in range(count)
         ]
-        return [distinct[layer % count] for layer in range(self.config.num_layers)]
+        return [distinct[layer % count] for layer in range(config.num_layers)]
 
-    def _random(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A weight of std 0.02, or a norm's or bias's near 1."""
-        values = self._inputs.normal(*shape).mul_(0.02)
-        return values if len(shape) > 1 else values.add_(1)
-
-    def _step(self, rows: int) -> tuple[ForwardBatch, list[LayerCache]]:
-        """A step in which each of ``rows`` requests computes the last token of its context."""
-        block_size = RuntimeConfig().block_size
-        blocks = -(-self._context // block_size)
-        if not self._caches or self._caches[0].keys.shape[0] < rows * blocks:
-            self._caches = self._new_caches(rows * blocks, block_size)
-        index = self._inputs.index
-        last = self._context - 1
-        tables = torch.arange(rows * blocks).view(rows, blocks)
-        positions = index(torch.full((rows,), last))
-        batch = ForwardBatch(
+    def _batch(self, kind: Kind, requests: int, context: int, width: int, cache: LayerCache) -> ForwardBatch:
+        """Requests that compute the last token of their context, or all of them."""
+        new = 1 if kind.decodes else context
+        tables = torch.arange(requests * width).view(requests, width)
+        last = torch.arange(context - new, context)  # positions [new]
+        slots = (tables[:, last // cache.block_size] * cache.block_size + last % cache.block_size).flatten()
+        positions = self._index(last.repeat(requests))
+        return ForwardBatch(
             input_ids=positions,
             positions=positions,
             rope_rows=positions,
-            slot_mapping=index(tables[:, -1] * block_size + last % block_size),
-            block_tables=index(tables, torch.int32),
-            query_start=index(torch.arange(rows + 1), torch.int32),
-            seq_lens=index(torch.full((rows,), self._context), torch.int32),
-            logits_indices=index(torch.arange(rows)),
-            max_query_len=1,
+            slot_mapping=self._index(slots),
+            block_tables=self._index(tables, torch.int32),
+            query_start=self._index(torch.arange(requests + 1) * new, torch.int32),
+            seq_lens=self._index(torch.full((requests,), context), torch.int32),
+            logits_indices=self._index(torch.arange(1, requests + 1) * new - 1),
+            max_query_len=new,
             max_seq_len=self._limits.max_seq_len,
-            arrivals=index(torch.zeros(rows * self._caches[0].num_kv_heads), torch.int32),
+            arrivals=self._index(torch.zeros(requests * cache.num_kv_heads), torch.int32),
         )
-        return batch, self._caches
 
-
-def refine(
-    choices: Sequence[Choice], steps: Steps, rows: Sequence[int], progress: Progress | None = None
-) -> tuple[list[Choice], list[StepTime]]:
-    """Choices that make steps of ``rows`` requests faster, one op after the other; and what they bring.
-
-    Of an op's default and finalists the one with the fastest step is taken, the other ops being what was
-    found so far. Ops that no such step has keep what was found for them alone. No times where nothing
-    changes.
-    """
-    found = [choice.taking(None) if _rows_of(choice, steps, rows) else choice for choice in choices]
-    start = list(found)
-    for place, choice in enumerate(choices):
-        counts = _rows_of(choice, steps, rows)
-        if not counts or not choice.finalists:
-            continue
-        if progress is not None:
-            progress(f"timing steps with {choice.task.op} {choice.task.key}", place, len(choices))
-        options = [choice.taking(None), *(choice.taking(tiles) for tiles, _ in choice.finalists)]
-        plans = [[*found[:place], option, *found[place + 1 :]] for option in options]
-        times = timed([[steps.clock(plan, count) for count in counts] for plan in plans], ROUNDS)
-        handicaps = [0.0 if option.tiles == choice.tiles else STEP_MARGIN for option in options[1:]]
-        ratios = [relative(t, times[0]) + h for t, h in zip(times, [0.0, *handicaps], strict=True)]
-        found[place] = options[decide(ratios, 0.0)]
-    layers = steps.config.num_layers
-    brought = []
-    for count in rows if found != start else ():
-        (before,), (after,) = timed([[steps.clock(start, count)], [steps.clock(found, count)]], ROUNDS)
-        brought.append(StepTime(count, layers, before, after))
-    return found, brought
-
-
-def _rows_of(choice: Choice, steps: Steps, rows: Sequence[int]) -> list[int]:
-    """Numbers of requests whose steps ask for this choice."""
-    task = choice.task
-    if task.op not in OPS_OF_A_STEP or task.sizes.get("n") == steps.head:
-        return []
-    return [count for count in rows if plan_key(task.op, count, task.sizes) == task.key]
+    def _index(self, values: torch.Tensor, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return values.to(device=self._device, dtype=dtype)

@@ -9,42 +9,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from ingot.config.build import BuildConfig
-from ingot.config.plan import OPS, KernelPlan
+from ingot.config.plan import OPS, KernelPlan, Measured
+from ingot.config.quant import QuantConfig
 from ingot.device import on_device, parse_dtype, resolve_device
-from ingot.engine.assemble import empty_model
+from ingot.engine.assemble import model_of
 from ingot.engine.manifest import PLAN_FILE, Manifest
 from ingot.engine.plan_file import expect_writable, machine_of, read_own_plan, usable_plan, write_plan
-from ingot.engine.tuner.cases import Setting, make_case
-from ingot.engine.tuner.inputs import Inputs
-from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, plan_of
-from ingot.engine.tuner.steps import Steps, StepTime, refine
-from ingot.engine.tuner.timing import GraphTimer, Timer
-from ingot.engine.tuner.workload import folded_rows, workload
+from ingot.engine.tuner.search import Choice, Dropped, Progress, Search, measured_steps
+from ingot.engine.tuner.steps import Steps
+from ingot.engine.tuner.timing import GraphTimer
 from ingot.errors import ConfigError, DeviceError, OutOfMemoryError
 from ingot.layers.decoder import Decoder
-from ingot.models.registry import architecture_named
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A measured plan, each choice, what they bring a decode step (where its kernels are folded), the
-    candidates that failed or were wrong, and how long it took:
+    """A measured plan, each choice, the candidates that failed or were wrong, and how long it took:
     ``seconds`` in all, ``compile_seconds`` of them for Triton.
     """
 
     plan: KernelPlan
     choices: tuple[Choice, ...]
-    steps: tuple[StepTime, ...]
     dropped: tuple[Dropped, ...]
     seconds: float
     compile_seconds: float
@@ -79,16 +73,9 @@ def tune(
     place = gpu(device)
     expect_writable(target)
     before = None if ops is None else read_own_plan(folder)
-    model = empty_model(
-        architecture_named(manifest.model.architecture),
-        manifest.model,
-        manifest.build,
-        manifest.quant,
-        KernelPlan(),
-    )
     if not manifest.quant.dense:
         _log.warning("quantized matmuls keep their default tiles: tuning them is not supported yet")
-    tuning = tune_model(model, manifest.build, place, ops=ops, progress=progress)
+    tuning = tune_model(model_of(manifest), manifest.build, place, ops=ops, progress=progress)
     if ops is not None and before is not None:
         tuning = replace(tuning, plan=_with_others(tuning.plan, before, ops, place))
     write_plan(target, tuning.plan)
@@ -101,41 +88,52 @@ def tune_model(
     device: torch.device,
     *,
     ops: Sequence[str] | None = None,
-    timer: Timer | None = None,
-    inputs: Inputs | None = None,
+    timer: GraphTimer | None = None,
     progress: Progress | None = None,
 ) -> Tuning:
     """Measure the choices of a model whose weights need not be there.
 
-    ``timer`` and ``inputs`` are for tests; errors are those of ``tune``.
+    ``timer`` is for tests; errors are those of ``tune``.
     """
     unknown = sorted(set(ops or ()) - set(OPS))
     if unknown:
         raise ConfigError("no such ops to tune", seen=unknown, allowed=list(OPS), flag="--ops")
     start = time.perf_counter()
-    dtype = parse_dtype(limits.dtype)
-    inputs = Inputs(device, dtype) if inputs is None else inputs
-    timer = GraphTimer() if timer is None else timer
     try:
         with torch.inference_mode(), on_device(device):
-            tasks = [t for t in workload(model, dtype, limits) if ops is None or t.op in ops]
-            setting = Setting(model.config, limits.max_seq_len, inputs)
-            outcome = Search(timer, device, progress).run(tasks, partial(make_case, setting=setting))
-            steps = Steps(model.config, limits, machine_of(device, dtype), inputs, timer)
-            choices, times = refine(outcome.choices, steps, folded_rows(model, dtype, limits), progress)
+            search = Search(Steps(model, limits, device), device, timer or GraphTimer(), progress)
+            search.prepare(measured_steps(limits), _tunable(model.quant) & set(OPS if ops is None else ops))
+            compiled = time.perf_counter()
+            choices = search.choices()
     except torch.AcceleratorError as error:
         raise DeviceError("the GPU failed while tuning", seen=str(error).splitlines()[0]) from error
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, OutOfMemoryError) as error:
         raise OutOfMemoryError(
             "not enough free GPU memory to tune",
             seen=str(error).split(". ")[0],
             fix="free memory, or build with --no-tune",
         ) from None
+    plan = _plan(choices, device, parse_dtype(limits.dtype))
     seconds = time.perf_counter() - start
-    plan = plan_of(choices, steps.machine)
-    return Tuning(
-        plan, tuple(choices), tuple(times), tuple(outcome.dropped), seconds, outcome.compile_seconds
-    )
+    return Tuning(plan, tuple(choices), tuple(search.dropped), seconds, compiled - start)
+
+
+def _tunable(quant: QuantConfig) -> set[str]:
+    """The ops whose tiles a model takes from a plan; RPTQ's products take none."""
+    return {op for op in OPS if not (quant.in_blocks and op.startswith("small_"))}
+
+
+def _plan(choices: Iterable[Choice], device: torch.device, dtype: torch.dtype) -> KernelPlan:
+    """The plan that the choices make."""
+    tiles: dict[str, dict[str, dict[str, int]]] = {}
+    measured: dict[str, dict[str, Measured]] = {}
+    for choice in choices:
+        op, key = choice.place
+        times = Measured(round(choice.default_us, 2), round(choice.best_us, 2))
+        measured.setdefault(op, {})[key] = times
+        if choice.tiles is not None:
+            tiles.setdefault(op, {})[key] = dict(choice.tiles)
+    return KernelPlan(**vars(machine_of(device, dtype)), tiles=tiles, measured=measured)
 
 
 def _with_others(new: KernelPlan, old: KernelPlan, ops: Sequence[str], device: torch.device) -> KernelPlan:

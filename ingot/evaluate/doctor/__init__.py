@@ -2,7 +2,7 @@
 
 Owns nothing itself.
 
-    found = doctor(Wanted("checkpoint", QuantConfig("w4a16"), 0.01), read_data(Path("text.txt")))
+    found = doctor(Wanted("checkpoint", QuantConfig(scheme), 0.01), read_data(Path("text.txt")))
 """
 
 from ingot.evaluate.doctor.session import Diagnosis, Wanted, check_wanted, doctor

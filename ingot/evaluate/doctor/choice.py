@@ -3,7 +3,7 @@
 Owns the choice and the search for a mix that holds when it is measured as a whole. Knows no model and no
 scheme.
 
-    mix = choose({"layers.0.mlp.down_proj": [Option("w4a16", 100, 2e-3), Option("w8a16", 200, 1e-5)]}, 1e-3)
+    mix = choose({"layers.0.mlp.down_proj": [Option(narrow, 100, 2e-3), Option(wider, 200, 1e-5)]}, 1e-3)
 
 That errors add up is a model: changes of different layers move the logits in unrelated directions, and KL
 grows as the square of the move. What is chosen by it is measured (``settle``).
@@ -48,12 +48,10 @@ class Settled:
 
 
 def expected(mix: Mapping[str, Option]) -> float:
-    """The errors of all layers added up."""
     return math.fsum(option.error for option in mix.values())
 
 
 def cost(mix: Mapping[str, Option]) -> float:
-    """The costs of all layers added up."""
     return math.fsum(option.cost for option in mix.values())
 
 

@@ -3,8 +3,8 @@
 Owns the ladder of schemes, from fewest bits to the engine's dtype, and the bytes of every option. Knows no
 choice and reads no weights.
 
-    layers = options_of(assembly, QuantConfig("w4a16"), ladder_of("w4a16"))
-    layers[0].name, layers[0].options["w8a16"].num_bytes
+    layers = options_of(assembly, QuantConfig(scheme), ladder_of(scheme))
+    layers[0].name, layers[0].options[scheme].num_bytes
 """
 
 from __future__ import annotations
@@ -14,19 +14,13 @@ from dataclasses import dataclass
 
 from ingot.config.plan import KernelPlan
 from ingot.config.quant import HEAD, QuantConfig
+from ingot.config.schemes import LADDERED, SCHEMES, choosing, ladder
 from ingot.engine.assemble import Assembly, empty_model
 from ingot.errors import ConfigError
-from ingot.evaluate.doctor.patterns import GROUPED
 from ingot.layers.linear import Linear, linears
-from ingot.quant.schemes import LinearScheme
+from ingot.quant.linear_scheme import LinearScheme
 
 DENSE = "none"
-BOTH = "w8a8"
-LADDERS = {
-    "w4a16": ("w4a16", "w8a16", DENSE),
-    "w8a16": ("w8a16", DENSE),
-    BOTH: (BOTH, "w8a16", DENSE),
-}
 
 
 @dataclass(frozen=True)
@@ -52,20 +46,26 @@ def ladder_of(scheme: str, up_to: str = DENSE) -> tuple[str, ...]:
     Raises:
         ConfigError: there is no such ladder, or ``up_to`` is not on it.
     """
-    if scheme not in LADDERS:
+    if scheme not in LADDERED:
         dense = scheme == DENSE
         raise ConfigError(
             "there is nothing to choose without quantization"
             if dense
             else "doctor does not support this scheme",
             seen=scheme,
-            allowed=list(LADDERS),
+            allowed=list(LADDERED),
             flag="--quant",
         )
-    ladder = LADDERS[scheme]
-    if up_to not in ladder:
-        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(ladder), flag="--up-to")
-    return ladder[: ladder.index(up_to) + 1]
+    found = ladder(scheme)
+    if up_to not in found:
+        raise ConfigError("no such scheme for --up-to", seen=up_to, allowed=list(found), flag="--up-to")
+    return found[: found.index(up_to) + 1]
+
+
+def saves_time_only(scheme: str) -> bool:
+    """Whether a scheme takes as many bytes as the next wider one, so that only time is to be saved."""
+    info = SCHEMES[scheme]
+    return info.weight_bits == SCHEMES[info.wider].weight_bits
 
 
 def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) -> list[LayerOptions]:
@@ -83,8 +83,9 @@ def options_of(assembly: Assembly, asked: QuantConfig, ladder: Sequence[str]) ->
 
 
 def _linears(assembly: Assembly, asked: QuantConfig, scheme: str) -> dict[str, Linear]:
-    grouped = scheme == GROUPED
-    quant = QuantConfig(scheme, asked.group if grouped else None, asked.symmetric if grouped else None)
+    quant = QuantConfig(scheme)
+    if scheme in choosing("group"):
+        quant = quant.replace(group=asked.group, symmetric=asked.symmetric)
     config, build = assembly.model_config, assembly.build
     return linears(empty_model(assembly.architecture, config, build, quant, KernelPlan()))
 

@@ -2,7 +2,7 @@
 
 Owns the way from names to ``QuantConfig.layers``. Knows no model.
 
-    mixed({"layers.0.mlp.down_proj": "w8a16", …}, QuantConfig("w4a16")).layers      # {"*.down_proj": "w8a16"}
+    mixed({"layers.0.mlp.down_proj": wide, …}, QuantConfig(narrow)).layers          # {"*.down_proj": wide}
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ingot.config.quant import QuantConfig
-
-GROUPED = "w4a16"
+from ingot.config.schemes import choosing
 
 
 def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
@@ -26,13 +25,9 @@ def mixed(schemes: Mapping[str, str], asked: QuantConfig) -> QuantConfig:
     layers |= _by_layer(schemes, QuantConfig(scheme, layers=layers))
     so_far = QuantConfig(scheme, layers=layers)
     layers |= {name: own for name, own in schemes.items() if so_far.at(name).scheme != own}
-    grouped = GROUPED in (scheme, *layers.values())
-    found = QuantConfig(
-        scheme,
-        group=asked.group if grouped else None,
-        symmetric=asked.symmetric if grouped else None,
-        layers=layers,
-    )
+    found = QuantConfig(scheme, layers=layers)
+    if any(own in choosing("group") for own in found.schemes):
+        found = found.replace(group=asked.group, symmetric=asked.symmetric)
     assert all(found.at(name).scheme == own for name, own in schemes.items()), found
     return found
 

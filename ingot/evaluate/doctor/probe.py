@@ -4,12 +4,12 @@ Owns the passes: samples as batches, hidden states of the whole model at each la
 layer it changes. Knows no choice and no files.
 
     probe = Probe(dense_model(assembly), load, texts, device, torch.bfloat16)
-    probe.alone(layers, narrow)                    # {name: {"w4a16": KL in nats, mean over tokens}}
+    probe.alone(layers, narrow)                    # {name: {scheme: KL in nats, mean over tokens}}
     probe.together({"layers.0.mlp.down_proj": option})
 
 The arithmetic is that of proofs (engine/reference.py): fp32 over the weights in the engine's dtype, without
 kernels, on any device. All weights lie on the device. What a layer in fewer bits multiplies by is what its
-stored numbers mean: packed and read back; in w8a8 its input is rounded as well.
+stored numbers mean: packed and read back; where its scheme rounds the input, the input is rounded as well.
 """
 
 from __future__ import annotations

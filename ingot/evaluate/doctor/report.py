@@ -14,7 +14,7 @@ from typing import Any
 
 from ingot.compare.table import Table, percent, score
 from ingot.config.units import size_text
-from ingot.evaluate.doctor.options import BOTH, DENSE
+from ingot.evaluate.doctor.options import DENSE, saves_time_only
 from ingot.evaluate.doctor.session import BYTES, TIME, Diagnosis, Layer, Measured
 
 SHOWN = 20  # layers, unless all are asked for
@@ -103,14 +103,10 @@ def comments(found: Diagnosis, command: str) -> list[str]:
 
 
 def _sums(found: Diagnosis, what: str, key: Callable[[Layer], str]) -> Table:
-    groups = _grouped(found.layers, key)
+    summed = _summed(found, key)
     rows = [
-        (
-            name,
-            *(score(math.fsum(layer.kl[scheme] for layer in own)) for scheme in _narrow(found)),
-            _share(found, own),
-        )
-        for name, own in groups.items()
+        (name, *map(score, summed[name].values()), _share(found, own))
+        for name, own in _grouped(found.layers, key).items()
     ]
     return Table(f"summed by {what}", (what, *_narrow(found), "share"), tuple(rows))
 
@@ -139,7 +135,7 @@ def _mixes(found: Diagnosis) -> Table:
     ]
     columns = ("", "linear layers", "KL predicted", "KL measured")
     told = {BYTES: "fewest bytes, which decode time follows", TIME: "fewest weights outside 8-bit matmuls"}
-    key = TIME if found.wanted.quant.scheme == BOTH else BYTES
+    key = TIME if saves_time_only(found.ladder[0]) else BYTES
     return Table(f"the mix ({told[key]}) and one scheme for all layers", columns, tuple(rows))
 
 
@@ -166,7 +162,7 @@ def _counted(mix: Measured) -> str:
 
 
 def _least(found: Diagnosis) -> str:
-    return found.wanted.least or (TIME if found.wanted.quant.scheme == BOTH else BYTES)
+    return found.wanted.least or (TIME if saves_time_only(found.ladder[0]) else BYTES)
 
 
 def _mix_json(one: Measured) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Owns the order of the work and what is found. Knows no arithmetic (probe.py), no search (choice.py) and no
 terminal.
 
-    found = doctor(Wanted("checkpoint", QuantConfig("w4a16"), 0.01), read_data(Path("text.txt"), limit=64))
+    found = doctor(Wanted("checkpoint", QuantConfig(scheme), 0.01), read_data(Path("text.txt"), limit=64))
     found.quant                                    # a QuantConfig for build(…, quant=…); None: no mix holds
 """
 
@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from ingot.checkpoint.hub import resolve_checkpoint
-from ingot.checkpoint.reader import open_checkpoint
+from ingot.checkpoint.reader import Checkpoint, open_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
+from ingot.config.schemes import SCHEMES
 from ingot.device import parse_dtype, resolve_device
 from ingot.engine.assemble import Assembly
 from ingot.engine.builder import build_config
@@ -32,7 +33,7 @@ from ingot.errors import ConfigError, OutOfMemoryError
 from ingot.evaluate.data import DataFile
 from ingot.evaluate.divergence import DEFAULT_WINDOW
 from ingot.evaluate.doctor.choice import Mix, Option, Settled, choose, settle
-from ingot.evaluate.doctor.options import BOTH, DENSE, LayerOptions, ladder_of, options_of
+from ingot.evaluate.doctor.options import DENSE, LayerOptions, ladder_of, options_of, saves_time_only
 from ingot.evaluate.doctor.patterns import layer_index, mixed, operator
 from ingot.evaluate.doctor.probe import Probe, Text
 from ingot.evaluate.perplexity import Document, Reading, counts_of, prepare
@@ -52,9 +53,9 @@ class Wanted:
         checkpoint: a folder or a Hugging Face id.
         quant: the scheme to begin with, one for all layers, with its group and symmetry.
         budget: the most that the mean KL may be, in nats.
-        least: ``bytes`` of weights, or ``time``; None: bytes, and time for w8a8, which takes no fewer bytes
-            than w8a16.
-        up_to: the scheme beyond which no layer goes: ``w8a16``, or ``none``.
+        least: ``bytes`` of weights, or ``time``; None: bytes, and time for a scheme that takes no fewer bytes
+            than the next wider one.
+        up_to: the scheme of the ladder beyond which no layer goes.
         reading: how texts are read, as for a divergence.
     """
 
@@ -83,7 +84,6 @@ class Layer:
 
     @property
     def index(self) -> int:
-        """Of its decoder layer."""
         return layer_index(self.name)
 
 
@@ -143,12 +143,13 @@ def check_wanted(wanted: Wanted) -> tuple[str, ...]:
         raise ConfigError("a budget must be above 0", seen=wanted.budget, flag="--budget kl=X")
     if wanted.least not in (None, BYTES, TIME):
         raise ConfigError("no such objective", seen=wanted.least, allowed=[BYTES, TIME], flag="--least")
-    if wanted.least == BYTES and quant.scheme == BOTH:
+    if wanted.least == BYTES and saves_time_only(quant.scheme):
+        wider = SCHEMES[quant.scheme].wider
         raise ConfigError(
-            "w8a8 takes no fewer bytes than w8a16",
+            f"{quant.scheme} takes no fewer bytes than {wider}",
             seen=BYTES,
             allowed=TIME,
-            flag="--least time, or --quant w8a16",
+            flag=f"--least time, or --quant {wider}",
         )
     if is_engine(Path(wanted.checkpoint)):
         raise ConfigError(
@@ -182,21 +183,7 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         build = build_config(source, "auto", DEFAULT_MAX_BATCH_SIZE, None, None)
         assembly = Assembly.of(source, build, QuantConfig())
         texts = _texts(documents, assembly.model_config.vocab_size)
-        layers = options_of(assembly, wanted.quant, ladder)
-        dtype, load = parse_dtype(build.dtype), partial(assembly.load, checkpoint=source)
-        num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
-        if device.type == "cpu":
-            _expect_room(assembly, texts)
-        try:
-            with torch.inference_mode(), steady_threads(num_bytes, device):
-                probe = Probe(dense_model(assembly), load, texts, device, dtype)
-                found = _Session(wanted, ladder, layers, probe, progress).run()
-        except torch.OutOfMemoryError:
-            raise OutOfMemoryError(
-                "the checkpoint and its texts do not fit in the device's memory",
-                seen=f"{device}",
-                fix="--device cpu, or fewer tokens: --limit, --max-tokens",
-            ) from None
+        found = _diagnosed(wanted, ladder, assembly, source, texts, device, progress)
     facts = {
         "checkpoint": wanted.checkpoint,
         "dtype": build.dtype,
@@ -206,6 +193,33 @@ def doctor(wanted: Wanted, data: DataFile, progress: Progress = no_progress) -> 
         "machine": machine(device),
     }
     return replace(found, facts=facts)
+
+
+def _diagnosed(
+    wanted: Wanted,
+    ladder: tuple[str, ...],
+    assembly: Assembly,
+    source: Checkpoint,
+    texts: Sequence[Text],
+    device: torch.device,
+    progress: Progress,
+) -> Diagnosis:
+    """Without the facts."""
+    layers = options_of(assembly, wanted.quant, ladder)
+    dtype, load = parse_dtype(assembly.build.dtype), partial(assembly.load, checkpoint=source)
+    num_bytes = sum(layer.num_weights for layer in layers) * dtype.itemsize
+    if device.type == "cpu":
+        _expect_room(assembly, texts)
+    try:
+        with torch.inference_mode(), steady_threads(num_bytes, device):
+            probe = Probe(dense_model(assembly), load, texts, device, dtype)
+            return _Session(wanted, ladder, layers, probe, progress).run()
+    except torch.OutOfMemoryError:
+        raise OutOfMemoryError(
+            "the checkpoint and its texts do not fit in the device's memory",
+            seen=f"{device}",
+            fix="--device cpu, or fewer tokens: --limit, --max-tokens",
+        ) from None
 
 
 def _expect_room(assembly: Assembly, texts: Sequence[Text]) -> None:
@@ -256,14 +270,15 @@ class _Session:
 
     def _settle(self, layers: Mapping[str, Layer]) -> Settled:
         def price(mix: Mix) -> tuple[float, ...]:
-            wide = [layers[name].num_weights for name, option in mix.items() if option.scheme != BOTH]
+            first = self._ladder[0]
+            wide = [layers[name].num_weights for name, option in mix.items() if option.scheme != first]
             stored = sum(layers[name].num_bytes[option.scheme] for name, option in mix.items())
-            return (sum(wide), stored) if self._wanted.quant.scheme == BOTH else (stored,)
+            return (sum(wide), stored) if saves_time_only(first) else (stored,)
 
         def measure(mix: Mix) -> float:
             return self._measure(_schemes(mix))
 
-        pick = _least_wide if self._wanted.quant.scheme == BOTH else _least_bytes
+        pick = _least_wide if saves_time_only(self._ladder[0]) else _least_bytes
         return settle(lambda most: pick(layers, self._ladder, most), measure, price, self._wanted.budget)
 
     def _measured(self, layers: Mapping[str, Layer], schemes: dict[str, str]) -> Measured:

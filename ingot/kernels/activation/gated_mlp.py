@@ -1,14 +1,16 @@
-"""The product inside a gated MLP: silu(gate) * up.
+"""The product inside a gated MLP: silu(gate) * up, or gelu(gate) * up.
 
-Owns the formula y = cast(g / (1 + exp(-g))) * u, where g and u are the two halves of a row: silu in fp32,
+Owns the formula y = cast(act(g)) * u, where g and u are the two halves of a row: the activation in fp32,
 rounded to the dtype, then the product (Hugging Face's order). Knows no projection.
 
     hidden = silu_mul(gate_up)
+    hidden = silu_mul(gate_up, activation="gelu_tanh")
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 import triton
@@ -17,6 +19,18 @@ import triton.language as tl
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
 from ingot.kernels.overlap import launch_options, other_overlap, start_next, wait_for_previous
 from ingot.kernels.rows.operand_rows import operand_place
+
+Gate = Literal["silu", "gelu_tanh"]
+
+
+@triton.jit
+def activated(gate: tl.tensor, GELU: tl.constexpr) -> tl.tensor:
+    """silu(gate) = gate / (1 + exp(-gate)) in fp32. With GELU its approximation by tanh, which is the same of
+    another exponent: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), u = sqrt(2 / pi) (gate + 0.044715 gate^3).
+    """
+    if GELU:
+        return gate / (1.0 + tl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+    return gate / (1.0 + tl.exp(-gate))
 
 
 @triton.jit
@@ -27,6 +41,7 @@ def silu_mul_kernel(
     INNER: tl.constexpr,
     BLOCK_I: tl.constexpr,
     ORDERED: tl.constexpr,
+    GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """One piece of one row a program; with ORDERED columns stand in the operand's order."""
@@ -37,9 +52,9 @@ def silu_mul_kernel(
     inside = cols < INNER
     gate = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(y_ptr.dtype.element_ty).to(tl.float32)
+    bent = activated(gate, GELU).to(y_ptr.dtype.element_ty).to(tl.float32)
     places = y_ptr + row * INNER + operand_place(cols, ORDERED)
-    tl.store(places, (activated * up).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(places, (bent * up).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def default_tiles() -> dict[str, int]:
@@ -55,7 +70,10 @@ def candidate_tiles(device: torch.device | None = None) -> list[dict[str, int]]:
 
 
 def silu_mul_triton(
-    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, ordered: bool = False
+    gate_up: torch.Tensor,
+    tiles: Mapping[str, int] | None = None,
+    activation: Gate = "silu",
+    ordered: bool = False,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`silu_mul`, unchecked; or ``ordered`` (operand.py)."""
     choice = merge_tiles(default_tiles(), tiles)
@@ -70,24 +88,30 @@ def silu_mul_triton(
             INNER=inner,
             BLOCK_I=choice["BLOCK_I"],
             ORDERED=ordered,
+            GELU=activation == "gelu_tanh",
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, gate_up.device),
         )
     return y
 
 
-def silu_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul_reference(gate_up: torch.Tensor, activation: Gate = "silu") -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`silu_mul`."""
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
     return torch.nn.functional.silu(gate) * up
 
 
-def silu_mul(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> torch.Tensor:
-    """y = cast(silu(gate)) * up (Shazeer, 2020: SwiGLU).
+def silu_mul(
+    gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None, activation: Gate = "silu"
+) -> torch.Tensor:
+    """y = cast(act(gate)) * up (Shazeer, 2020: SwiGLU, GEGLU).
 
     Args:
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
         tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        activation: of the gate; ``gelu_tanh`` is GELU's approximation by tanh.
 
     Returns:
         [T, I], dtype of gate_up.
@@ -97,8 +121,8 @@ def silu_mul(gate_up: torch.Tensor, tiles: Mapping[str, int] | None = None) -> t
     """
     expect_silu_mul(gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_triton(gate_up, tiles)
-    return silu_mul_reference(gate_up)
+        return silu_mul_triton(gate_up, tiles, activation)
+    return silu_mul_reference(gate_up, activation)
 
 
 def expect_silu_mul(gate_up: torch.Tensor) -> None:

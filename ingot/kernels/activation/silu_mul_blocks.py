@@ -1,6 +1,6 @@
 """The product inside a gated MLP in whole numbers by blocks of columns, and rows of any other origin.
 
-Owns the kernel: silu(gate) * up as in gated_mlp.py, rounded to the dtype as there, or the row itself, its
+Owns the kernel: act(gate) * up as in gated_mlp.py, rounded to the dtype as there, or the row itself, its
 columns in another order where there is one; then numbers by the rule of block_rows.py. Steps are known
 before, so that a program takes a piece of a row. Knows no projection.
 
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.activation.gated_mlp import silu_mul_reference
+from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
 from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merge_tiles, runs_on_gpu
 from ingot.kernels.overlap import launch_options, overlaps, start_next, wait_for_previous
 from ingot.kernels.rows.block_rows import BlockSteps, expect_steps, quantize_in_blocks
@@ -38,6 +38,7 @@ def silu_mul_blocks_kernel(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
     """BLOCK_I columns of a row a program; without GATED the row as it is."""
@@ -54,8 +55,8 @@ def silu_mul_blocks_kernel(
     y = tl.load(x_ptr + row * x_stride + places, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         up = tl.load(x_ptr + row * x_stride + INNER + places, mask=inside, other=0.0).to(tl.float32)
-        activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
-        y = (activated * up).to(dtype).to(tl.float32)
+        bent = activated(y, GELU).to(dtype).to(tl.float32)
+        y = (bent * up).to(dtype).to(tl.float32)
     numbers = block_numbers(y, cols, step, zero, INNER, BITS)
     tl.store(y_ptr + row * WIDTH + cols, numbers, mask=cols < WIDTH)
 
@@ -66,7 +67,12 @@ def default_tiles(device: torch.device) -> dict[str, int]:
 
 
 def _launch(
-    x: torch.Tensor, inner: int, steps: BlockSteps, tiles: Mapping[str, int] | None, gated: bool
+    x: torch.Tensor,
+    inner: int,
+    steps: BlockSteps,
+    tiles: Mapping[str, int] | None,
+    gated: bool,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     choice = merge_tiles(default_tiles(x.device), tiles)
     values = torch.empty((x.shape[0], steps.width), dtype=torch.int8, device=x.device)
@@ -84,6 +90,7 @@ def _launch(
             GROUP=steps.block,
             BITS=steps.bits,
             GATED=gated,
+            GELU=activation == "gelu_tanh",
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
         )
@@ -91,10 +98,13 @@ def _launch(
 
 
 def silu_mul_in_blocks_triton(
-    gate_up: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None
+    gate_up: torch.Tensor,
+    steps: BlockSteps,
+    tiles: Mapping[str, int] | None = None,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     """Launch the kernel; arguments as in :func:`silu_mul_in_blocks`, unchecked."""
-    return _launch(gate_up, gate_up.shape[1] // 2, steps, tiles, gated=True)
+    return _launch(gate_up, gate_up.shape[1] // 2, steps, tiles, gated=True, activation=activation)
 
 
 def in_blocks_triton(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:
@@ -102,13 +112,18 @@ def in_blocks_triton(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int
     return _launch(x, x.shape[1], steps, tiles, gated=False)
 
 
-def silu_mul_in_blocks_reference(gate_up: torch.Tensor, steps: BlockSteps) -> Int8Rows:
+def silu_mul_in_blocks_reference(
+    gate_up: torch.Tensor, steps: BlockSteps, activation: Gate = "silu"
+) -> Int8Rows:
     """The PyTorch twin; arguments as in :func:`silu_mul_in_blocks`."""
-    return quantize_in_blocks(silu_mul_reference(gate_up), steps)
+    return quantize_in_blocks(silu_mul_reference(gate_up, activation), steps)
 
 
 def silu_mul_in_blocks(
-    gate_up: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None
+    gate_up: torch.Tensor,
+    steps: BlockSteps,
+    tiles: Mapping[str, int] | None = None,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     """``quantize_in_blocks(silu_mul(gate_up), steps)``, the same numbers, in one kernel.
 
@@ -116,6 +131,7 @@ def silu_mul_in_blocks(
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection.
         steps: of rows [I].
         tiles: ``BLOCK_I``, ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        activation: as of :func:`silu_mul`.
 
     Returns:
         int8 [T, whole blocks].
@@ -131,8 +147,8 @@ def silu_mul_in_blocks(
         )
     expect_steps(steps, gate_up.shape[1] // 2, gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_in_blocks_triton(gate_up, steps, tiles)
-    return silu_mul_in_blocks_reference(gate_up, steps)
+        return silu_mul_in_blocks_triton(gate_up, steps, tiles, activation)
+    return silu_mul_in_blocks_reference(gate_up, steps, activation)
 
 
 def in_blocks(x: torch.Tensor, steps: BlockSteps, tiles: Mapping[str, int] | None = None) -> Int8Rows:

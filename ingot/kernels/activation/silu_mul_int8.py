@@ -1,6 +1,6 @@
 """The product inside a gated MLP in 8 bits, and rows of any other origin in 8 bits.
 
-Owns the kernel that holds a whole row in registers: silu(gate) * up as in gated_mlp.py, rounded to the dtype
+Owns the kernel that holds a whole row in registers: act(gate) * up as in gated_mlp.py, rounded to the dtype
 as there, or the row itself; then its scale and numbers by the rule of int8_rows.py. Knows no projection.
 
     inner = silu_mul_int8(gate_up)
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ingot.kernels.activation.gated_mlp import silu_mul_reference
+from ingot.kernels.activation.gated_mlp import Gate, activated, silu_mul_reference
 from ingot.kernels.checks import (
     KernelArgumentError,
     expect,
@@ -42,6 +42,7 @@ def silu_mul_int8_kernel(
     INNER: tl.constexpr,
     BLOCK_I: tl.constexpr,
     GATED: tl.constexpr,
+    GELU: tl.constexpr,
     STATIC: tl.constexpr,
     OVERLAP: tl.constexpr,
 ) -> None:
@@ -55,8 +56,8 @@ def silu_mul_int8_kernel(
     y = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     if GATED:
         up = tl.load(x_ptr + row * x_stride + INNER + cols, mask=inside, other=0.0).to(tl.float32)
-        activated = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
-        y = (activated * up).to(dtype).to(tl.float32)
+        bent = activated(y, GELU).to(dtype).to(tl.float32)
+        y = (bent * up).to(dtype).to(tl.float32)
     store_int8_row(y, y_ptr + row * INNER, scale_ptr, row, inside, STATIC, dtype)
 
 
@@ -74,6 +75,7 @@ def _launch(
     static: torch.Tensor | None,
     tiles: Mapping[str, int] | None,
     gated: bool,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     rows = x.shape[0]
     choice = merge_tiles(default_tiles(inner, x.device), tiles)
@@ -88,6 +90,7 @@ def _launch(
             INNER=inner,
             BLOCK_I=next_power_of_two(inner),
             GATED=gated,
+            GELU=activation == "gelu_tanh",
             STATIC=static is not None,
             OVERLAP=choice["OVERLAP"],
             **launch_options(choice, x.device),
@@ -96,10 +99,13 @@ def _launch(
 
 
 def silu_mul_int8_triton(
-    gate_up: torch.Tensor, static: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
+    gate_up: torch.Tensor,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     """Launch the kernel; arguments as in :func:`silu_mul_int8`, unchecked."""
-    return _launch(gate_up, gate_up.shape[1] // 2, static, tiles, gated=True)
+    return _launch(gate_up, gate_up.shape[1] // 2, static, tiles, gated=True, activation=activation)
 
 
 def quantized_triton(
@@ -115,13 +121,18 @@ def quantized_triton(
     return Int8Rows(pieces.values.view(x.shape), pieces.scales.view(x.shape[0], -1), group)
 
 
-def silu_mul_int8_reference(gate_up: torch.Tensor, static: torch.Tensor | None = None) -> Int8Rows:
+def silu_mul_int8_reference(
+    gate_up: torch.Tensor, static: torch.Tensor | None = None, activation: Gate = "silu"
+) -> Int8Rows:
     """The PyTorch twin; arguments as in :func:`silu_mul_int8`."""
-    return quantize_rows(silu_mul_reference(gate_up), static=static)
+    return quantize_rows(silu_mul_reference(gate_up, activation), static=static)
 
 
 def silu_mul_int8(
-    gate_up: torch.Tensor, static: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
+    gate_up: torch.Tensor,
+    static: torch.Tensor | None = None,
+    tiles: Mapping[str, int] | None = None,
+    activation: Gate = "silu",
 ) -> Int8Rows:
     """``quantize_rows(silu_mul(gate_up))``, the same numbers, in one kernel.
 
@@ -129,6 +140,7 @@ def silu_mul_int8(
         gate_up: [T, 2 I] fp16, bf16 or fp32: the gate, then the up projection; I up to 65536.
         static: fp32 [1], one scale for all rows; None: a scale a row.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
+        activation: as of :func:`silu_mul`.
 
     Returns:
         [T, I] in 8 bits.
@@ -145,8 +157,8 @@ def silu_mul_int8(
     expect_range("the width", gate_up.shape[1] // 2, 1, MAX_WIDTH)
     expect_static(static, gate_up)
     if runs_on_gpu(gate_up):
-        return silu_mul_int8_triton(gate_up, static, tiles)
-    return silu_mul_int8_reference(gate_up, static)
+        return silu_mul_int8_triton(gate_up, static, tiles, activation)
+    return silu_mul_int8_reference(gate_up, static, activation)
 
 
 def quantized(

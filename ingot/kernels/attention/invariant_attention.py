@@ -16,20 +16,18 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.attention.attention_checks import expect_attention, expect_queries
 from ingot.kernels.attention.invariant_spans import finish, invariant_meet_kernel, meet, sum_rows
-from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
-from ingot.kernels.cache.narrow import knows_asm, widened
-from ingot.kernels.cache.scales import CacheScales, expect_cache, gather_pair, scale_pointers
-from ingot.kernels.cache.tile import tile_rows
-from ingot.kernels.checks import (
-    expect,
-    expect_float,
-    expect_group,
-    expect_heads,
-    expect_range,
-    next_power_of_two,
-    runs_on_gpu,
+from ingot.kernels.attention.scores import (
+    LEAST_SCORE,
+    plain_attention,
+    score_factors,
+    softcapped,
 )
+from ingot.kernels.cache.narrow import knows_asm, widened
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.tile import tile_rows
+from ingot.kernels.checks import expect_range, next_power_of_two, runs_on_gpu
 
 SPAN = 128  # tokens; part of the result's definition, like BLOCK_N, so no tile choice
 
@@ -68,6 +66,7 @@ def _attend(
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
+    CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """Take the key tiles from ``lower`` to ``upper``; where a span begins, the one before joins the rest.
@@ -95,6 +94,8 @@ def _attend(
             scales = tl.load(key_scale_ptr + rows // HEAD_DIM, mask=tokens < seq_len, other=0.0)
             k = (widened(k, tl.float32, ASM, True) * scales[:, None]).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        if CAP > 0.0:
+            scores = softcapped(scores, CAP)
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
             if HAS_WINDOW:
@@ -145,6 +146,7 @@ def invariant_attention_kernel(
     SPAN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> None:
     """All spans of BLOCK_M queries of one head; with SPLIT one span of one query of a group of heads.
@@ -203,12 +205,12 @@ def invariant_attention_kernel(
         acc_all, total_all, top_all, acc, total, top = _attend(
             acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr,
             value_scale_ptr, table_ptr, lower, full, positions, seq_len, block_stride, token_stride,
-            scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, False, False, SPLIT, ASM,
+            scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, False, False, SPLIT, CAP, ASM,
         )  # fmt: skip
     acc_all, total_all, top_all, acc, total, top = _attend(
         acc_all, total_all, top_all, acc, total, top, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr,
         table_ptr, full, upper, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM,
-        BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, True, HAS_WINDOW, SPLIT, ASM,
+        BLOCK_D, BLOCK_SIZE, BLOCK_N, SPAN, True, HAS_WINDOW, SPLIT, CAP, ASM,
     )  # fmt: skip
     if SPLIT:
         target = (request * HEADS + heads) * tl.num_programs(0) + span
@@ -248,6 +250,7 @@ def invariant_attention_triton(
     scale: float,
     window: int = 0,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernels; arguments as in :func:`invariant_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
@@ -271,6 +274,7 @@ def invariant_attention_triton(
     grid = (spans, num_kv_heads, batch) if split else (triton.cdiv(max_query_len, rows), num_heads, batch)
     if not num_tokens or not min(grid):
         return out
+    factor, cap = score_factors(scale, softcap)
     shared = {
         "HEAD_DIM": head_dim,
         "BLOCK_D": max(next_power_of_two(head_dim), 16),
@@ -291,12 +295,13 @@ def invariant_attention_triton(
         q.stride(0),
         block_tables.stride(0),
         *key_cache.stride()[:3],
-        scale * LOG2_E,
+        factor,
         window,
         HEADS=num_heads,
         GROUP=group,
         BLOCK_SIZE=key_cache.shape[2],
         SPLIT=split,
+        CAP=cap,
         ASM=knows_asm(q),
         BLOCK_M=rows,
         BLOCK_N=key_tile(head_dim, q.element_size()),
@@ -323,6 +328,7 @@ def invariant_attention_reference(
     scale: float,
     window: int = 0,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`invariant_attention`. Every token is computed by itself."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -335,9 +341,7 @@ def invariant_attention_reference(
             where = (block_tables[row], first, end, q.dtype)
             keys, values = gather_pair(key_cache, value_cache, scales, *where)
             grouped = q[token].unflatten(0, (num_kv_heads, -1))[None]  # [1, num_kv_heads, group, head_dim]
-            attended = torch.nn.functional.scaled_dot_product_attention(
-                grouped, keys[None], values[None], scale=scale
-            )
+            attended = plain_attention(grouped, keys[None], values[None], scale, softcap)
             out[token] = attended.flatten(0, 2)
     return out
 
@@ -354,6 +358,7 @@ def invariant_attention(
     scale: float,
     window: int = 0,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (fixed splits: Flash-Decoding, 2023).
 
@@ -373,6 +378,7 @@ def invariant_attention(
         scale: multiplies the scores, usually head_dim ** -0.5.
         window: keys that a query sees, itself included; 0: all.
         scales: of caches in 8 bits, which are contiguous then; their numbers are widened to the dtype of q.
+        softcap: > 0: scores become softcap · tanh(score / softcap).
 
     Returns:
         [T, num_heads, head_dim], dtype of q.
@@ -380,18 +386,10 @@ def invariant_attention(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("q", q)
-    expect_heads("q", q, like=q)
-    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
-    expect_group(q.shape[1], key_cache.shape[1])
-    batch = seq_lens.shape[0] if seq_lens.dim() else 0
-    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
-    expect("query_start", query_start, (batch + 1,), like=q, dtype=torch.int32)
-    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
-    expect_range("window", window, 0)
-    expect_range("max_query_len", max_query_len, 0, None)
+    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap)
+    expect_queries(q, query_start, len(seq_lens), max_query_len)
     expect_range("max_seq_len", max_seq_len, 0)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, max_seq_len)
     if runs_on_gpu(q):
-        return invariant_attention_triton(*arguments, scale, window, scales)
-    return invariant_attention_reference(*arguments, scale, window, scales)
+        return invariant_attention_triton(*arguments, scale, window, scales, softcap)
+    return invariant_attention_reference(*arguments, scale, window, scales, softcap)

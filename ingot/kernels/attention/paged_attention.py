@@ -15,17 +15,15 @@ from collections.abc import Mapping
 import torch
 import triton
 
+from ingot.kernels.attention.attention_checks import expect_attention
 from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, expect_out, put_heads
 from ingot.kernels.attention.paged_single import paged_attention_single_kernel
 from ingot.kernels.attention.paged_stream import paged_stream_triton
-from ingot.kernels.attention.scores import LOG2_E
+from ingot.kernels.attention.scores import plain_attention, score_factors
 from ingot.kernels.cache.narrow import knows_asm
-from ingot.kernels.cache.scales import CacheScales, expect_cache, gather_pair, scale_pointers
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.checks import (
     expect,
-    expect_float,
-    expect_group,
-    expect_heads,
     expect_range,
     merge_tiles,
     next_power_of_two,
@@ -80,13 +78,15 @@ def paged_attention_triton(
     arrivals: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked."""
     batch, num_heads, head_dim = q.shape
     num_kv_heads, itemsize = key_cache.shape[1], key_cache.element_size()
     if num_heads != num_kv_heads:
         arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
-        return paged_stream_triton(*arguments, tiles, out, arrivals, out_scales=out_scales, scales=scales)
+        ends = {"out_scales": out_scales, "scales": scales, "softcap": softcap}
+        return paged_stream_triton(*arguments, tiles, out, arrivals, **ends)  # type: ignore[arg-type]
     choice = merge_tiles(default_tiles(num_heads, 1, head_dim, itemsize, q.device, batch), tiles)
     out = torch.empty((batch, num_heads, head_dim), dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
@@ -102,13 +102,14 @@ def paged_attention_triton(
         if arrivals is None:
             arrivals = torch.zeros(batch * num_heads, dtype=torch.int32, device=q.device)
     block_d = max(next_power_of_two(head_dim), 16)
+    factor, cap = score_factors(scale, softcap)
     chains = 32 * choice["num_warps"] * LOAD_BYTES // (block_d * itemsize)
     paged_attention_single_kernel[(num_splits, num_heads, batch)](
         *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, seq_lens, out),
         *(*end_pointers(out_scales), partial, lse),
         arrivals if num_splits > 1 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
-        scale * LOG2_E,
+        factor,
         window,
         HEAD_DIM=head_dim,
         BLOCK_D=block_d,
@@ -119,6 +120,7 @@ def paged_attention_triton(
         BLOCK_N=choice["BLOCK_N"],
         CHAINS=min(max(chains, 1), choice["BLOCK_N"]),
         PREFETCH=choice["PREFETCH"],
+        CAP=cap,
         ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
         **end_constants(out_scales, num_heads * head_dim),
@@ -140,12 +142,14 @@ def paged_attention_reference(
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
     steady: bool = False,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`paged_attention`. Each request sees exactly its own keys."""
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if out_scales is not None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-        put_heads(paged_attention_reference(*arguments, scales=scales, steady=steady), out, out_scales)
+        attended = paged_attention_reference(*arguments, scales=scales, steady=steady, softcap=softcap)
+        put_heads(attended, out, out_scales)
         return out
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device) if out is None else out.zero_()
     num_kv_heads, dtype = key_cache.shape[1], torch.float64 if steady else q.dtype
@@ -156,10 +160,7 @@ def paged_attention_reference(
         where = (block_tables[row], start, length, q.dtype)
         keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
         grouped = q[row].to(dtype).unflatten(0, (num_kv_heads, -1))[None]  # [1, KV heads, group, head_dim]
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            grouped, keys[None], values[None], scale=scale
-        )
-        out[row] = attended.flatten(0, 2)
+        out[row] = plain_attention(grouped, keys[None], values[None], scale, softcap).flatten(0, 2)
     return out
 
 
@@ -178,6 +179,7 @@ def paged_attention(
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
     steady: bool = False,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T) V over the cached keys of each request (split as in Flash-Decoding, 2023).
 
@@ -204,6 +206,7 @@ def paged_attention(
             with ``OperandOrder``, which puts each row's columns in another order.
         scales: of caches in 8 bits, which are contiguous then.
         steady: as of :func:`prefill_attention`.
+        softcap: > 0: scores become softcap · tanh(score / softcap).
 
     Returns:
         [B, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -211,14 +214,8 @@ def paged_attention(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("q", q)
-    expect_heads("q", q, like=q)
-    batch, num_heads, head_dim = q.shape
-    expect_cache(key_cache, value_cache, None, head_dim, like=q, scales=scales)
-    expect_group(num_heads, key_cache.shape[1])
-    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
-    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
-    expect_range("window", window, 0)
+    batch = q.shape[0] if q.dim() else 0
+    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap, batch)
     expect_range("max_seq_len", max_seq_len, 0)
     expect_out(out, out_scales, q)
     if arrivals is not None:
@@ -226,5 +223,5 @@ def paged_attention(
         expect_range("arrivals", arrivals.numel(), batch * key_cache.shape[1])
     arguments = (q, key_cache, value_cache, block_tables, seq_lens, scale, max_seq_len, window)
     if runs_on_gpu(q):
-        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales)
-    return paged_attention_reference(*arguments, out, out_scales, scales, steady)
+        return paged_attention_triton(*arguments, tiles, out, arrivals, out_scales, scales, softcap)
+    return paged_attention_reference(*arguments, out, out_scales, scales, steady, softcap)

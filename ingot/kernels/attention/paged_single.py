@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, merged_splits
-from ingot.kernels.attention.scores import LEAST_SCORE
+from ingot.kernels.attention.scores import LEAST_SCORE, softcapped
 from ingot.kernels.cache.narrow import query_words, widened, word_products, word_values
 from ingot.kernels.cache.tile import held_rows, split_bounds
 from ingot.kernels.overlap import start_next, wait_for_previous
@@ -67,6 +67,7 @@ def _attend(
     acc: tl.tensor,
     RUN: tl.constexpr,
     NARROW: tl.constexpr,
+    CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """One tile into the online softmax of each chain: (top, total, acc). NARROW: of a cache in 8 bits; with
@@ -84,6 +85,8 @@ def _attend(
         scores = tl.sum(q[None, :, :] * wide_k, axis=2)
     if NARROW:
         scores = scores * tl.reshape(k_scale, (RUN, chains))
+    if CAP > 0.0:
+        scores = softcapped(scores, CAP)
     scores = tl.where(tl.reshape(seen, (RUN, chains)), scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=0))
     p = tl.exp2(scores - new_top[None, :])
@@ -130,6 +133,7 @@ def paged_attention_single_kernel(
     BLOCK_N: tl.constexpr,
     CHAINS: tl.constexpr,
     PREFETCH: tl.constexpr,
+    CAP: tl.constexpr,
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
     ASM: tl.constexpr,
@@ -219,12 +223,12 @@ def paged_attention_single_kernel(
             rows = held_rows(table_ptr, later + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
             seen = (tile + order < end) & (tile + order >= first)
             top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run,
-                                      NARROW, ASM)  # fmt: skip
+                                      NARROW, CAP, ASM)  # fmt: skip
             k, v, k_scale, v_scale = next_k, next_v, next_k_scale, next_v_scale
     else:
         seen = (start + order < end) & (start + order >= first)
         top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run, NARROW,
-                                  ASM)  # fmt: skip
+                                  CAP, ASM)  # fmt: skip
         for tile in tl.range(start + BLOCK_N, end, BLOCK_N, num_stages=1):
             k = _load(key_ptr, rows * WIDTH, held, tile < end, HEAD, WHOLE)
             v = _load(value_ptr, rows * WIDTH, held, tile < end, HEAD, WHOLE)
@@ -232,7 +236,7 @@ def paged_attention_single_kernel(
             rows = held_rows(table_ptr, tile + BLOCK_N, end, block_stride, token_stride, BLOCK_SIZE, BLOCK_N)
             seen = (tile + order < end) & (tile + order >= first)
             top, total, acc = _attend(q, low, step, k, v, k_scale, v_scale, seen, top, total, acc, run,
-                                      NARROW, ASM)  # fmt: skip
+                                      NARROW, CAP, ASM)  # fmt: skip
     highest = tl.max(top, axis=0)
     weights = tl.exp2(top - highest)
     total_all = tl.sum(total * weights, axis=0)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ingot.kernels.attention.int8_heads import OutScales, end_constants, end_pointers, store_heads
 from ingot.kernels.attention.paged_merge import arrive_last, paged_attention_merge_kernel
-from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
+from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
 from ingot.kernels.cache.scales import CacheScales, scale_pointers
 from ingot.kernels.cache.tile import split_bounds, tile_rows
@@ -164,6 +164,7 @@ def paged_stream_kernel(
     BLOCK_N: tl.constexpr,
     AXIS: tl.constexpr,
     MERGE: tl.constexpr,
+    CAP: tl.constexpr,
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
     ASM: tl.constexpr,
@@ -247,6 +248,8 @@ def paged_stream_kernel(
         else:
             scores = tl.dot(k, q, input_precision="ieee")
         scores *= tl.expand_dims(k_scale, 1 - AXIS) if NARROW else scale_log2
+        if CAP > 0.0:
+            scores = softcapped(scores, CAP)
         scores = tl.where(tl.expand_dims(seen, 1 - AXIS), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=AXIS))
         p = tl.exp2(scores - tl.expand_dims(new_top, AXIS))
@@ -307,6 +310,7 @@ def paged_stream_triton(
     programs: int | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`paged_attention`, unchecked.
 
@@ -328,6 +332,7 @@ def paged_stream_triton(
     num_splits = max(min(choice["MAX_SPLITS"], triton.cdiv(visible, min_tokens)), 1)
     programs = pair_programs(pairs) if programs is None else programs
     sharing = min(max(programs, triton.cdiv(num_splits, MOST_RUN.value)), num_splits)
+    factor, cap = score_factors(scale, softcap)
     shared = {
         "HEAD_DIM": head_dim,
         "BLOCK_D": max(next_power_of_two(head_dim), 16),
@@ -349,12 +354,13 @@ def paged_stream_triton(
         *(*end_pointers(out_scales), partial, lse),
         arrivals if lse is not None and choice["MERGE"] == 2 else None,
         *(q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
-        *(scale * LOG2_E, window, num_splits, programs),
+        *(factor, window, num_splits, programs),
         GROUP=group,
         BLOCK_G=max(next_power_of_two(group), 16),
         BLOCK_SIZE=key_cache.shape[2],
         AXIS=1 if choice["AXIS"] == 1 else 0,
         MERGE=choice["MERGE"],
+        CAP=cap,
         ASM=knows_asm(q),
         OVERLAP=choice["OVERLAP"],
         num_stages=choice["num_stages"],

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ingot.kernels.attention.attention_checks import expect_attention, expect_queries
 from ingot.kernels.attention.int8_heads import (
     OutScales,
     end_constants,
@@ -24,17 +25,17 @@ from ingot.kernels.attention.int8_heads import (
     scales_at,
     store_heads,
 )
-from ingot.kernels.attention.scores import LEAST_SCORE, LOG2_E
+from ingot.kernels.attention.scores import (
+    LEAST_SCORE,
+    plain_attention,
+    score_factors,
+    softcapped,
+)
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.scales import CacheScales, expect_cache, gather_pair, scale_pointers
+from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
 from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
-    expect,
-    expect_float,
-    expect_group,
-    expect_heads,
-    expect_range,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -69,6 +70,7 @@ def _attend(
     BLOCK_N: tl.constexpr,
     MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
     ASM: tl.constexpr,
 ) -> tl.tensor:
     """Take the key tiles from ``lower`` to ``upper`` into the running softmax.
@@ -97,14 +99,19 @@ def _attend(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if NARROW:
             scores *= k_scale[None, :]
+        if CAP > 0.0:
+            scores = softcapped(scores * scale_log2, CAP)
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        # The scale is positive: it joins the subtraction in one fused operation a score.
-        new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
-        p = tl.exp2(scores * scale_log2 - new_top[:, None])
+        if CAP > 0.0:
+            new_top = tl.maximum(top, tl.max(scores, axis=1))
+            p = tl.exp2(scores - new_top[:, None])
+        else:  # The scale is positive: it joins the subtraction in one fused operation a score.
+            new_top = tl.maximum(top, tl.max(scores, axis=1) * scale_log2)
+            p = tl.exp2(scores * scale_log2 - new_top[:, None])
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(p, axis=1)
         if MASKED or HEAD_DIM < BLOCK_D:
@@ -149,6 +156,7 @@ def prefill_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr,
     STATIC: tl.constexpr,
     BITS: tl.constexpr,
     ASM: tl.constexpr,
@@ -199,12 +207,12 @@ def prefill_attention_kernel(
         acc, total, top, unit = _attend(
             acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, lower,
             full, positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D,
-            BLOCK_SIZE, BLOCK_N, False, False, ASM,
+            BLOCK_SIZE, BLOCK_N, False, False, CAP, ASM,
         )  # fmt: skip
     acc, total, top, unit = _attend(
         acc, total, top, unit, q, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, full, upper,
         positions, seq_len, block_stride, token_stride, scale_log2, window, HEAD_DIM, BLOCK_D, BLOCK_SIZE,
-        BLOCK_N, True, HAS_WINDOW, ASM,
+        BLOCK_N, True, HAS_WINDOW, CAP, ASM,
     )  # fmt: skip
     if key_scale_ptr is not None:
         acc = acc * unit
@@ -233,6 +241,7 @@ def prefill_attention_triton(
     out: torch.Tensor | None = None,
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
@@ -240,11 +249,12 @@ def prefill_attention_triton(
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
+    factor, cap = score_factors(scale, softcap)
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
             *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens, out),
             *(*end_pointers(out_scales), q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
-            scale * LOG2_E,
+            factor,
             window,
             GROUP=num_heads // key_cache.shape[1],
             HEAD_DIM=head_dim,
@@ -253,6 +263,7 @@ def prefill_attention_triton(
             HAS_WINDOW=window > 0,
             BLOCK_M=choice["BLOCK_M"],
             BLOCK_N=choice["BLOCK_N"],
+            CAP=cap,
             ASM=knows_asm(q),
             OVERLAP=choice["OVERLAP"],
             **end_constants(out_scales, num_heads * head_dim),
@@ -275,12 +286,15 @@ def prefill_attention_reference(
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
     steady: bool = False,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
     if out_scales is not None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
-        attended = prefill_attention_reference(*arguments, scale, window, scales=scales, steady=steady)
+        attended = prefill_attention_reference(
+            *arguments, scale, window, scales=scales, steady=steady, softcap=softcap
+        )
         own = slice(int(query_start[0]), int(query_start[-1]))
         put_heads(attended[own], out[own], scales_at(out_scales, own))
         return out
@@ -298,14 +312,14 @@ def prefill_attention_reference(
         keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
         grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
         plain = stop - begin == 1 or (context == 0 and window == 0)
-        wide = (keys.shape[0], group, *keys.shape[1:])
-        attended = torch.nn.functional.scaled_dot_product_attention(
+        attended = plain_attention(
             grouped,
-            keys[:, None].expand(wide),
-            values[:, None].expand(wide),
-            attn_mask=None if plain else _visible(context, first, length, window, q.device),
-            is_causal=plain and context == 0,
-            scale=scale,
+            keys[:, None],
+            values[:, None],
+            scale,
+            softcap,
+            None if plain else _visible(context, first, length, window, q.device),
+            causal=plain and context == 0,
         )
         out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)
     return out
@@ -334,6 +348,7 @@ def prefill_attention(
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
     steady: bool = False,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -360,6 +375,7 @@ def prefill_attention(
         scales: of caches in 8 bits, which are contiguous then.
         steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
             sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
+        softcap: > 0: scores become softcap · tanh(score / softcap).
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -367,20 +383,12 @@ def prefill_attention(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("q", q)
-    expect_heads("q", q, like=q)
-    expect_cache(key_cache, value_cache, None, q.shape[2], like=q, scales=scales)
-    expect_group(q.shape[1], key_cache.shape[1])
-    batch = seq_lens.shape[0] if seq_lens.dim() else 0
-    expect("seq_lens", seq_lens, (batch,), like=q, dtype=torch.int32)
-    expect("query_start", query_start, (batch + 1,), like=q, dtype=torch.int32)
-    expect("block_tables", block_tables, (batch, None), like=q, dtype=torch.int32)
-    expect_range("window", window, 0)
-    expect_range("max_query_len", max_query_len, 0, None)
+    expect_attention(q, key_cache, value_cache, block_tables, seq_lens, scales, window, softcap)
+    expect_queries(q, query_start, len(seq_lens), max_query_len)
     if not scale > 0:
         raise KernelArgumentError("scale is not positive", seen=scale)
     expect_out(out, out_scales, q)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales)
-    return prefill_attention_reference(*arguments, out, out_scales, scales, steady)
+        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales, softcap)
+    return prefill_attention_reference(*arguments, out, out_scales, scales, steady, softcap)

@@ -64,10 +64,19 @@ def _summed_row(
 
 
 @triton.jit
+def _weighted(normed: tl.tensor, weight: tl.tensor, DTYPE: tl.constexpr, WIDE: tl.constexpr) -> tl.tensor:
+    """normed · weight, both fp32, in DTYPE; WIDE: rounded once, not also before the product."""
+    if WIDE:
+        return (normed * weight).to(DTYPE)
+    return (normed.to(DTYPE).to(tl.float32) * weight).to(DTYPE)
+
+
+@triton.jit
 def rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     bias_ptr: tl.tensor,
+    post_ptr: tl.tensor,
     weight_ptr: tl.tensor,
     sum_ptr: tl.tensor,
     row_scale_ptr: tl.tensor,
@@ -94,10 +103,12 @@ def rms_norm_kernel(
 ) -> None:
     """One row a program: add, square, normalise, multiply, end (``store_row``).
 
-    With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added.
+    With SPLITS x is a product's parts [SPLITS, rows, HIDDEN], to which bias and residual are added. With
+    ``post_ptr`` x has a norm of its own before the residual is added.
     """
     start_next(OVERLAP)
-    dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    dtype: tl.constexpr = x_ptr.dtype.element_ty if SPLITS == 0 else sum_ptr.dtype.element_ty
+    WIDE: tl.constexpr = weight_ptr.dtype.element_ty == tl.float32
     row = tl.program_id(0)
     if SPLITS == 0 or BITS > 0:
         row = row.to(tl.int64)
@@ -105,6 +116,8 @@ def rms_norm_kernel(
     inside = cols < HIDDEN
     # Constants do not depend on the reduction: asking for them before the wait hides their latency.
     weight = tl.load(weight_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    if post_ptr is not None:
+        post = tl.load(post_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     order, step, zero = None, None, None
     if BITS > 0:
         step, zero = steps_at(cols, step_ptr, zero_ptr, WIDTH, GROUP)
@@ -116,13 +129,17 @@ def rms_norm_kernel(
     else:
         wait_for_previous(OVERLAP)
         s = tl.load(x_ptr + row * x_stride + cols, mask=inside, other=0.0)
+        if post_ptr is not None:
+            x = s.to(tl.float32)
+            rstd = tl.rsqrt(tl.sum(x * x, axis=0) / HIDDEN + eps)
+            s = _weighted(x * rstd, post, dtype, post_ptr.dtype.element_ty == tl.float32)
         if residual_ptr is not None:
             residual = tl.load(residual_ptr + row * residual_stride + cols, mask=inside, other=0.0)
             s = (s.to(tl.float32) + residual.to(tl.float32)).to(dtype)
             tl.store(sum_ptr + row * HIDDEN + cols, s, mask=inside)
     s = s.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(s * s, axis=0) / HIDDEN + eps)
-    y = ((s * rstd).to(dtype).to(tl.float32) * weight).to(dtype)
+    y = _weighted(s * rstd, weight, dtype, WIDE)
     store_row(y, y_ptr, scale_ptr, order, step, zero, row, HIDDEN, WIDTH, BITS, STATIC, ORDERED)
 
 
@@ -134,20 +151,23 @@ def launch_rms_norm(
     bias: torch.Tensor | None,
     ending: Ending,
     choice: Mapping[str, int],
+    post: torch.Tensor | None = None,
 ) -> tuple[Rows, torch.Tensor]:
-    """Launch the kernel: x [T, H], or a product's parts [S, T, H]; (y in its form, s)."""
+    """Launch the kernel: x [T, H], or a product's parts [S, T, H] with a residual; (y in its form, s)."""
     source = x.parts if isinstance(x, Int8Sums) else x
     (num_rows, hidden), splits = source.shape[-2:], source.shape[0] if source.dim() == 3 else 0
-    y, own = ending.launched(num_rows, hidden, weight)
+    like = source if residual is None else residual
+    y, own = ending.launched(num_rows, hidden, like)
     s = source
     if residual is not None:
-        s = torch.empty((num_rows, hidden), dtype=weight.dtype, device=weight.device)
+        s = torch.empty((num_rows, hidden), dtype=like.dtype, device=like.device)
     scales = (x.row_scales, x.weight_scales) if isinstance(x, Int8Sums) else (None, None)
     if own["y_ptr"].numel():
         rms_norm_kernel[(num_rows,)](
             source.contiguous() if splits else source,
             residual,
             bias,
+            post,
             weight,
             None if residual is None else s,
             *scales,
@@ -161,7 +181,7 @@ def launch_rms_norm(
             BLOCK_H=next_power_of_two(own["WIDTH"]),
             OVERLAP=choice["OVERLAP"],
             **own,
-            **launch_options(choice, weight.device),
+            **launch_options(choice, like.device),
         )
     return y, s
 

@@ -1,8 +1,9 @@
 """RMSNorm of a hidden state, with the residual sum folded in.
 
 Owns the formula s = x + residual; y = cast(s / sqrt(mean(s^2) + eps)) * weight. The sum is rounded to the
-dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. y ends in
-any form of rows (rows/endings.py) within the same kernel. Knows no model.
+dtype, normalised in fp32, cast to the dtype, then multiplied by the weight: Hugging Face's order. A weight
+in fp32 beside 16-bit rows is multiplied before the one cast, as in Gemma. y ends in any form of rows
+(rows/endings.py) within the same kernel. Knows no model.
 
     y, residual = rms_norm(x, weight, 1e-6, residual)
     x8, residual = rms_norm(x, weight, 1e-6, residual, ending=InInt8())
@@ -68,7 +69,7 @@ def rms_norm_reference(
     s = x if residual is None else x + residual
     wide = s.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return ending.of(normed.to(x.dtype) * weight), s
+    return ending.of((normed.to(weight.dtype) * weight).to(x.dtype)), s
 
 
 def rms_norm(
@@ -83,7 +84,7 @@ def rms_norm(
 
     Args:
         x: [T, H] fp16, bf16 or fp32; any T, H up to 16384.
-        weight: [H], dtype of x.
+        weight: [H], dtype of x or fp32.
         eps: added to the mean square.
         residual: [T, H] or None; added to x first.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
@@ -96,13 +97,24 @@ def rms_norm(
     Raises:
         KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
     """
-    expect_float("x", x)
-    expect("x", x, (None, None), like=x)
-    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
-    expect("weight", weight, (x.shape[1],), like=x)
-    if residual is not None:
-        expect("residual", residual, tuple(x.shape), like=x)
+    expect_norm(x, weight, residual)
     expect_ending(ending, x.shape[1], x)
     if runs_on_gpu(x):
         return rms_norm_triton(x, weight, eps, residual, tiles, ending)
     return rms_norm_reference(x, weight, eps, residual, ending)
+
+
+def expect_norm(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None) -> None:
+    """Raise unless the kernel can take these."""
+    expect_float("x", x)
+    expect("x", x, (None, None), like=x)
+    expect_range("the hidden size", x.shape[1], 1, MAX_HIDDEN)
+    expect_norm_weight("weight", weight, x)
+    if residual is not None:
+        expect("residual", residual, tuple(x.shape), like=x)
+
+
+def expect_norm_weight(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise unless a weight is that of a norm over rows x [T, H]."""
+    wide = weight.dtype == torch.float32
+    expect(name, weight, (x.shape[1],), like=x, dtype=torch.float32 if wide else None)

@@ -24,7 +24,7 @@ from ingot.kernels.checks import (
     runs_on_gpu,
 )
 from ingot.kernels.norm.kernel import MAX_HIDDEN, Parts, expect_ending, launch_rms_norm
-from ingot.kernels.norm.rms_norm import rms_norm_reference
+from ingot.kernels.norm.rms_norm import expect_norm_weight, rms_norm_reference
 from ingot.kernels.overlap import overlaps
 from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
 from ingot.kernels.rows.int8_rows import Int8Sums
@@ -81,7 +81,7 @@ def sum_norm(
         parts: [S, M, H] fp32, contiguous: the partial products of :func:`small_linear_parts`; or those of
             :func:`int8_linear_parts`.
         residual: [M, H] fp16, bf16 or fp32; H up to 16384.
-        weight: [H], dtype of residual.
+        weight: [H], dtype of residual or fp32.
         eps: added to the mean square.
         bias: [H] or None, dtype of residual or fp32.
         tiles: ``num_warps``, ``OVERLAP`` (as in overlap.py).
@@ -113,7 +113,7 @@ def _expect(parts: Parts, residual: torch.Tensor, weight: torch.Tensor, bias: to
         expect("weight scales", parts.weight_scales, (hidden,), like=residual, dtype=torch.float32)
     else:
         expect("parts", parts, (None, rows, hidden), like=residual, dtype=torch.float32)
-    expect("weight", weight, (hidden,), like=residual)
+    expect_norm_weight("weight", weight, residual)
     if bias is not None:
         wanted = torch.float32 if bias.dtype == torch.float32 else residual.dtype
         expect("bias", bias, (hidden,), like=residual, dtype=wanted)

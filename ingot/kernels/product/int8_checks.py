@@ -13,7 +13,7 @@ from ingot.kernels.checks import FLOAT_DTYPES, KernelArgumentError, expect, expe
 from ingot.kernels.rows.int8_rows import Int8Rows
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, expect_int4
 
-MAX_WIDTH = 133_000  # columns whose products of numbers sum up within int32
+MAX_WIDTH = 133_000  # columns whose products of values sum up within int32
 
 
 def expect_product(x: Int8Rows, weight: AnyInt8, outputs: int | None = None) -> None:
@@ -46,5 +46,5 @@ def expect_output(dtype: torch.dtype) -> None:
 
 
 def scale_stride(x: Int8Rows) -> int:
-    """Numbers between the scales of two rows; 0 where all rows share one."""
+    """Elements between the scales of two rows; 0 where all rows share one."""
     return x.scales.stride(0) if x.group or x.scales.numel() > 1 else 0

@@ -1,15 +1,15 @@
 """Products of up to 16 rows in 8 bits and a weight of 4 bits inside 8, loaded straight into the tensor cores'
 registers.
 
-Owns the loop and its two kernels: each warp takes chunks of columns of its own and multiplies them without
+Owns the loop: each warp takes chunks of columns of its own and multiplies them without
 shared memory and without waiting for other warps; their sums meet at the end. A thread loads 16 neighbouring
 bytes of a row, of the weight's pairs and of x alike: what tensor-core instructions have of that thread, but
-for the order of columns, which is the same on both sides. No number moves between threads, and, with the
+for the order of columns, which is the same on both sides. No value moves between threads, and, with the
 weight as the right operand, none between registers. Knows no choice of tiles.
 
 A weight of whole bytes read so was slower than through shared memory (docs/performance/int8.md).
 
-    acc = int8_fragment_tile(x_ptr, ...)  # [BLOCK_N, 16]
+    acc = int8_fragment_tile(x, weight, start, first, end, N, RUN, GAP, LOOP)  # [BLOCK_N, 16]
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from __future__ import annotations
 # (Tuples grow in jitted loops.)
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
-from ingot.kernels.overlap import start_next, wait_for_previous
-from ingot.kernels.product.product_ends import store_heads, store_sums
+from ingot.kernels.overlap import wait_for_previous
+from ingot.kernels.product.arguments import Rows, Weight
 from ingot.kernels.weight.expand_int8 import stepped
 
 ROWS = tl.constexpr(16)  # of x: the rows of a tensor-core instruction
@@ -31,14 +32,14 @@ _BYTES = tl.constexpr("mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $
 
 @triton.jit
 def _loaded(
-    source: tl.tensor,
-    places: tl.tensor,
-    column: tl.tensor,
-    there: tl.tensor,
-    K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    ONCE: tl.constexpr,
-) -> tl.tensor:
+    source: tensor,
+    places: tensor,
+    column: tensor,
+    there: tensor,
+    K: constexpr,
+    BLOCK_K: constexpr,
+    ONCE: constexpr,
+) -> tensor:
     """16 bytes from each place [P] on as int32 [P, 4], zeros where nothing is ``there`` and from column K on.
 
     They stay words until they are multiplied: of bytes that go from step to step the compiler would make
@@ -53,9 +54,9 @@ def _loaded(
 
 
 @triton.jit
-def _bytes(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def _bytes(words: tensor, ASM: constexpr) -> tensor:
     """The bytes of words [P, 4]: int8 [P, 4, 2, 2], byte, half and quarter of the words."""
-    if ASM:  # the registers as they are: four words are, byte by byte, four numbers of each of four tensors
+    if ASM:  # the registers as they are: four words are, byte by byte, four values of each of four tensors
         a, b, c, d = tl.inline_asm_elementwise(
             _BYTES, "=r,=r,=r,=r,r,r,r,r", [words], (tl.int8, tl.int8, tl.int8, tl.int8), True, 4
         )
@@ -69,46 +70,33 @@ def _bytes(words: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _steps(
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    row: tl.tensor,
-    group: tl.tensor,
-    there: tl.tensor,
-    GROUPS: tl.constexpr,
-) -> tl.tensor:
-    """The step and the zero of each place's row and group of columns, in one int32: zero · 256 + step."""
-    places = group * step_stride + row
-    there = there & (group < GROUPS)
-    steps = tl.load(step_ptr + places, mask=there, other=0).to(tl.int32)
-    return tl.load(zero_ptr + places, mask=there, other=0).to(tl.int32) << 8 | steps
-
-
-@triton.jit
 def _chunk(
-    weight_ptr: tl.tensor,
-    places: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    row: tl.tensor,
-    column: tl.tensor,
-    there: tl.tensor,
-    chunk: tl.tensor,
-    BYTES: tl.constexpr,
-    BLOCK_BYTES: tl.constexpr,
-    HALF: tl.constexpr,
-) -> tl.tensor:
-    """A chunk's pairs, and their steps and zeros."""
+    pairs: tensor,
+    weight: Weight,
+    places: tensor,
+    row: tensor,
+    column: tensor,
+    there: tensor,
+    chunk: tensor,
+    BYTES: constexpr,
+    LOOP: constexpr,
+) -> tensor:
+    """A chunk's pairs [P, 4]; and the step and the zero of each place's row and group of columns, in one
+    int32: zero · 256 + step.
+    """
+    HALF: constexpr = LOOP.WEIGHT_GROUP // 2
+    BLOCK_BYTES: constexpr = LOOP.BLOCK_K // 2
     here = chunk * BLOCK_BYTES
-    words = _loaded(weight_ptr + here, places, here + column, there, BYTES, BLOCK_BYTES, True)
+    words = _loaded(pairs + here, places, here + column, there, BYTES, BLOCK_BYTES, True)
     group = (here + column) // HALF
-    return words, _steps(step_ptr, zero_ptr, step_stride, row, group, there, BYTES // HALF)
+    levels = group * weight.scale_stride + row
+    there = there & (group < BYTES // HALF)
+    steps = tl.load(weight.steps + levels, mask=there, other=0).to(tl.int32)
+    return words, tl.load(weight.zeros + levels, mask=there, other=0).to(tl.int32) << 8 | steps
 
 
 @triton.jit
-def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.tensor:
+def _of_four_bits(words: tensor, beside: tensor, ASM: constexpr) -> tensor:
     """The bytes that pairs of 4 bits [P, 4] stand for: int8 [P, 4, 2, 2, 2], last the halves of a group."""
     steps, zeros = beside & 255, beside >> 8
     shifts = (steps * zeros * 0x01010101)[:, None]
@@ -118,95 +106,79 @@ def _of_four_bits(words: tl.tensor, beside: tl.tensor, ASM: tl.constexpr) -> tl.
 
 
 @triton.jit
-def _group_scales(
-    x_scale_ptr: tl.tensor,
-    x_scale_stride: tl.tensor,
-    tokens: tl.tensor,
-    chunk: tl.tensor,
-    end: tl.tensor,
-    WARPS: tl.constexpr,
-) -> tl.tensor:
+def _group_scales(x: Rows, chunk: tensor, end: tensor, WARPS: constexpr) -> tensor:
     """Each warp's scales of its chunk, as they stand beside sums: fp32 [WARPS, 2, 8, 1, 4, 1]."""
     index = tl.arange(0, 32 * WARPS)
     group = index // 32 + chunk
     token = (index // 4 % 8)[:, None] + 8 * tl.arange(0, 2)[None, :]
     places = group[:, None] + token * 0
-    if x_scale_stride is not None:
-        places += token * x_scale_stride
-    there = (group < end)[:, None] & (token < tokens)
-    scales = tl.reshape(tl.load(x_scale_ptr + places, mask=there, other=0.0), (WARPS, 8, 4, 2))
+    if x.scale_stride is not None:
+        places += token * x.scale_stride
+    there = (group < end)[:, None] & (token < x.tokens)
+    scales = tl.reshape(tl.load(x.scales + places, mask=there, other=0.0), (WARPS, 8, 4, 2))
     return tl.reshape(tl.permute(scales, (0, 3, 1, 2)), (WARPS, 2, 8, 1, 4, 1))
 
 
 @triton.jit
 def int8_fragment_tile(
-    x_ptr: tl.tensor,
-    x_stride: tl.tensor,
-    x_scale_ptr: tl.tensor,
-    x_scale_stride: tl.tensor,
-    tokens: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    start: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    RUN: tl.constexpr,
-    GAP: tl.constexpr,
-    WARPS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
-) -> tl.tensor:
+    x: Rows,
+    weight: Weight,
+    start: tensor,
+    first: tensor,
+    end: tensor,
+    N: constexpr,
+    RUN: constexpr,
+    GAP: constexpr,
+    LOOP: constexpr,
+) -> tensor:
     """Rows of the weight times each row of x, over chunks ``first`` to ``end`` of BLOCK_K columns, which are
-    a group's where columns of x share scales: [BLOCK_N, 16], int32 without ``x_scale_ptr``, else fp32.
-    The weight (int4_weight.py) has groups of twice HALF columns: 16 bytes of pairs are what two spans of 64
+    a group's where columns of x share scales: [BLOCK_N, 16], int32 without scales of x, else fp32.
+    The weight (int4_weight.py) has groups of WEIGHT_GROUP columns: 16 bytes of pairs are what two spans of 64
     columns have of a thread, and x is loaded in their order.
 
-    The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. DEPTH chunks of every
-    warp are asked for before the wait for the previous kernel, and stay ahead; with 0 every chunk is asked
-    for at its step, together with the rows of x, the first before the wait: fewer registers, more programs at
-    once. There must be a chunk: its step waits.
+    The rows are RUN neighbouring ones from ``start`` on, then as many GAP rows further. FRAGMENTS - 1 chunks
+    of every warp are asked for before the wait for the previous kernel, and stay ahead; with none every chunk
+    is asked for at its step, together with the rows of x, the first before the wait: fewer registers, more
+    programs at once. There must be a chunk: its step waits.
     """
-    QUARTERS: tl.constexpr = BLOCK_K // 64
-    BLOCKS: tl.constexpr = BLOCK_N // 8
-    SPANS: tl.constexpr = QUARTERS // 2  # of 64 bytes of pairs
-    BLOCK_BYTES: tl.constexpr = BLOCK_K // 2
-    GROUPS: tl.constexpr = (K + 2 * HALF - 1) // (2 * HALF)
-    BYTES: tl.constexpr = GROUPS * HALF  # of a row
+    K: constexpr = LOOP.K
+    GROUP: constexpr = LOOP.GROUP
+    HALF: constexpr = LOOP.WEIGHT_GROUP // 2
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    WARPS: constexpr = LOOP.WARPS
+    DEPTH: constexpr = LOOP.FRAGMENTS - 1
+    QUARTERS: constexpr = BLOCK_K // 64
+    BLOCKS: constexpr = BLOCK_N // 8
+    SPANS: constexpr = QUARTERS // 2  # of 64 bytes of pairs
+    BLOCK_BYTES: constexpr = BLOCK_K // 2
+    GROUPS: constexpr = (K + 2 * HALF - 1) // (2 * HALF)
+    BYTES: constexpr = GROUPS * HALF  # of a row
     index = tl.arange(0, 32 * WARPS * BLOCKS * SPANS)
     own = index // (32 * WARPS) % BLOCKS * 8 + index // 4 % 8
     row = tl.minimum(own % RUN + own // RUN * GAP, N - 1 - start)
     warp = index // 32 % WARPS
     column = warp * BLOCK_BYTES + index // (32 * WARPS * BLOCKS) * 64 + index % 4 * 16
-    places = row * weight_stride + column  # of 32 bits, from the tile's first row on
-    weight_ptr += start.to(tl.int64) * weight_stride
+    places = row * weight.stride + column  # of 32 bits, from the tile's first row on
+    pairs = weight.ptr + start.to(tl.int64) * weight.stride
     x_index = tl.arange(0, 64 * WARPS * QUARTERS)
     x_warp, token = x_index // 32 % WARPS, x_index // (32 * WARPS) % 2 * 8 + x_index // 4 % 8
     x_column = x_index // (64 * WARPS) * 64 + x_index % 4 * 16
     if HALF == 32:
         x_column = x_column // 128 * 128 + x_index % 4 // 2 * 64 + x_column // 64 % 2 * 32 + x_index % 2 * 16
     x_column += x_warp * BLOCK_K
-    x_places = token * x_stride + x_column
+    x_places = token * x.stride + x_column
     ahead, beside = (), ()
     for depth in tl.static_range(DEPTH):
         chunk = first + depth * WARPS
-        words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
-                               warp + chunk < end, chunk, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
+        words, levels = _chunk(
+            pairs, weight, places, start + row, column, warp + chunk < end, chunk, BYTES, LOOP
+        )
         ahead = ahead + (words,)  # noqa: RUF005 - Triton knows no stars in tuples
         beside = beside + (levels,)  # noqa: RUF005
-    if x_scale_ptr is not None:  # constants: asked for before the wait
+    if x.scales is not None:  # constants: asked for before the wait
         lane = tl.arange(0, BLOCK_N)
-        scales = tl.load(scale_ptr + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
+        scales = tl.load(weight.scales + tl.minimum(start + lane % RUN + lane // RUN * GAP, N - 1))
     acc = tl.zeros((WARPS, ROWS, BLOCK_N), dtype=tl.float32 if GROUP > 0 else tl.int32)
     x_scales = tl.zeros((ROWS,), dtype=tl.float32)
     for step in tl.range(0, tl.cdiv(end - first, WARPS), num_stages=1, loop_unroll_factor=max(DEPTH, 1)):
@@ -215,147 +187,41 @@ def int8_fragment_tile(
             words, levels = ahead[0], beside[0]
             ahead, beside = ahead[1:], beside[1:]
         else:
-            words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
-                                   warp + chunk < end, chunk, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
+            words, levels = _chunk(
+                pairs, weight, places, start + row, column, warp + chunk < end, chunk, BYTES, LOOP
+            )
         here = chunk * BLOCK_K
-        there = (x_warp + chunk < end) & (token < tokens)
+        there = (x_warp + chunk < end) & (token < x.tokens)
         if step == 0:
-            wait_for_previous(OVERLAP)
-            x = _loaded(x_ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
-            if x_scale_ptr is not None:  # noqa: SIM102 - a pointer that is None, and a constant
+            wait_for_previous(LOOP.OVERLAP)
+            loaded = _loaded(x.ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
+            if x.scales is not None:  # noqa: SIM102 - a pointer that is None, and a constant
                 if GROUP == 0:
                     real = tl.arange(0, ROWS)
-                    x_scales = tl.load(x_scale_ptr + real * x_scale_stride, mask=real < tokens, other=0.0)
+                    x_scales = tl.load(x.scales + real * x.scale_stride, mask=real < x.tokens, other=0.0)
         else:  # in a branch: else the compiler would ask for some of x only at its use, and wait each time
-            x = _loaded(x_ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
-        x = tl.reshape(_bytes(x, ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
-        x = tl.reshape(tl.permute(x, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))
-        w = tl.reshape(_of_four_bits(words, levels, ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
+            loaded = _loaded(x.ptr + here, x_places, here + x_column, there, K, BLOCK_K, False)
+        loaded = tl.reshape(_bytes(loaded, LOOP.ASM), (QUARTERS, 2, WARPS, 8, 4, 4, 2, 2))
+        loaded = tl.reshape(tl.permute(loaded, (2, 1, 3, 0, 6, 4, 7, 5)), (WARPS, ROWS, BLOCK_K))
+        w = tl.reshape(_of_four_bits(words, levels, LOOP.ASM), (SPANS, BLOCKS, WARPS, 8, 4, 4, 2, 2, 2))
         w = tl.reshape(tl.permute(w, (2, 0, 8, 6, 4, 7, 5, 1, 3)), (WARPS, BLOCK_K, BLOCK_N))
         if GROUP > 0:
-            own_scales = _group_scales(x_scale_ptr, x_scale_stride, tokens, chunk, end, WARPS)
-            sums = tl.dot(x, w, out_dtype=tl.int32).to(tl.float32)
+            own_scales = _group_scales(x, chunk, end, WARPS)
+            sums = tl.dot(loaded, w, out_dtype=tl.int32).to(tl.float32)
             sums = tl.reshape(sums, (WARPS, 2, 8, BLOCKS, 4, 2)) * own_scales
             acc += tl.reshape(sums, (WARPS, ROWS, BLOCK_N))
         else:
-            acc = tl.dot(x, w, acc, out_dtype=tl.int32)
+            acc = tl.dot(loaded, w, acc, out_dtype=tl.int32)
         if DEPTH > 0:
             then = chunk + DEPTH * WARPS
-            words, levels = _chunk(weight_ptr, places, step_ptr, zero_ptr, step_stride, start + row, column,
-                                   warp + then < end, then, BYTES, BLOCK_BYTES, HALF)  # fmt: skip
+            words, levels = _chunk(
+                pairs, weight, places, start + row, column, warp + then < end, then, BYTES, LOOP
+            )
             ahead = ahead + (words,)  # noqa: RUF005
             beside = beside + (levels,)  # noqa: RUF005
     total = tl.sum(acc, axis=0)
-    if x_scale_ptr is not None:
+    if x.scales is not None:
         if GROUP == 0:
             total = total.to(tl.float32) * x_scales[:, None]
         total *= scales[None, :]
     return tl.trans(total)
-
-
-@triton.jit
-def int8_fragment_linear_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    x_scale_ptr: tl.tensor,
-    x_scale_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    WEIGHT_HALF: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-    FRAGMENTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
-) -> None:
-    """Tiles of BLOCK_N outputs of every row, or with SPLITS parts of their sums."""
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    start_next(OVERLAP)
-    start, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
-    acc = int8_fragment_tile(
-        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
-        zero_ptr, step_stride, start, split * STEPS // SPLITS, (split + 1) * STEPS // SPLITS, N, K, GROUP,
-        WEIGHT_HALF, BLOCK_N, BLOCK_K, BLOCK_N, 0, WARPS, FRAGMENTS - 1, OVERLAP, ASM,
-    )  # fmt: skip
-    store_sums(acc, start + tl.arange(0, BLOCK_N), N, split, bias_ptr, residual_ptr, residual_stride, y_ptr,
-               tokens, N, ROWS)  # fmt: skip
-
-
-@triton.jit
-def int8_fragment_qkv_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    bias_ptr: tl.tensor,
-    table_ptr: tl.tensor,
-    table_rows_ptr: tl.tensor,
-    positions_ptr: tl.tensor,
-    slots_ptr: tl.tensor,
-    q_ptr: tl.tensor,
-    key_ptr: tl.tensor,
-    value_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    head_stride: tl.tensor,
-    token_stride: tl.tensor,
-    inverse_log: tl.tensor,
-    x_scale_ptr: tl.tensor,
-    x_scale_stride: tl.tensor,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    LOGN: tl.constexpr,
-    K: tl.constexpr,
-    WEIGHT_HALF: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    WARPS: tl.constexpr,
-    FRAGMENTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    ASM: tl.constexpr,
-) -> None:
-    """Tiles of BLOCK_N / 2 channel pairs of one head, of every row."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    GAP: tl.constexpr = HEAD_DIM // 2
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    N: tl.constexpr = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-    IN_HEAD: tl.constexpr = (GAP + PAIRS - 1) // PAIRS
-    start_next(OVERLAP)
-    tile = tl.program_id(0)
-    head, pair = tile // IN_HEAD, tile % IN_HEAD * PAIRS
-    start = head * HEAD_DIM + pair
-    acc = int8_fragment_tile(
-        x_ptr, x_stride, x_scale_ptr, x_scale_stride, tokens, weight_ptr, weight_stride, scale_ptr, step_ptr,
-        zero_ptr, step_stride, start, 0, STEPS, N, K, 0, WEIGHT_HALF, BLOCK_N, BLOCK_K, PAIRS, GAP, WARPS,
-        FRAGMENTS - 1, OVERLAP, ASM,
-    )  # fmt: skip
-    if bias_ptr is not None:
-        lane = tl.arange(0, BLOCK_N)
-        outputs = tl.minimum(start + lane % PAIRS + lane // PAIRS * GAP, N - 1)
-        acc += tl.load(bias_ptr + outputs).to(tl.float32)[:, None]
-    store_heads(acc, head, pair + tl.arange(0, PAIRS), GAP, table_ptr, table_rows_ptr, positions_ptr,
-                slots_ptr, q_ptr, key_ptr, value_ptr, tokens, table_stride, block_stride, head_stride,
-                token_stride, inverse_log, HEADS, KV_HEADS, HEAD_DIM, HALF, BLOCK_SIZE, LOGN, PAIRS,
-                ROWS)  # fmt: skip

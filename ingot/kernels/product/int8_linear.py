@@ -17,10 +17,9 @@ from ingot.kernels.checks import expect, expect_range, expect_result, runs_on_gp
 from ingot.kernels.product.int8_checks import expect_output, expect_product
 from ingot.kernels.product.int8_matmul import aligned, int8_matmul_parts_triton, int8_matmul_triton
 from ingot.kernels.product.small_int8 import small_int8_linear_triton, small_int8_parts_triton
-from ingot.kernels.product.small_product import MAX_ROWS
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, int8_product, int8_sums
 from ingot.kernels.tiles.int8_tiles import DECODE_ROWS, FEW_PARTS
-from ingot.kernels.tiles.product_tiles import has_descriptors
+from ingot.kernels.tiles.product_tiles import MAX_ROWS, has_descriptors
 from ingot.kernels.weight.expand_int8 import whole_int8
 from ingot.kernels.weight.int4_weight import AnyInt8, Int4Weight, as_int8
 

@@ -12,42 +12,68 @@ chooses).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.checks import KernelArgumentError, merge_tiles, multiprocessors
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
+from ingot.kernels.product.arguments import Sums, sums_argument
 from ingot.kernels.product.int8_checks import scale_stride
 from ingot.kernels.rows.int8_rows import Int8Rows, Int8Sums, Int8Weight
 from ingot.kernels.tiles.int8_tiles import large_int8_tiles, machine_of, tile_outputs, whole_steps
 from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
 
-CONSTANTS = ("BLOCK_M", "BLOCK_N", "MORE_N", "BLOCK_K", "TOGETHER", "PIECES", "SPLITS", "OVERLAP")
+
+class LargeLoop(NamedTuple):
+    """The kernel's constants: outputs, columns, the group of the rows, whether programs walk the tiles and
+    descriptors read both operands; the others are tiles, see ``large_int8_tiles``.
+    """
+
+    N: int
+    K: int
+    GROUP: int
+    WALK: bool
+    TMA: bool
+    BLOCK_M: int
+    BLOCK_N: int
+    MORE_N: int
+    BLOCK_K: int
+    TOGETHER: int
+    PIECES: int
+    SPLITS: int
+    OVERLAP: int
+
+
+class Large(NamedTuple):
+    """An operand as pointers read it: the distance between two rows, the scales of rows and theirs."""
+
+    stride: Any
+    scales: Any
+    scale_stride: Any = None
 
 
 @triton.jit
 def _operand(
-    source: tl.tensor,
-    stride: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    column: tl.tensor,
-    K: tl.constexpr,
-    SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,
-) -> tl.tensor:
-    """Rows from ``first`` on, SPAN columns from ``column`` on: [BLOCK, BLOCK_K], zeros beyond."""
-    if TMA:
+    source: tensor,
+    stride: tensor,
+    first: tensor,
+    end: tensor,
+    column: tensor,
+    BLOCK: constexpr,
+    LOOP: constexpr,
+) -> tensor:
+    """Rows from ``first`` on, a step's columns from ``column`` on: [BLOCK, BLOCK_K], zeros beyond."""
+    if LOOP.TMA:
         tile = source.load([first, column])
     else:
-        rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
-        inside = (rows < end)[:, None] & ((column + cols < K) & (cols < SPAN))[None, :]
+        SPAN: constexpr = LOOP.GROUP if LOOP.GROUP > 0 else LOOP.BLOCK_K
+        rows, cols = first + tl.arange(0, BLOCK), tl.arange(0, LOOP.BLOCK_K)
+        inside = (rows < end)[:, None] & ((column + cols < LOOP.K) & (cols < SPAN))[None, :]
         places = source + (rows.to(tl.int64) * stride)[:, None] + (column + cols)[None, :]
         tile = tl.load(places, mask=inside, other=0)
     return tile
@@ -55,32 +81,14 @@ def _operand(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def int8_matmul_kernel(
-    x_source: tl.tensor,
-    weight_source: tl.tensor,
-    more_source: tl.tensor,
-    x_scale_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    num_rows: tl.tensor,
-    x_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    x_scale_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    MORE_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TOGETHER: tl.constexpr,
-    PIECES: tl.constexpr,
-    SPLITS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-    WALK: tl.constexpr,
-    TMA: tl.constexpr,
+    x_source: tensor,
+    weight_source: tensor,
+    more_source: tensor,
+    x: tensor,
+    weight: tensor,
+    out: tensor,
+    num_rows: tensor,
+    LOOP: constexpr,
 ) -> None:
     """Tiles of BLOCK_M rows and BLOCK_N outputs, a whole stride of programs apart; with SPLITS parts of their
     sums, each of as many steps, the last ones past the end.
@@ -89,20 +97,28 @@ def int8_matmul_kernel(
     ``more_source`` is the weight for them. TOGETHER tiles of rows are done for one tile of outputs before the
     next. A tile is stored in PIECES, which take so much less shared memory.
     """
-    start_next(OVERLAP)
-    SPAN: tl.constexpr = GROUP if GROUP > 0 else BLOCK_K
-    ALL_STEPS: tl.constexpr = (K + SPAN - 1) // SPAN
-    STEPS: tl.constexpr = (ALL_STEPS + SPLITS - 1) // SPLITS
-    TILE_N: tl.constexpr = BLOCK_N + MORE_N
-    TILES_N: tl.constexpr = (N + TILE_N - 1) // TILE_N
-    WIDTH: tl.constexpr = BLOCK_N // PIECES
+    x, weight, out = Large(*x), Large(*weight), Sums(*out)
+    N: constexpr = LOOP.N
+    GROUP: constexpr = LOOP.GROUP
+    BLOCK_M: constexpr = LOOP.BLOCK_M
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    MORE_N: constexpr = LOOP.MORE_N
+    TOGETHER: constexpr = LOOP.TOGETHER
+    start_next(LOOP.OVERLAP)
+    SPAN: constexpr = GROUP if GROUP > 0 else LOOP.BLOCK_K
+    ALL_STEPS: constexpr = (LOOP.K + SPAN - 1) // SPAN
+    STEPS: constexpr = (ALL_STEPS + LOOP.SPLITS - 1) // LOOP.SPLITS
+    TILE_N: constexpr = BLOCK_N + MORE_N
+    TILES_N: constexpr = (N + TILE_N - 1) // TILE_N
+    WIDTH: constexpr = BLOCK_N // LOOP.PIECES
     tiles_m = tl.cdiv(num_rows, BLOCK_M)
     first_step = 0
-    if SPLITS > 1:
+    y_ptr = out.y
+    if LOOP.SPLITS > 1:
         first_step = tl.program_id(1) * STEPS
         y_ptr += tl.program_id(1).to(tl.int64) * num_rows * N
-    wait_for_previous(OVERLAP)  # before the weight, too: it may be a temporary
-    for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=WALK):
+    wait_for_previous(LOOP.OVERLAP)  # before the weight, too: it may be a temporary
+    for tile in tl.range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0), flatten=LOOP.WALK):
         band = tile // (TOGETHER * TILES_N)
         height = tl.minimum(tiles_m - band * TOGETHER, TOGETHER)
         place = tile - band * TOGETHER * TILES_N
@@ -110,7 +126,7 @@ def int8_matmul_kernel(
         first_output = place // height * TILE_N
         rows = first_row + tl.arange(0, BLOCK_M)
         real = rows < num_rows
-        x_scale_places = x_scale_ptr + rows.to(tl.int64) * x_scale_stride
+        x_scale_places = x.scales + rows.to(tl.int64) * x.scale_stride
         if GROUP > 0:
             acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
             group = tl.minimum(first_step, ALL_STEPS - 1)
@@ -121,71 +137,64 @@ def int8_matmul_kernel(
                 more = tl.zeros([BLOCK_M, MORE_N], dtype=tl.int32)
         for step in tl.range(0, STEPS):
             column = (first_step + step) * SPAN
-            x = _operand(x_source, x_stride, first_row, num_rows, column, K, SPAN, BLOCK_M, BLOCK_K, TMA)
-            w = _operand(weight_source, weight_stride, first_output, N, column, K, SPAN, BLOCK_N, BLOCK_K,
-                         TMA)  # fmt: skip
+            a = _operand(x_source, x.stride, first_row, num_rows, column, BLOCK_M, LOOP)
+            w = _operand(weight_source, weight.stride, first_output, N, column, BLOCK_N, LOOP)
             if GROUP > 0:
                 group = tl.minimum(first_step + step + 1, ALL_STEPS - 1)
                 ahead = tl.load(x_scale_places + group, mask=real, other=0.0)
-                acc += tl.dot(x, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
+                acc += tl.dot(a, tl.trans(w), out_dtype=tl.int32).to(tl.float32) * x_scales[:, None]
                 x_scales = ahead
             else:
                 if MORE_N > 0:
-                    more_w = _operand(more_source, weight_stride, first_output + BLOCK_N, N, column, K, SPAN,
-                                      MORE_N, BLOCK_K, TMA)  # fmt: skip
-                acc = tl.dot(x, tl.trans(w), acc, out_dtype=tl.int32)
+                    more_w = _operand(
+                        more_source, weight.stride, first_output + BLOCK_N, N, column, MORE_N, LOOP
+                    )
+                acc = tl.dot(a, tl.trans(w), acc, out_dtype=tl.int32)
                 if MORE_N > 0:
-                    more = tl.dot(x, tl.trans(more_w), more, out_dtype=tl.int32)
+                    more = tl.dot(a, tl.trans(more_w), more, out_dtype=tl.int32)
         if GROUP == 0:
             x_scales = tl.load(x_scale_places, mask=real, other=0.0)
-        if PIECES == 2:
+        if LOOP.PIECES == 2:
             low, high = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, WIDTH]), [0, 2, 1]))
-            _store(low, x_scales, first_output, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
-                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
-            _store(high, x_scales, first_output + WIDTH, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
-                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
+            _store(low, x_scales, first_output, rows, real, weight, out, y_ptr, WIDTH, LOOP)
+            _store(high, x_scales, first_output + WIDTH, rows, real, weight, out, y_ptr, WIDTH, LOOP)
         else:
-            _store(acc, x_scales, first_output, rows, real, scale_ptr, bias_ptr, residual_ptr, y_ptr,
-                   residual_stride, N, GROUP, WIDTH)  # fmt: skip
+            _store(acc, x_scales, first_output, rows, real, weight, out, y_ptr, WIDTH, LOOP)
         if MORE_N > 0:
-            _store(more, x_scales, first_output + BLOCK_N, rows, real, scale_ptr, bias_ptr, residual_ptr,
-                   y_ptr, residual_stride, N, GROUP, MORE_N)  # fmt: skip
+            _store(more, x_scales, first_output + BLOCK_N, rows, real, weight, out, y_ptr, MORE_N, LOOP)
 
 
 @triton.jit
 def _store(
-    acc: tl.tensor,
-    x_scales: tl.tensor,
-    first_output: tl.tensor,
-    rows: tl.tensor,
-    real: tl.tensor,
-    scale_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    residual_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    residual_stride: tl.tensor,
-    N: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    acc: tensor,
+    x_scales: tensor,
+    first_output: tensor,
+    rows: tensor,
+    real: tensor,
+    weight: Large,
+    out: Sums,
+    y_ptr: tensor,
+    WIDTH: constexpr,
+    LOOP: constexpr,
 ) -> None:
     """Scale sums, add bias and residual, round once; into int32 the sums as they are."""
     outputs = first_output + tl.arange(0, WIDTH)
-    wanted = outputs < N
+    wanted = outputs < LOOP.N
     inside = real[:, None] & wanted[None, :]
     if y_ptr.dtype.element_ty == tl.int32:
         y = acc
     else:
         y = acc.to(tl.float32)
-        if GROUP == 0:
+        if LOOP.GROUP == 0:
             y *= x_scales[:, None]
-        y *= tl.load(scale_ptr + outputs, mask=wanted, other=0.0)[None, :]
-        if bias_ptr is not None:
-            y += tl.load(bias_ptr + outputs, mask=wanted, other=0.0).to(tl.float32)[None, :]
-        if residual_ptr is not None:
-            places = (rows.to(tl.int64) * residual_stride)[:, None] + outputs[None, :]
-            y += tl.load(residual_ptr + places, mask=inside, other=0.0).to(tl.float32)
+        y *= tl.load(weight.scales + outputs, mask=wanted, other=0.0)[None, :]
+        if out.bias is not None:
+            y += tl.load(out.bias + outputs, mask=wanted, other=0.0).to(tl.float32)[None, :]
+        if out.residual is not None:
+            places = (rows.to(tl.int64) * out.residual_stride)[:, None] + outputs[None, :]
+            y += tl.load(out.residual + places, mask=inside, other=0.0).to(tl.float32)
         y = y.to(y_ptr.dtype.element_ty)
-    tl.store(y_ptr + (rows.to(tl.int64) * N)[:, None] + outputs[None, :], y, mask=inside)
+    tl.store(y_ptr + (rows.to(tl.int64) * LOOP.N)[:, None] + outputs[None, :], y, mask=inside)
 
 
 def aligned(x: Int8Rows, weight: Int8Weight) -> bool:
@@ -244,26 +253,16 @@ def _launch(
     count = triton.cdiv(rows, choice["BLOCK_M"]) * triton.cdiv(outputs, tile_outputs(choice))
     at_once = choice["PROGRAMS"] * multiprocessors(y.device) // choice["SPLITS"]
     walk = choice["PROGRAMS"] > 0
+    loop = LargeLoop(outputs, width, x.group, walk, tma, **{n: choice[n] for n in LargeLoop._fields[5:]})
     int8_matmul_kernel[(min(count, max(at_once, 1)) if walk else count, choice["SPLITS"])](
         _source(x.values, choice["BLOCK_M"], choice, tma),
         _source(weight.values, choice["BLOCK_N"], choice, tma),
         _source(weight.values, choice["MORE_N"], choice, tma) if choice["MORE_N"] else None,
-        x.scales,
-        weight.scales,
-        bias,
-        residual,
-        y,
+        (x.values.stride(0), x.scales, scale_stride(x)),
+        (weight.values.stride(0), weight.scales),
+        sums_argument(y, bias, residual),
         rows,
-        x.values.stride(0),
-        weight.values.stride(0),
-        scale_stride(x),
-        0 if residual is None else residual.stride(0),
-        N=outputs,
-        K=width,
-        GROUP=x.group,
-        WALK=walk,
-        TMA=tma,
-        **{name: choice[name] for name in CONSTANTS},
+        LOOP=loop,
         num_stages=choice["num_stages"],
         **launch_options(choice, y.device),
     )

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.checks import expect, expect_float, merge_tiles, runs_on_gpu
 
@@ -46,11 +47,11 @@ FLOAT_TILES = (32, 32, 32, 4, 2)  # fp32 has no exact tensor-core path
 
 
 @triton.jit
-def _place(tile: tl.tensor, tokens: tl.tensor, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
-           GROUP: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _place(tile: tensor, tokens: tensor, N: constexpr, BLOCK_N: constexpr, BLOCK_T: constexpr,
+           GROUP: constexpr) -> tensor:  # fmt: skip
     """Output and row tile of a program: GROUP output tiles walk the rows together, so that L2 serves both."""
     rows = tl.cdiv(tokens, BLOCK_T)
-    outputs: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    outputs: constexpr = (N + BLOCK_N - 1) // BLOCK_N
     first = tile // (GROUP * rows) * GROUP
     height = tl.minimum(outputs - first, GROUP)
     inside = tile % (GROUP * rows)
@@ -58,10 +59,10 @@ def _place(tile: tl.tensor, tokens: tl.tensor, N: tl.constexpr, BLOCK_N: tl.cons
 
 
 @triton.jit
-def _weights(places: tl.tensor, start: tl.tensor, K: tl.constexpr, BLOCK_K: tl.constexpr,
-             STREAM: tl.constexpr) -> tl.tensor:  # fmt: skip
+def _weights(places: tensor, start: tensor, K: constexpr, BLOCK_K: constexpr,
+             STREAM: constexpr) -> tensor:  # fmt: skip
     """One step of the weight; zeros past its width."""
-    policy: tl.constexpr = "evict_first" if STREAM else ""
+    policy: constexpr = "evict_first" if STREAM else ""
     if K % BLOCK_K != 0:
         inside = (start + tl.arange(0, BLOCK_K) < K)[None, :]
         return tl.load(places + start, mask=inside, other=0.0, eviction_policy=policy)
@@ -70,21 +71,21 @@ def _weights(places: tl.tensor, start: tl.tensor, K: tl.constexpr, BLOCK_K: tl.c
 
 @triton.jit(do_not_specialize=["tokens"])
 def invariant_linear_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    weight_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    STREAM: tl.constexpr,
-    STAGES: tl.constexpr,
+    x_ptr: tensor,
+    weight_ptr: tensor,
+    bias_ptr: tensor,
+    y_ptr: tensor,
+    tokens: tensor,
+    x_stride: tensor,
+    weight_stride: tensor,
+    N: constexpr,
+    K: constexpr,
+    BLOCK_N: constexpr,
+    BLOCK_T: constexpr,
+    BLOCK_K: constexpr,
+    GROUP: constexpr,
+    STREAM: constexpr,
+    STAGES: constexpr,
 ) -> None:
     """One tile of outputs a program, the weight as the left operand; steps of zeros change no bit."""
     tile_n, tile_t = _place(tl.program_id(0), tokens, N, BLOCK_N, BLOCK_T, GROUP)

@@ -2,7 +2,7 @@
 
 Owns a kernel whose left operand is the weight, a tile of it for up to 256 rows at once, and its launch; the
 kernel of few rows, which reads words straight into registers, is packed_direct.py's.
-Scales of groups multiply the numbers before the product, rounded once, as ``dequantized`` rounds them: y is
+Scales of groups multiply the values before the product, rounded once, as ``dequantized`` rounds them: y is
 what the matrix library makes of the widened weight, but for the order of sums. Scales of whole rows multiply
 the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.py's to say.
 
@@ -13,25 +13,34 @@ the sums in fp32. Which tiles, and how many rows are worth it, is packed_tiles.p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 # mypy: disable-error-code="assignment"
 # (Tuples grow in jitted loops.)
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ingot.kernels.checks import KernelArgumentError, expect, merge_tiles, runs_on_gpu
 from ingot.kernels.overlap import launch_options, start_next, wait_for_previous
-from ingot.kernels.product.matrix_product import number_format, weight_pointers
+from ingot.kernels.product.arguments import PackedLoop, Weight, stored_argument
 from ingot.kernels.product.packed_direct import packed_direct_kernel
-from ingot.kernels.product.packed_loads import ask_numbers, ask_words, of_groups, read_tokens, side_by_side
+from ingot.kernels.product.packed_loads import (
+    ask_beside,
+    ask_words,
+    of_groups,
+    read_tokens,
+    side_by_side,
+    store_packed,
+)
 from ingot.kernels.rows.operand_rows import OPERAND_SPAN, OperandRows
 from ingot.kernels.tiles.packed_tiles import PACKED_ROWS, SPLIT_OUTPUTS, packed_tiles
-from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT
-from ingot.kernels.weight.narrow_numbers import ended, scaled, unpack, unpack_from
+from ingot.kernels.tiles.product_tiles import DESCRIPTOR_ALIGNMENT, WeightShape
+from ingot.kernels.weight.narrow_values import ended, scaled, unpack, unpack_from
 from ingot.kernels.weight.stored_weight import (
     BLOCK_ROWS,
     StoredWeight,
@@ -55,85 +64,76 @@ def takes_packed(rows: int, dtype: torch.dtype) -> bool:
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def packed_matmul_kernel(
-    x_source: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    splits: tl.tensor,
-    x_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PART: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ASM: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,
-    WIDE: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    AHEAD: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    x_source: tensor,
+    weight: tensor,
+    bias_ptr: tensor,
+    y_ptr: tensor,
+    tokens: tensor,
+    splits: tensor,
+    x_stride: tensor,
+    LOOP: constexpr,
 ) -> None:
     """BLOCK_N outputs of BLOCK_T rows, or with ``splits`` a part of their sums, in steps of BLOCK_K columns:
     those of a chunk of words, or, in 4 bits, of their lower and upper halves in turn.
     """
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    PARTS: tl.constexpr = BLOCK_K // PART
-    TURNS: tl.constexpr = 16 // BITS // PARTS
-    MASKED: tl.constexpr = K % BLOCK_K != 0
-    GROUPS: tl.constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
-    if OVERLAP == 2:
-        start_next(OVERLAP)
+    weight = Weight(*weight)
+    K: constexpr = LOOP.K
+    N: constexpr = LOOP.N
+    BITS: constexpr = LOOP.BITS
+    GROUP: constexpr = LOOP.GROUP
+    PART: constexpr = LOOP.PART
+    DTYPE: constexpr = LOOP.DTYPE
+    ASM: constexpr = LOOP.ASM
+    AHEAD: constexpr = LOOP.AHEAD if ASM else 0
+    BLOCK_T: constexpr = LOOP.BLOCK_T
+    BLOCK_N: constexpr = LOOP.BLOCK_N
+    BLOCK_K: constexpr = LOOP.BLOCK_K
+    STEPS: constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    PARTS: constexpr = BLOCK_K // PART
+    TURNS: constexpr = 16 // BITS // PARTS
+    GROUPS: constexpr = BLOCK_K // GROUP if GROUP > 0 and GROUP < BLOCK_K else 1
+    if LOOP.OVERLAP == 2:
+        start_next(LOOP.OVERLAP)
     first_token, start, split = tl.program_id(0) * BLOCK_T, tl.program_id(1) * BLOCK_N, tl.program_id(2)
     rows = start + tl.arange(0, BLOCK_N)
     own = rows if N % BLOCK_N == 0 else tl.minimum(rows, N - 1)
-    places = word_places(weight_ptr, weight_stride, own, tl.arange(0, PART))
+    places = word_places(weight.ptr, weight.stride, own, tl.arange(0, PART))
     acc = tl.zeros([BLOCK_N, BLOCK_T], dtype=tl.float32)
     middle = tl.full([BLOCK_N], 1 << (BITS - 1), dtype=tl.uint8)
-    if zero_ptr is not None and GROUP == 0:
-        middle = tl.load(zero_ptr + own)
+    if weight.zeros is not None and GROUP == 0:
+        middle = tl.load(weight.zeros + own)
     begin, end = split * STEPS // splits, (split + 1) * STEPS // splits
-    if ASM and AHEAD > 0:  # a weight is constant: it may come while the kernel before this one ends
+    if AHEAD > 0:  # a weight is constant: it may come while the kernel before this one ends
         for soon in tl.static_range(AHEAD):
-            ask_words(weight_ptr, weight_stride, start, (begin + soon) // TURNS, begin + soon < end, N, PART,
-                      BLOCK_N)  # fmt: skip
-    wait_for_previous(OVERLAP)
+            ask_words(weight, start, (begin + soon) // TURNS, begin + soon < end, PART, LOOP)
+    wait_for_previous(LOOP.OVERLAP)
     for step in tl.range(begin, end):
         first = step * BLOCK_K
         if GROUP > 0:
-            if zero_ptr is not None:
-                zeros = of_groups(zero_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
-            scales = of_groups(scale_ptr, scale_stride, own, first, K, GROUP, BLOCK_K // GROUPS, GROUPS)
-            if ASM and PREFETCH > 0:  # they are read where they are needed: not from memory, at least
-                ahead = first + PREFETCH * BLOCK_K
-                ask_numbers(scale_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
-                if zero_ptr is not None:
-                    ask_numbers(zero_ptr, scale_stride, start, ahead, N, K, GROUP, BLOCK_N)
-        if ASM and AHEAD > 0:
-            ask_words(weight_ptr, weight_stride, start, (step + AHEAD) // TURNS, step + AHEAD < end, N, PART,
-                      BLOCK_N)  # fmt: skip
+            if weight.zeros is not None:
+                zeros = of_groups(weight.zeros, weight.scale_stride, own, first, LOOP)
+            scales = of_groups(weight.scales, weight.scale_stride, own, first, LOOP)
+            if ASM and LOOP.PREFETCH > 0:  # they are read where they are needed: not from memory, at least
+                ahead = first + LOOP.PREFETCH * BLOCK_K
+                ask_beside(weight.scales, weight.scale_stride, start, ahead, LOOP)
+                if weight.zeros is not None:
+                    ask_beside(weight.zeros, weight.scale_stride, start, ahead, LOOP)
+        if AHEAD > 0:
+            ask_words(weight, start, (step + AHEAD) // TURNS, step + AHEAD < end, PART, LOOP)
         if TURNS > 1:
-            # Bits to leave out: 0 or 8. A number that is the same for all rows would be spread over them in
+            # Bits to leave out: 0 or 8. A value that is the same for all rows would be spread over them in
             # the layout in which words are copied, and they would go through shared memory again, unpacked;
-            # what is loaded is not. No scale is no number.
-            upper = tl.load(scale_ptr + own, mask=(own >= 0) & (step % 2 == 1), other=float("nan"))
+            # what is loaded is not. The scale of none is NaN.
+            upper = tl.load(weight.scales + own, mask=(own >= 0) & (step % 2 == 1), other=float("nan"))
             upper = upper.to(tl.float32)
             bit = tl.where(upper == upper, 8, 0)[:, None]
         words = tl.load(places + step // TURNS * (16 * PART))
-        if WIDE:
-            x = read_tokens(x_source, x_stride, first_token, tokens, first, K, BLOCK_T, BLOCK_K, MASKED, TMA)
+        if LOOP.WIDE:
+            x = read_tokens(x_source, x_stride, first_token, tokens, first, BLOCK_K, LOOP)
         tiles = ()
         for part in tl.static_range(PARTS):
             zero = middle
-            if GROUP > 0 and zero_ptr is not None:
+            if GROUP > 0 and weight.zeros is not None:
                 zero = zeros[part * GROUPS // PARTS]
             if TURNS > 1:
                 w = unpack_from(words, bit, zero, part, DTYPE, ASM)
@@ -141,29 +141,21 @@ def packed_matmul_kernel(
                 w = unpack(words, zero, part, BITS, DTYPE, ASM)
             if GROUP > 0:
                 w = scaled(w, scales[part * GROUPS // PARTS], ASM)
-            if WIDE:
+            if LOOP.WIDE:
                 tiles = tiles + (w,)  # noqa: RUF005
             else:
-                x = read_tokens(x_source, x_stride, first_token, tokens, first + part * PART, K, BLOCK_T,
-                                PART, MASKED, TMA)  # fmt: skip
+                x = read_tokens(x_source, x_stride, first_token, tokens, first + part * PART, PART, LOOP)
                 acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
-        if WIDE:
+        if LOOP.WIDE:
             w = side_by_side(tiles, PARTS)
             acc = tl.dot(w, tl.trans(x), acc, input_precision="ieee")
         acc = ended(acc, ASM)
-    if OVERLAP == 4:
-        start_next(OVERLAP)
-    if GROUP == 0:
-        acc *= tl.load(scale_ptr + own).to(tl.float32)[:, None]
-    token = first_token + tl.arange(0, BLOCK_T)
-    inside = (rows < N)[:, None] & (token < tokens)[None, :]
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + own).to(tl.float32)[:, None]
-    y_rows = split.to(tl.int64) * tokens + token
-    tl.store(y_ptr + y_rows[None, :] * N + rows[:, None], acc.to(y_ptr.dtype.element_ty), mask=inside)
+    if LOOP.OVERLAP == 4:
+        start_next(LOOP.OVERLAP)
+    store_packed(acc, rows, own, first_token, split, tokens, weight, bias_ptr, y_ptr, LOOP)
 
 
-def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
+def _described(x: torch.Tensor, tma: int) -> bool:
     """Whether a descriptor reads x: rows that start at multiples of 16 bytes.
 
     Raises:
@@ -173,14 +165,14 @@ def _described(x: torch.Tensor, choice: Mapping[str, int]) -> bool:
         x.data_ptr() % DESCRIPTOR_ALIGNMENT == 0
         and x.stride(0) * x.element_size() % DESCRIPTOR_ALIGNMENT == 0
     )
-    if choice["TMA"] == 2 and not fits:
+    if tma == 2 and not fits:
         raise KernelArgumentError(
             "these rows cannot be read through a tensor descriptor",
             seen=f"stride {x.stride(0)}",
             allowed=f"rows that start at multiples of {DESCRIPTOR_ALIGNMENT} bytes",
             fix='tiles {"TMA": 1}',
         )
-    return choice["TMA"] != 1 and fits
+    return tma != 1 and fits
 
 
 def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: bool = False) -> bool:
@@ -194,38 +186,20 @@ def takes_operand(rows: int, weight: StoredWeight, device: torch.device, split: 
 
 
 def _launch(
-    rows_of: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None,
-    y: torch.Tensor,
-    choice: Mapping[str, int],
+    rows_of: Rows, weight: StoredWeight, bias: torch.Tensor | None, y: torch.Tensor, plan: PackedPlan
 ) -> None:
-    ordered, x = isinstance(rows_of, OperandRows), _values(rows_of)
-    rows, outputs, part = x.shape[0], weight.out_features, part_columns(weight.group)
-    block = [choice["BLOCK_T"], choice["BLOCK_K"] if choice["WIDE"] else part]
-    tma = ordered or _described(x, choice)
+    x, loop, options = _values(rows_of), plan.loop, plan.options
+    tma = isinstance(rows_of, OperandRows) or _described(x, plan.tma)
+    block = [loop.BLOCK_T, loop.BLOCK_K if loop.WIDE else loop.PART]
     source: Any = TensorDescriptor(x, list(x.shape), list(x.stride()), block) if tma else x
-    grid = (triton.cdiv(rows, choice["BLOCK_T"]), triton.cdiv(outputs, choice["BLOCK_N"]), choice["SPLITS"])
-    kernel, own, ways = packed_matmul_kernel, ("PREFETCH", "AHEAD"), {"x_stride": x.stride(0), "TMA": tma}
-    if ordered:
-        kernel, own, ways = packed_direct_kernel, ("AHEAD", "DIRECT"), {}
-    kernel[grid](
-        source,
-        *weight_pointers(weight),
-        bias,
-        y,
-        rows,
-        choice["SPLITS"],
-        N=outputs,
-        **number_format(weight),
-        PART=part,
-        DTYPE=tl.float16 if x.dtype == torch.float16 else tl.bfloat16,
-        **{name: choice[name] for name in ("BLOCK_T", "BLOCK_N", "BLOCK_K", "WIDE", "OVERLAP", *own)},
-        **ways,
-        num_stages=choice["num_stages"],
-        maxnreg=choice["REGISTERS"] if choice["REGISTERS"] < 256 else None,
-        **launch_options(choice, x.device),
-    )
+    grid = (triton.cdiv(x.shape[0], loop.BLOCK_T), triton.cdiv(loop.N, loop.BLOCK_N), plan.splits)
+    common = (stored_argument(weight), bias, y, x.shape[0], plan.splits)
+    if loop.DIRECT:
+        packed_direct_kernel[grid](source, *common, LOOP=loop, **options)
+    else:
+        packed_matmul_kernel[grid](
+            source, *common, x.stride(0), LOOP=loop if tma else plan.by_pointers, **options
+        )
 
 
 def _values(x: Rows) -> torch.Tensor:
@@ -233,16 +207,46 @@ def _values(x: Rows) -> torch.Tensor:
     return x.values if isinstance(x, OperandRows) else x
 
 
-def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool) -> dict[str, int]:
-    """The tiles, with a BLOCK_K that the layout has: a chunk, in 4 bits also half of one of 256 columns, and
-    straight into registers two of a weight without groups.
+class PackedPlan(NamedTuple):
+    """A launch: the kernel's constants, with a descriptor and without, parts of the sums, the tile TMA,
+    Triton's options.
+    """
+
+    loop: PackedLoop
+    by_pointers: PackedLoop
+    splits: int
+    tma: int
+    options: dict[str, Any]
+
+
+def _plan(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, split: bool) -> PackedPlan:
+    """The plan of a product, remembered by rows, shape, dtype and device.
 
     Raises:
         KernelArgumentError: words that go straight into registers, and columns that are not in the operand's
             order; or the other way round, or a weight that has no whole blocks of rows.
     """
-    values, ordered = _values(x), isinstance(x, OperandRows)
-    choice = merge_tiles(packed_tiles(values.shape[0], weight, values.device, split, ordered), tiles)
+    values, given = _values(x), tuple(tiles.items()) if tiles else ()
+    kind = (values.dtype, values.device, split, isinstance(x, OperandRows))
+    shape = (weight.out_features, weight.in_features, weight.bits, weight.group)
+    return _resolved(values.shape[0], shape, *kind, given)
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(
+    rows: int,
+    sizes: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    split: bool,
+    ordered: bool,
+    given: tuple[tuple[str, int], ...],
+) -> PackedPlan:
+    """With a BLOCK_K that the layout has: a chunk, in 4 bits also half of one of 256 columns, and straight
+    into registers two of a weight without groups.
+    """
+    weight = WeightShape(*sizes)
+    choice = merge_tiles(packed_tiles(rows, weight, device, split, ordered), dict(given))
     if ordered != (choice["DIRECT"] > 0) or (ordered and weight.out_features % BLOCK_ROWS):
         raise KernelArgumentError(
             "tile DIRECT must be on exactly when x has its columns in the operand's order",
@@ -251,30 +255,36 @@ def _choice(x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None, spli
             allowed=f"both or neither; outputs in whole blocks of {BLOCK_ROWS}",
             fix="operand_rows(x) where takes_operand(...), else x.natural()",
         )
-    chunk = chunk_columns(weight.bits, weight.group)
+    chunk, width = chunk_columns(weight.bits, weight.group), weight.in_features
     half = weight.bits == 4 and chunk == 256 and choice["BLOCK_K"] < chunk and not choice["DIRECT"]
     straight = ordered and choice["WIDE"] and not weight.group
-    double = straight and choice["BLOCK_K"] > chunk and triton.cdiv(weight.in_features, chunk) % 2 == 0
+    double = straight and choice["BLOCK_K"] > chunk and triton.cdiv(width, chunk) % 2 == 0
     choice["BLOCK_K"] = chunk // 2 if half else 2 * chunk if double else chunk
+    loop = PackedLoop(
+        *(weight.out_features, width, weight.bits, weight.group, part_columns(weight.group)),
+        DTYPE=tl.float16 if dtype == torch.float16 else tl.bfloat16,
+        ASM=device.type != "cpu",
+        TMA=True,
+        **{name: choice[name] for name in PackedLoop._fields[8:]},
+    )
+    options = launch_options(choice, device) | {"num_stages": choice["num_stages"]}
+    options["maxnreg"] = choice["REGISTERS"] if choice["REGISTERS"] < 256 else None
     # A part without columns would be read before it is written.
-    choice["SPLITS"] = min(choice["SPLITS"], triton.cdiv(values.shape[1], choice["BLOCK_K"]))
-    return choice
+    splits = min(choice["SPLITS"], triton.cdiv(width, choice["BLOCK_K"]))
+    return PackedPlan(loop, loop._replace(TMA=False), splits, choice["TMA"], options)
 
 
 def packed_matmul_triton(
-    x: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
+    x: Rows, weight: StoredWeight, bias: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul`, unchecked."""
-    choice = _choice(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
-    if choice["SPLITS"] > 1:
-        whole = _parts(x, weight, choice).sum(0)
+    plan = _plan(x, weight, tiles, split=weight.out_features <= SPLIT_OUTPUTS)
+    if plan.splits > 1:
+        whole = _parts(x, weight, plan).sum(0)
         return (whole if bias is None else whole.add_(bias)).to(_values(x).dtype)
     y = _values(x).new_empty((_values(x).shape[0], weight.out_features))
     if y.numel():
-        _launch(x, weight, bias, y, choice)
+        _launch(x, weight, bias, y, plan)
     return y
 
 
@@ -282,14 +292,14 @@ def packed_matmul_parts_triton(
     x: Rows, weight: StoredWeight, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`packed_matmul_parts`, unchecked."""
-    return _parts(x, weight, _choice(x, weight, tiles, split=True))
+    return _parts(x, weight, _plan(x, weight, tiles, split=True))
 
 
-def _parts(x: Rows, weight: StoredWeight, choice: Mapping[str, int]) -> torch.Tensor:
-    shape = (choice["SPLITS"], _values(x).shape[0], weight.out_features)
+def _parts(x: Rows, weight: StoredWeight, plan: PackedPlan) -> torch.Tensor:
+    shape = (plan.splits, _values(x).shape[0], weight.out_features)
     y = _values(x).new_empty(shape, dtype=torch.float32)
     if y.numel():
-        _launch(x, weight, None, y, choice)
+        _launch(x, weight, None, y, plan)
     return y
 
 
@@ -307,14 +317,11 @@ def packed_matmul_parts_reference(x: Rows, weight: StoredWeight) -> torch.Tensor
 
 
 def packed_matmul(
-    x: Rows,
-    weight: StoredWeight,
-    bias: torch.Tensor | None = None,
-    tiles: Mapping[str, int] | None = None,
+    x: Rows, weight: StoredWeight, bias: torch.Tensor | None = None, tiles: Mapping[str, int] | None = None
 ) -> torch.Tensor:
     """y = x W^T + bias, W of 8 or 4 bits.
 
-    Sums are fp32 and rounded once. Numbers of groups are scaled in the dtype of x, rounded once; with a scale
+    Sums are fp32 and rounded once. Values of groups are scaled in the dtype of x, rounded once; with a scale
     a row they are exact.
 
     Args:

@@ -11,145 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import triton
-import triton.language as tl
 
 from ingot.kernels.activation.gated_mlp import silu_mul_reference
-from ingot.kernels.checks import (
-    KernelArgumentError,
-    expect,
-    expect_float,
-    expect_range,
-    merge_tiles,
-    runs_on_gpu,
-)
-from ingot.kernels.norm.rms_norm import rms_norm_triton
-from ingot.kernels.overlap import launch_options, start_next
-from ingot.kernels.product.fragment_kernels import fragment_gate_up
-from ingot.kernels.product.matrix_product import even_share, matrix_shape, weight_pointers, weight_tile
-from ingot.kernels.product.product_ends import split_pairs, store_activated
-from ingot.kernels.product.small_linear import small_linear_reference
-from ingot.kernels.product.small_product import (
-    MAX_ROWS,
-    expect_rows,
-    num_programs,
-    prepare_rows,
-    product_shape,
-    product_tile,
-    small_tiles,
-)
-from ingot.kernels.tiles.product_tiles import settled, whole_chunks
-from ingot.kernels.weight.stored_weight import BLOCK_ROWS, AnyWeight, StoredWeight, expect_weight, stored
-
-
-@triton.jit
-def _rows(tile: tl.tensor, INNER: tl.constexpr, BLOCK_N: tl.constexpr) -> tl.tensor:
-    """The gate rows of a tile's outputs, then their up rows; the last again where there are no more."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    lane = tl.arange(0, BLOCK_N)
-    return tl.minimum(tile * PAIRS + lane % PAIRS, INNER - 1) + (lane // PAIRS) * INNER
-
-
-@triton.jit
-def small_gate_up_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    norm_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    weight_stride: tl.tensor,
-    norm_eps: tl.tensor,
-    INNER: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_X: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """Tiles of BLOCK_N / 2 outputs of every row, a whole stride of programs apart."""
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    TILES: tl.constexpr = (INNER + PAIRS - 1) // PAIRS
-    dtype: tl.constexpr = y_ptr.dtype.element_ty
-    token = tl.arange(0, 1)
-    if OVERLAP == 2:
-        start_next(OVERLAP)
-    first, programs = tl.program_id(0), tl.num_programs(0)
-    w, x, rstd = prepare_rows(x_ptr, weight_ptr, weight_stride,
-                              _rows(first, INNER, BLOCK_N), norm_ptr, norm_eps,
-                              K, BLOCK_K, BLOCK_X, OVERLAP)  # fmt: skip
-    for tile in tl.range(first, TILES, programs, num_stages=1):
-        rows = _rows(tile, INNER, BLOCK_N)
-        next_rows = _rows(tile + programs, INNER, BLOCK_N)
-        has_next = tile + programs < TILES
-        if OVERLAP == 4:  # noqa: SIM102 - one condition is known when compiling, the other is not
-            if tile + programs >= TILES:
-                start_next(OVERLAP)
-        acc, w = product_tile(w, x, rstd, x_ptr, weight_ptr, weight_stride, rows, next_rows,
-                              has_next, norm_ptr, K, BLOCK_N, BLOCK_K)  # fmt: skip
-        gate, up = split_pairs(acc.to(dtype).to(tl.float32), PAIRS, 1)
-        activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-        outputs = tile * PAIRS + tl.arange(0, PAIRS)
-        inside = (outputs < INNER)[:, None] & (token < tokens)[None, :]
-        tl.store(y_ptr + token[None, :] * INNER + outputs[:, None], (activated * up).to(dtype), mask=inside)
-
-
-@triton.jit
-def small_gate_up_matrix_kernel(
-    x_ptr: tl.tensor,
-    weight_ptr: tl.tensor,
-    weight_stride: tl.tensor,
-    scale_ptr: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    tokens: tl.tensor,
-    x_stride: tl.tensor,
-    INNER: tl.constexpr,
-    SHARE: tl.constexpr,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ASM: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    OVERLAP: tl.constexpr,
-) -> None:
-    """SHARE outputs of every row, at most BLOCK_N / 2."""
-    if OVERLAP == 2:
-        start_next(OVERLAP)
-    PAIRS: tl.constexpr = BLOCK_N // 2
-    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    start = tl.program_id(0) * SHARE
-    lane = tl.arange(0, BLOCK_N) % PAIRS
-    rows = tl.minimum(start + lane, INNER - 1) + (tl.arange(0, BLOCK_N) // PAIRS) * INNER
-    live = None if SHARE == PAIRS else lane < SHARE
-    acc = weight_tile(x_ptr, x_stride, None, 0, tokens, weight_ptr, weight_stride,
-                      scale_ptr, scale_stride, zero_ptr, rows, live, 0, STEPS, K, BITS, GROUP, BLOCK_T,
-                      BLOCK_N, BLOCK_K, PREFETCH, OVERLAP, ASM)  # fmt: skip
-    if OVERLAP == 4:
-        start_next(OVERLAP)
-    store_activated(acc, start + tl.arange(0, PAIRS), tl.minimum(start + SHARE, INNER), y_ptr, tokens, INNER,
-                    PAIRS, BLOCK_T)  # fmt: skip
-
-
-def _matrix(x: torch.Tensor, weight: StoredWeight, y: torch.Tensor, choice: Mapping[str, int]) -> None:
-    if choice["FRAGMENTS"]:
-        fragment_gate_up(x, weight, y, choice)
-        return
-    share = even_share(y.shape[1], choice["BLOCK_N"] // 2, choice, x.device)
-    small_gate_up_matrix_kernel[(triton.cdiv(y.shape[1], share),)](
-        x,
-        *weight_pointers(weight),
-        y,
-        x.shape[0],
-        x.stride(0),
-        INNER=y.shape[1],
-        SHARE=share,
-        **matrix_shape(choice, weight),
-        **launch_options(choice, x.device),
-    )
+from ingot.kernels.checks import KernelArgumentError, expect, expect_float, expect_range, runs_on_gpu
+from ingot.kernels.product.arguments import stored_argument
+from ingot.kernels.product.few import few_gate_up_kernel
+from ingot.kernels.product.plans import GATE_UP, float_plan
+from ingot.kernels.product.small_linear import rows_argument, small_linear_reference
+from ingot.kernels.tiles.product_tiles import MAX_ROWS
+from ingot.kernels.weight.stored_weight import AnyWeight, expect_weight, stored
 
 
 def small_gate_up_triton(
@@ -161,28 +31,17 @@ def small_gate_up_triton(
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`small_gate_up`, unchecked."""
     weight = stored(weight)
-    num_tokens, inner = x.shape[0], weight.out_features // 2
-    defaults = small_tiles(num_tokens, weight, x.element_size(), x.device, inner % BLOCK_ROWS == 0)
-    choice = settled(whole_chunks(merge_tiles(defaults, tiles), weight), pairs=True)
-    expect_rows(choice, num_tokens)
-    y = torch.empty((num_tokens, inner), dtype=x.dtype, device=x.device)
-    if choice["BLOCK_T"] > 1 and y.numel():
-        if norm_weight is not None:
-            x, _ = rms_norm_triton(x, norm_weight, norm_eps, tiles={"OVERLAP": min(choice["OVERLAP"], 2)})
-        _matrix(x, weight, y, choice)
-    elif y.numel():
-        tiles_to_do = triton.cdiv(inner, choice["BLOCK_N"] // 2)
-        small_gate_up_kernel[(num_programs(choice, tiles_to_do, x.device),)](
-            x,
-            weight.values,
-            norm_weight,
+    plan = float_plan(GATE_UP, x, weight, tiles)
+    y = torch.empty((x.shape[0], weight.out_features // 2), dtype=x.dtype, device=x.device)
+    if y.numel():
+        few_gate_up_kernel[plan.grid](
+            rows_argument(x, norm_weight, norm_eps, plan),
+            stored_argument(weight),
             y,
-            num_tokens,
-            weight.values.stride(0),
-            norm_eps,
-            INNER=inner,
-            **product_shape(choice, weight),
-            **launch_options(choice, x.device),
+            INNER=y.shape[1],
+            SHARE=plan.share,
+            LOOP=plan.loop,
+            **plan.options,
         )
     return y
 

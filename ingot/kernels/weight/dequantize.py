@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.checks import KernelArgumentError, expect_float, runs_on_gpu
 from ingot.kernels.weight.stored_weight import (
@@ -29,22 +30,22 @@ WARPS = 4
 
 @triton.jit
 def dequantize_kernel(
-    word_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    word_stride: tl.tensor,
-    scale_stride: tl.tensor,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BITS: tl.constexpr,
-    GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ZERO: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    word_ptr: tensor,
+    scale_ptr: tensor,
+    zero_ptr: tensor,
+    out_ptr: tensor,
+    word_stride: tensor,
+    scale_stride: tensor,
+    N: constexpr,
+    K: constexpr,
+    BITS: constexpr,
+    GROUP: constexpr,
+    WIDTH: constexpr,
+    ZERO: constexpr,
+    BLOCK_N: constexpr,
 ) -> None:
     """One chunk of BLOCK_N rows; the columns of a part of its words lie side by side, within one group."""
-    PARTS: tl.constexpr = 16 // BITS
+    PARTS: constexpr = 16 // BITS
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     chunk = tl.program_id(1)
     lane = tl.arange(0, WIDTH)
@@ -57,15 +58,15 @@ def dequantize_kernel(
         if GROUP > 0:
             group = tl.minimum((chunk * PARTS + part) * WIDTH // GROUP, (K - 1) // GROUP)
         scales = tl.load(scale_ptr + group * scale_stride + rows, mask=inside, other=0.0).to(tl.float32)
-        numbers = ((words >> (BITS * part)) & ((1 << BITS) - 1)).to(tl.float32)
+        values = ((words >> (BITS * part)) & ((1 << BITS) - 1)).to(tl.float32)
         if zero_ptr is not None:
             zeros = tl.load(zero_ptr + group * scale_stride + rows, mask=inside, other=0).to(tl.float32)
-            numbers -= zeros[:, None]
+            values -= zeros[:, None]
         else:
-            numbers -= ZERO
-        values = (numbers * scales[:, None]).to(out_ptr.dtype.element_ty)
+            values -= ZERO
+        wide = (values * scales[:, None]).to(out_ptr.dtype.element_ty)
         outputs = rows.to(tl.int64)[:, None] * K + columns[None, :]
-        tl.store(out_ptr + outputs, values, mask=inside[:, None] & (columns < K)[None, :])
+        tl.store(out_ptr + outputs, wide, mask=inside[:, None] & (columns < K)[None, :])
 
 
 def dequantize_triton(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:

@@ -1,13 +1,13 @@
-"""A weight of 4 bits inside numbers of 8 as a whole matrix of int8.
+"""A weight of 4 bits inside values of 8 as a whole matrix of int8.
 
 Owns the kernel that writes it for int8 products. The form and its meaning are int4_weight.py's. Knows no
 product.
 
     y = int8_linear(x8, expand_int8(weight), torch.float16)
 
-Four numbers lie in a word of 32 bits, and all arithmetic is on such words: a number times its step is at
+Four values lie in a word of 32 bits, and all arithmetic is on such words: a value times its step is at
 most 15 · 16 = 240 and stays in its byte, and the zero's share is taken off byte by byte without a carry. That
-is two operations a number, where numbers one by one take four or more.
+is two operations a value, where values one by one take four or more.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.checks import merge_tiles, runs_on_gpu
 from ingot.kernels.rows.int8_rows import Int8Weight
@@ -26,11 +27,11 @@ TILES = {"BLOCK_N": 32, "TOGETHER": 4, "num_warps": 4}
 
 
 @triton.jit
-def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tensor:
-    """Four numbers a word times their step, less ``shifts``, byte by byte modulo 256."""
-    HIGH: tl.constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
-    LOW: tl.constexpr = 0x7F7F7F7F
-    a = numbers * steps
+def stepped(values: tensor, steps: tensor, shifts: tensor) -> tensor:
+    """Four values a word times their step, less ``shifts``, byte by byte modulo 256."""
+    HIGH: constexpr = -0x7F7F7F80  # 0x80808080: the highest bit of every byte
+    LOW: constexpr = 0x7F7F7F7F
+    a = values * steps
     # A byte's highest bit is set before the subtraction, so that none borrows from its neighbour, and put
     # right after it.
     return ((a | HIGH) - (shifts & LOW)) ^ ((a ^ ~shifts) & HIGH)
@@ -38,16 +39,16 @@ def stepped(numbers: tl.tensor, steps: tl.tensor, shifts: tl.tensor) -> tl.tenso
 
 @triton.jit
 def expand_int8_kernel(
-    pair_ptr: tl.tensor,
-    step_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    out_ptr: tl.tensor,
-    step_stride: tl.tensor,
-    N: tl.constexpr,
-    GROUPS: tl.constexpr,
-    WORDS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    pair_ptr: tensor,
+    step_ptr: tensor,
+    zero_ptr: tensor,
+    out_ptr: tensor,
+    step_stride: tensor,
+    N: constexpr,
+    GROUPS: constexpr,
+    WORDS: constexpr,
+    BLOCK_N: constexpr,
+    TOGETHER: constexpr,
 ) -> None:
     """TOGETHER groups of BLOCK_N rows; WORDS are those of half a group, in int8 and in pairs alike."""
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import torch
 import triton
 import triton.language as tl
+from triton.language import constexpr, tensor
 
 from ingot.kernels.checks import (
     KernelArgumentError,
@@ -37,25 +38,25 @@ NUMBERS = (torch.uint8, torch.int8, torch.float32)
 
 @triton.jit
 def gptq_block_kernel(
-    weight_ptr: tl.tensor,
-    factor_ptr: tl.tensor,
-    inverse_ptr: tl.tensor,
-    scale_ptr: tl.tensor,
-    zero_ptr: tl.tensor,
-    group_ptr: tl.tensor,
-    number_ptr: tl.tensor,
-    error_ptr: tl.tensor,
-    columns: tl.tensor,
-    weight_stride: tl.tensor,
-    factor_stride: tl.tensor,
-    scale_stride: tl.tensor,
-    zero_stride: tl.tensor,
-    number_stride: tl.tensor,
-    N: tl.constexpr,
-    LOW: tl.constexpr,
-    HIGH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    weight_ptr: tensor,
+    factor_ptr: tensor,
+    inverse_ptr: tensor,
+    scale_ptr: tensor,
+    zero_ptr: tensor,
+    group_ptr: tensor,
+    number_ptr: tensor,
+    error_ptr: tensor,
+    columns: tensor,
+    weight_stride: tensor,
+    factor_stride: tensor,
+    scale_stride: tensor,
+    zero_stride: tensor,
+    number_stride: tensor,
+    N: constexpr,
+    LOW: constexpr,
+    HIGH: constexpr,
+    BLOCK_K: constexpr,
+    BLOCK_N: constexpr,
 ) -> None:
     """All columns of BLOCK_N outputs; ``weight`` lies column by column, [columns, N]."""
     outputs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,6 +1,6 @@
 """A weight of 4 bits inside numbers of 8: its stored form, and what it means.
 
-Owns the packing of w4a8's numbers and their way back to int8, in plain PyTorch. Knows no kernel
+Owns the packing of a scheme's numbers and their way back to int8, in plain PyTorch. Knows no kernel
 (expand_int8.py is held against this file), and not how numbers and steps are chosen.
 
     weight = Int4Weight(pack_pairs(numbers, 128), steps, zeros, scales, 128, in_features)

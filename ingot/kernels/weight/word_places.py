@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language import tensor
 
 
 @triton.jit
-def word_places(ptr: tl.tensor, stride: tl.tensor, rows: tl.tensor, cols: tl.tensor) -> tl.tensor:
+def word_places(ptr: tensor, stride: tensor, rows: tensor, cols: tensor) -> tensor:
     """Pointers to words [N, W]; ``stride`` words a row, four neighbouring columns side by side."""
     row = rows.to(tl.int64) // 16 * (16 * stride) + rows % 16 // 2 * 32 + rows % 2 * 4
     column = cols // 32 * 512 + cols % 8 // 4 * 256 + cols % 32 // 8 * 8 + cols % 4

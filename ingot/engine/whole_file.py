@@ -1,0 +1,27 @@
+"""Files that are written whole or not at all.
+
+with whole(path) as part: part.write_text(text, encoding="utf-8")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """The place to write to, which becomes ``path`` when the block ends; on an error nothing changes.
+
+    Raises:
+        OSError: the file cannot take its place.
+    """
+    part = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -1,0 +1,77 @@
+"""A branch that is normed before it joins the hidden states, and the norm after them (Gemma-2).
+
+Owns the formula s = residual + norm(x) · post; y = norm(s) · weight, each norm rounded as in rms_norm.py; y
+ends in any form of rows (rows/endings.py). Knows no model.
+
+    y, hidden = post_norm(branch, hidden, post, weight, 1e-6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ingot.kernels.checks import merge_tiles, runs_on_gpu
+from ingot.kernels.norm.kernel import expect_ending, launch_rms_norm
+from ingot.kernels.norm.rms_norm import default_tiles, expect_norm, expect_norm_weight, rms_norm_reference
+from ingot.kernels.rows.endings import AS_THEY_ARE, Ending
+
+
+def post_norm_triton(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    tiles: Mapping[str, int] | None = None,
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
+    """Launch the kernel; arguments as in :func:`post_norm`, unchecked."""
+    choice = merge_tiles(default_tiles(x.shape[1], x.device), tiles)
+    return launch_rms_norm(x, weight, eps, residual, None, ending, choice, post)
+
+
+def post_norm_reference(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
+    """The PyTorch twin; arguments as in :func:`post_norm`."""
+    return rms_norm_reference(rms_norm_reference(x, post, eps)[0], weight, eps, residual, ending)
+
+
+def post_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    tiles: Mapping[str, int] | None = None,
+    ending: Ending = AS_THEY_ARE,
+) -> tuple[Any, torch.Tensor]:
+    """s = residual + rms_norm(x, post); y = rms_norm(s, weight).
+
+    Args:
+        x: [T, H] fp16, bf16 or fp32.
+        residual: [T, H], dtype of x.
+        post, weight: [H], of the dtype of x or fp32.
+        eps: added to both mean squares.
+        tiles, ending: as of :func:`rms_norm`.
+
+    Returns:
+        y [T, H] as its ending makes it, and s [T, H].
+
+    Raises:
+        KernelArgumentError: a shape, dtype, device or stride that the kernel cannot take.
+    """
+    expect_norm(x, weight, residual)
+    expect_norm_weight("post", post, x)
+    expect_ending(ending, x.shape[1], x)
+    if runs_on_gpu(x):
+        return post_norm_triton(x, residual, post, weight, eps, tiles, ending)
+    return post_norm_reference(x, residual, post, weight, eps, ending)

@@ -1,0 +1,79 @@
+"""Values of 8 and of 4 bits as the tensor cores' operands, each a bit operation away from its word.
+
+Owns how a value becomes a float without arithmetic: placed below the point of a power of two it is that
+power plus the value, exactly. What is too much (``excess``) is taken from the sums of a product instead.
+Knows no product and no layout.
+
+    wide = raised(words, 2, 4, tl.float16, ASM)        # excess(4, tl.float16) + value · lift(…)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+
+def _nibbles(shift: int, mask: str, magic: str) -> tl.constexpr:
+    """Two values of 4 bits, ``shift`` bits up in two words."""
+    moved = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
+    return tl.constexpr(f"{{ .reg .b32 t; {moved} lop3.b32 $0, t, {mask}, {magic}, 0xEA; }}")
+
+
+_LOW, _HIGH, _HALF, _BRAIN = "0x000F000F", "0x00F000F0", "0x64006400", "0x43004300"
+_HALF_0, _HALF_2 = _nibbles(0, _LOW, _HALF), _nibbles(8, _LOW, _HALF)
+_HALF_1, _HALF_3 = _nibbles(0, _HIGH, _HALF), _nibbles(8, _HIGH, _HALF)
+_BRAIN_0, _BRAIN_1, _BRAIN_2, _BRAIN_3 = (_nibbles(4 * i, _LOW, _BRAIN) for i in range(4))
+_BYTE_0, _BYTE_1 = (
+    tl.constexpr(f"{{ .reg .b32 t, m; mov.b32 m, 0x64806480; prmt.b32 t, $1, 0x64646464, {s}; "
+                 "sub.rn.f16x2 $0, t, m; }")
+    for s in ("0x4240", "0x4341")
+)  # fmt: skip
+
+
+@triton.constexpr_function
+def lift(index: int, bits: int, dtype: tl.dtype) -> float:
+    """What a value is multiplied by: in fp16, two of a word's four values stay where they are."""
+    return 16.0 if bits == 4 and index % 2 == 1 and dtype == tl.float16 else 1.0
+
+
+@triton.constexpr_function
+def excess(bits: int, dtype: tl.dtype) -> float:
+    """What stands before the value: nothing before 8 bits in fp16, from which one operation more takes it:
+    it would be far more than they are, in sums of rows of one sign. Eight bits do not fit behind the point of
+    a bf16 value: they go in two halves, which ``raised`` gives for words of 4 bits.
+    """
+    if dtype == tl.float16:
+        return 0.0 if bits == 8 else 1024.0
+    return 128.0
+
+
+@triton.constexpr_function
+def centre(bits: int, dtype: tl.dtype) -> int:
+    """What is taken from a value as it is raised."""
+    return 128 if bits == 8 and dtype == tl.float16 else 0
+
+
+@triton.jit
+def raised(words: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr) -> tensor:
+    """Value INDEX of every 16-bit word, less ``centre``, times its ``lift``, plus ``excess``; exact in fp16
+    and bf16.
+    """
+    if not ASM:
+        value = ((words.to(tl.int32) >> (BITS * INDEX)) & ((1 << BITS) - 1)).to(tl.float32)
+        value -= centre(BITS, DTYPE)
+        wide = (value * lift(INDEX, BITS, DTYPE) + excess(BITS, DTYPE)).to(DTYPE)
+    elif BITS == 8:
+        byte: constexpr = _BYTE_0 if INDEX == 0 else _BYTE_1
+        wide = tl.inline_asm_elementwise(byte, "=r,r", [words], tl.float16, is_pure=True, pack=2)
+    elif tl.float16 == DTYPE:
+        half: constexpr = (
+            _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
+        )
+        wide = tl.inline_asm_elementwise(half, "=r,r", [words], tl.float16, is_pure=True, pack=2)
+    else:
+        brain: constexpr = (
+            _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
+        )
+        wide = tl.inline_asm_elementwise(brain, "=r,r", [words], tl.bfloat16, is_pure=True, pack=2)
+    return wide

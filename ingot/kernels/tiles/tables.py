@@ -1,0 +1,213 @@
+"""Default tiles of products by rows and shape, as measured on an H200, and what is worth trying.
+
+Owns the tables and the look-up. Knows no kernel and no GPU.
+
+    tiles = chosen("dense", rows=8, size=4096)      # {"BLOCK_N": 32, "BLOCK_K": 256, …}
+
+A table has a name and the names of its tiles, or "…" for those of the table before it. A line is for up to
+so many rows, each of its choices for up to so many outputs (of parts of sums: inputs). The first that fits is
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+Tiles = dict[str, int]
+
+
+class Line(NamedTuple):
+    """Tiles for up to so many rows and so large a size; 0: any."""
+
+    rows: int
+    size: int
+    tiles: Tiles
+
+
+def _parsed(text: str) -> dict[str, list[Line]]:
+    tables: dict[str, list[Line]] = {}
+    names: list[str] = []
+    for line in text.splitlines():
+        before, colon, choices = line.partition("#")[0].rpartition(":")
+        if colon:
+            rows = int(before.replace("any", "0"))
+        elif line and not line.startswith(" "):
+            table, *words = choices.split()
+            names, lines = names if words == ["…"] else words, tables.setdefault(table, [])
+            continue
+        for choice in filter(None, choices.strip().split(";")):
+            most, *tiles = choice.split() if "≤" in choice else ("0", *choice.split())
+            values = map(int, tiles)
+            lines.append(Line(rows, int(most.strip("≤")), dict(zip(names, values, strict=True))))
+    return tables
+
+
+def chosen(table: str, rows: int, size: int, wanted: Callable[[Tiles], bool] | None = None) -> Tiles:
+    """The first tiles of a table for so many rows and so large a size, of those that are ``wanted``."""
+    return next(
+        dict(line.tiles)
+        for line in TABLES[table]
+        if rows <= (line.rows or rows)
+        and size <= (line.size or size)
+        and (wanted is None or wanted(line.tiles))
+    )
+
+
+def listed(table: str, rows: int = 0) -> list[Tiles]:
+    """All tiles of a table for so many rows."""
+    most = next(line.rows for line in TABLES[table] if rows <= (line.rows or rows))
+    return [dict(line.tiles) for line in TABLES[table] if line.rows == most]
+
+
+def each_once(found: list[Tiles]) -> list[Tiles]:
+    """Every choice at its first place."""
+    return [tiles for place, tiles in enumerate(found) if tiles not in found[:place]]
+
+
+# Products of few rows were measured in steps of a 7B model. Up to 8 rows launches overlap enough that early
+# weights are worth most; from 16 rows on x is worth pipelining, and equal shares.
+# int8_straight: a weight of 4 bits inside 8 is loaded straight into registers, as it is stored
+# (benchmarks/int8_variants.py); FRAGMENTS 1: a warp asks for a chunk at its step, 2: for one ahead.
+# packed: of those with DIRECT x is in the operand's order (benchmarks/narrow_variants.py, packed_matmul.py).
+# large_int8: a tensor-core product whose sums are whole numbers is waited for where it is issued: the
+# compiler lets only sums in fp32 run on. Two programs of one warp group each wait at different times; an H200
+# reaches 1380 to 1420 TOPS so, 1200 to 1240 by the second line. RATE is what is expected, in % of that.
+TABLES = _parsed("""
+dense BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
+  8: ≤16383 32 256 2 4 0 1; 64 256 4 3 0 1
+ 16: ≤16383 64 128 4 4 2 256; ≤65535 64 128 4 3 3 128; 128 128 4 3 2 0
+ 32: ≤16383 64 128 4 4 2 128; ≤65535 64 128 4 3 3 0; 128 128 8 4 1 128
+ 64: ≤16383 128 64 8 5 1 0; ≤65535 64 64 4 4 3 0; 128 64 4 4 2 0
+
+dense_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
+  8: ≤8192 64 256 4 3 0 1 4; 128 128 4 3 0 2 8
+ 16: ≤8192 64 128 4 4 2 0 4; 64 256 4 3 2 1 4
+ 32: ≤8192 64 128 4 3 2 128 4; 128 128 8 4 1 128 4
+ 64: 128 64 8 5 1 128 4
+
+float BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
+any: 16 64 2 3 0 1
+
+float_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
+any: 16 64 2 3 0 1 1
+
+8_bits BLOCK_N num_warps num_stages PROGRAMS PREFETCH  # BLOCK_K is a chunk of the layout
+  8: ≤16383 64 4 8 3 0; 64 2 6 4 0
+ 16: 64 4 6 3 0
+ 32: ≤16383 128 8 6 1 0; 128 4 4 2 0
+ 64: ≤16383 64 4 4 2 0; 128 8 4 2 0
+
+8_bits_parts BLOCK_N num_warps num_stages PROGRAMS PREFETCH SPLITS
+  8: ≤8192 128 8 4 2 0 8; 64 4 6 2 0 4
+ 16: 128 8 6 1 0 8
+ 32: 128 8 4 1 0 8
+ 64: ≤8192 64 4 4 2 0 4; 128 8 4 1 0 8
+
+4_bits BLOCK_N num_warps num_stages PROGRAMS PREFETCH
+  8: ≤16383 64 4 6 2 0; 64 4 6 3 0
+ 16: ≤16383 128 8 6 1 0; 32 2 4 6 0
+ 32: ≤16383 64 4 4 2 0; 128 8 4 2 0
+ 64: 128 8 4 1 0
+
+4_bits_parts BLOCK_N num_warps num_stages PROGRAMS PREFETCH SPLITS
+  8: ≤8192 64 4 6 0 1 8; 128 4 4 2 0 8
+ 16: 64 4 4 2 0 8
+ 32: ≤8192 128 8 4 1 0 8; 64 4 4 2 0 4
+ 64: 128 8 4 1 0 4
+
+8_bits_straight BLOCK_N num_warps FRAGMENTS SPLITS  # the best at 8 rows
+any: ≤16383 32 4 1 1; ≤65535 64 4 1 1; 32 2 1 1
+8_bits_straight_parts …
+any: 32 2 2 8
+4_bits_straight …
+any: ≤16383 32 4 1 1; 32 2 1 1
+4_bits_straight_parts …
+any: ≤8192 32 4 1 4; 32 2 2 4
+
+int8 BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH
+  8: ≤16383 32 256 2 6 0 1; 64 256 4 4 3 1
+ 16: ≤16383 64 256 4 5 2 0; 64 256 4 4 3 0
+ 32: ≤16383 64 256 4 4 2 0; 64 256 4 3 3 0
+ 64: ≤16383 64 128 4 6 2 0; 128 128 4 4 2 0
+
+int8_parts BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH SPLITS
+  8: ≤8192 64 256 4 4 0 1 8; 64 256 4 6 0 1 4
+ 16: ≤8192 64 256 4 4 0 1 8; 64 256 4 6 0 0 4
+ 32: ≤8192 64 256 4 4 0 0 8; 64 256 4 4 0 0 4
+ 64: 128 128 4 4 0 0 8
+
+int8_straight BLOCK_N BLOCK_K num_warps FRAGMENTS
+  8: ≤16383 32 256 4 1; 16 256 4 1
+ 16: ≤16383 32 256 4 1; 32 256 2 1
+
+int8_straight_parts BLOCK_N BLOCK_K num_warps FRAGMENTS SPLITS
+any: ≤8192 32 128 4 1 4; 32 128 4 2 4
+
+try_dense BLOCK_N BLOCK_K num_warps num_stages PROGRAMS PREFETCH  # tuning, for so many rows
+  8: 64 256 4 3 0 1; 32 256 2 4 0 1; 64 128 4 4 2 0; 64 128 4 4 3 1
+ 16: 128 128 4 3 2 0; 64 128 4 4 2 0; 64 256 4 3 2 1; 64 128 4 4 3 0
+ 64: 64 64 4 4 3 0; 128 64 8 4 2 0; 64 128 4 3 2 0; 128 64 8 5 1 0
+try_int8 …
+ 16: 32 256 2 6 0 1; 64 256 4 4 0 1; 64 256 4 4 3 0; 64 128 4 8 2 1; 128 128 4 5 2 0; 64 512 4 3 2 1
+ 64: 64 256 4 4 2 0; 128 128 4 5 2 0; 128 256 8 3 1 0; 64 128 4 6 3 0; 128 128 8 4 2 1
+
+packed_8_bits BLOCK_T BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT
+ 16: ≤16383 16 64 128 4 3 128 1 0 1; 16 64 256 4 3 256 1 0 1
+ 32: ≤16383 32 128 128 8 3 128 1 0 1; 32 64 256 4 2 256 1 0 1
+ 64: ≤16383 64 64 256 4 3 256 1 0 1; 64 128 128 8 3 128 1 2 1; 64 64 128 4 4 128 1 2 0
+128: ≤8192 128 128 128 8 3 256 1 0 1; ≤16383 128 128 128 8 4 256 0 0 0; 128 64 128 4 2 128 0 2 0
+any: ≤8192 128 64 128 4 3 256 1 0 1; ≤16383 256 128 128 8 3 256 0 0 0; 128 64 128 4 3 256 1 0 1;
+     256 128 128 8 3 256 0 0 0
+packed_4_bits …
+ 16: ≤8192 16 64 256 4 3 128 1 0 1; ≤16383 16 128 256 8 3 128 1 0 1; 16 64 256 4 2 256 1 0 1
+ 32: ≤8192 32 128 256 8 3 256 1 0 1; ≤16383 32 128 256 8 3 128 1 0 1; 32 64 256 4 2 128 1 0 1
+ 64: ≤16383 64 64 256 4 3 256 1 0 1; 64 64 256 4 2 256 1 0 1; 64 128 256 8 2 128 0 0 0
+128: ≤16383 128 128 256 8 2 256 1 0 1; ≤16383 64 128 256 8 2 128 0 0 0; 128 64 128 4 2 128 0 2 0
+any: 128 128 256 8 2 256 1 0 1; ≤8192 256 128 128 8 3 256 0 0 0; 128 64 128 4 2 128 0 0 0
+packed_small …  # not measured
+ 64: 64 128 128 8 3 128 0 0 0
+any: 128 128 128 8 3 256 0 0 0
+
+try_packed_few_256 BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT  # chunks of 256
+any: 64 256 4 3 256 1 0 1; 64 256 4 2 256 1 0 1; 64 256 4 3 128 0 0 1; 128 256 8 3 128 0 0 1;
+     128 256 8 3 256 1 0 1; 128 256 8 2 128 0 0 0; 64 256 4 3 128 1 2 0
+try_packed_few_128 …
+any: 64 128 4 3 128 1 0 1; 64 128 4 4 256 1 0 1; 128 128 8 3 128 1 0 1; 128 128 8 3 128 1 2 1;
+     64 256 4 2 256 1 0 1; 64 256 4 3 256 1 0 1; 64 256 4 3 128 1 0 1; 128 256 8 3 256 1 0 1;
+     128 256 8 3 128 1 0 1; 64 128 4 4 128 1 2 0
+
+try_packed_many BLOCK_T BLOCK_N BLOCK_K num_warps num_stages REGISTERS WIDE AHEAD DIRECT
+any: 128 128 128 8 2 128 0 0 0; 128 128 128 8 4 256 0 0 0; 128 256 128 8 3 256 0 0 0;
+     128 64 128 4 2 128 0 0 0; 64 128 128 8 3 128 0 0 0; 64 256 128 8 3 256 0 0 0
+try_packed_many_256 …
+any: 256 128 128 8 2 256 0 0 0; 256 128 128 8 3 256 0 0 0; 256 64 128 4 2 256 0 0 0
+try_packed_many_chunks …
+any: 128 128 256 8 2 256 0 0 0; 64 128 256 8 2 128 0 0 0
+try_packed_many_ahead …
+any: 64 128 128 8 3 128 1 2 0; 128 64 128 4 2 128 0 2 0
+try_packed_many_straight_256 …
+any: 64 128 256 8 2 256 1 0 1; 128 64 256 4 2 256 1 0 1; 128 128 256 8 2 256 1 0 1
+try_packed_many_straight …
+any: 64 128 128 8 3 128 1 0 1; 128 64 128 4 3 256 1 0 1; 128 128 128 8 3 256 1 0 1
+try_packed_many_straight_large …
+any: 256 128 128 8 3 256 1 0 1
+try_packed_many_straight_small …
+any: 128 128 128 8 3 128 1 0 1
+try_packed_many_straight_double …
+any: 128 64 256 4 2 256 1 0 1; 128 128 256 8 2 256 1 0 1; 64 128 256 8 2 256 1 0 1
+
+large_int8 BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROGRAMS RATE
+any: 128 128 0 128 4 3 2 2 115; 128 256 0 128 8 4 2 1 100; 256 128 64 128 8 3 2 1 98;
+     128 128 64 128 8 4 1 1 87; 128 128 0 128 8 4 1 1 83; 64 128 0 128 4 5 1 1 65; 64 64 0 256 4 4 1 1 50
+large_int8_groups …
+any: 128 128 0 128 8 4 1 1 100; 64 128 0 128 4 5 1 1 85; 64 64 0 128 4 5 1 1 60
+
+try_large_int8 BLOCK_M BLOCK_N MORE_N BLOCK_K num_warps num_stages PIECES PROGRAMS
+any: 128 256 0 128 8 3 2 1; 256 128 0 128 8 3 2 1; 128 128 0 128 8 3 1 1; 128 64 0 128 4 3 1 2;
+     64 128 0 128 4 3 1 2
+large_int8_parts …  # up to 64 rows
+any: 64 64 0 256 4 3 1 0
+large_int8_parts_groups …
+any: 64 64 0 128 4 5 1 0
+""")

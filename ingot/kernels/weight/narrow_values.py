@@ -1,0 +1,154 @@
+"""Values of 8 and of 4 bits made wide in registers, in fewer instructions than the compiler finds.
+
+Owns the tricks with bit patterns: an integer placed below the point of a power of two is that power plus the
+integer, exactly, and one sum leaves the integer less its zero. Knows no product and no layout.
+
+    wide = unpack(words, zero, 2, 4, tl.float16, ASM)
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language import constexpr, tensor
+
+
+def _nibbles(shift: int | str, mask: str, magic: str, add: str) -> tl.constexpr:
+    """Two values of 4 bits, ``shift`` bits (or an operand) up in two words, plus the two in $2."""
+    moved = f"shr.b32 t, $1, {shift};" if shift else "mov.b32 t, $1;"
+    return tl.constexpr(
+        f"{{ .reg .b32 t, one, part; mov.b32 one, 0x3F803F80; mov.b32 part, 0x2C002C00; {moved}"
+        f" lop3.b32 t, t, {mask}, {magic}, 0xEA; {add}; }}"
+    )
+
+
+def _bytes(selector: str) -> tl.constexpr:
+    """A byte of each of two words plus the two values in $2, in fp16."""
+    return tl.constexpr(f"{{ .reg .b32 t; prmt.b32 t, $1, 0x64646464, {selector}; add.f16x2 $0, t, $2; }}")
+
+
+def _brain_bytes(low: str, high: str) -> tl.constexpr:
+    """The same in bf16, by way of fp32: eight bits do not lie below the point of a bf16 value."""
+    return tl.constexpr(
+        "{ .reg .b32 p, q, n, m; .reg .f32 a, b, c, d;"
+        f" prmt.b32 p, $1, 0x4B000000, {low}; prmt.b32 q, $1, 0x4B000000, {high};"
+        " shl.b32 n, $2, 16; and.b32 m, $2, 0xFFFF0000;"
+        " mov.b32 a, p; mov.b32 b, q; mov.b32 c, n; mov.b32 d, m;"
+        " sub.f32 a, a, 0f4B000000; sub.f32 b, b, 0f4B000000; add.f32 a, a, c; add.f32 b, b, d;"
+        " cvt.rn.bf16x2.f32 $0, b, a; }"
+    )
+
+
+_LOW, _HIGH, _ADD_HALF = "0x000F000F", "0x00F000F0", "add.f16x2 $0, t, $2"
+_PART_HALF = "fma.rn.f16x2 $0, t, part, $2"  # a value 4 bits up counts sixteenfold
+_ADD_BRAIN = "fma.rn.bf16x2 $0, t, one, $2"  # a plain sum needs sm_90
+_HALF_0, _HALF_2 = (_nibbles(shift, _LOW, "0x64006400", _ADD_HALF) for shift in (0, 8))
+_HALF_1, _HALF_3 = (_nibbles(shift, _HIGH, "0x64006400", _PART_HALF) for shift in (0, 8))
+_BRAIN_0, _BRAIN_1, _BRAIN_2, _BRAIN_3 = (_nibbles(4 * i, _LOW, "0x43004300", _ADD_BRAIN) for i in range(4))
+_FROM_HALF_0 = _nibbles("$3", _LOW, "0x64006400", _ADD_HALF)
+_FROM_HALF_1 = _nibbles("$3", _HIGH, "0x64006400", _PART_HALF)
+_FROM_BRAIN_0 = _nibbles("$3", _LOW, "0x43004300", _ADD_BRAIN)
+_HALF_LOW, _HALF_HIGH = _bytes("0x4240"), _bytes("0x4341")
+_BRAIN_LOW, _BRAIN_HIGH = _brain_bytes("0x7440", "0x7442"), _brain_bytes("0x7441", "0x7443")
+
+
+@triton.constexpr_function
+def above(index: int, bits: int, dtype: tl.dtype) -> float:
+    """The power of two that a value is placed below, as it counts once it is moved down."""
+    if dtype == tl.float16:
+        return 64.0 if bits == 4 and index % 2 == 1 else 1024.0
+    return 0.0 if bits == 8 else 128.0
+
+
+@triton.jit
+def unpack_less(words: tensor, less: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr) -> tensor:
+    """Value INDEX of every 16-bit word plus ``less``, of its shape: -(``above`` + zero) in fp16 or bf16."""
+    if tl.float16 == DTYPE:
+        if BITS == 8:
+            byte: constexpr = _HALF_LOW if INDEX == 0 else _HALF_HIGH
+            wide = tl.inline_asm_elementwise(byte, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
+        else:
+            half: constexpr = (
+                _HALF_0 if INDEX == 0 else _HALF_1 if INDEX == 1 else _HALF_2 if INDEX == 2 else _HALF_3
+            )
+            wide = tl.inline_asm_elementwise(half, "=r,r,r", [words, less], tl.float16, is_pure=True, pack=2)
+    elif BITS == 8:
+        pair: constexpr = _BRAIN_LOW if INDEX == 0 else _BRAIN_HIGH
+        wide = tl.inline_asm_elementwise(pair, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+    else:
+        brain: constexpr = (
+            _BRAIN_0 if INDEX == 0 else _BRAIN_1 if INDEX == 1 else _BRAIN_2 if INDEX == 2 else _BRAIN_3
+        )
+        wide = tl.inline_asm_elementwise(brain, "=r,r,r", [words, less], tl.bfloat16, is_pure=True, pack=2)
+    return wide
+
+
+@triton.jit
+def unpack(
+    words: tensor, zero: tensor, INDEX: constexpr, BITS: constexpr, DTYPE: constexpr, ASM: constexpr
+) -> tensor:
+    """Value INDEX of every 16-bit word [N, W], less the zeros [N] uint8: exact in DTYPE."""
+    if not ASM or tl.float32 == DTYPE:
+        value = (words >> (BITS * INDEX)) & ((1 << BITS) - 1)
+        wide = (value.to(tl.float32) - zero.to(tl.float32)[:, None]).to(DTYPE)
+    else:
+        less = (-above(INDEX, BITS, DTYPE) - zero.to(tl.float32)).to(DTYPE)
+        wide = unpack_less(words, tl.broadcast_to(less[:, None], words.shape), INDEX, BITS, DTYPE)
+    return wide
+
+
+_SCALED_HALF = tl.constexpr("mul.rn.f16x2 $0, $1, $2;")
+_SCALED_BRAIN = tl.constexpr(  # a plain product needs sm_90
+    "{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 $0, $1, $2, none; }"
+)
+
+
+@triton.jit
+def scaled_beside(wide: tensor, beside: tensor, ASM: constexpr) -> tensor:
+    """Values in fp16 or bf16 times scales of the same shape, rounded once."""
+    if ASM:
+        asm: constexpr = _SCALED_HALF if wide.dtype == tl.float16 else _SCALED_BRAIN
+        y = tl.inline_asm_elementwise(asm, "=r,r,r", [wide, beside], wide.dtype, is_pure=True, pack=2)
+    else:
+        y = (wide.to(tl.float32) * beside.to(tl.float32)).to(wide.dtype)
+    return y
+
+
+@triton.jit
+def scaled(wide: tensor, scale: tensor, ASM: constexpr) -> tensor:
+    """Values [N, W] in fp16 or bf16 times the scales [N] of their rows, rounded once."""
+    return scaled_beside(wide, tl.broadcast_to(scale[:, None], wide.shape), ASM)
+
+
+@triton.jit
+def unpack_from(
+    words: tensor, bit: tensor, zero: tensor, INDEX: constexpr, DTYPE: constexpr, ASM: constexpr
+) -> tensor:
+    """As ``unpack``, of 4 bits: value INDEX, 0 or 1, of every 16-bit word from ``bit`` on, less its zero."""
+    # The move stands in the bit operation of each value: one that two of them shared would be made in the
+    # layout in which the words are copied, and they would go through shared memory again.
+    if not ASM:
+        wide = unpack(words >> bit.to(tl.int16), zero, INDEX, 4, DTYPE, False)
+    elif tl.float16 == DTYPE:
+        magic: constexpr = 64.0 if INDEX == 1 else 1024.0
+        less = tl.broadcast_to((-magic - zero.to(tl.float32)).to(tl.float16)[:, None], words.shape)
+        half: constexpr = _FROM_HALF_0 if INDEX == 0 else _FROM_HALF_1
+        bits = tl.broadcast_to(bit, words.shape)
+        wide = tl.inline_asm_elementwise(
+            half, "=r,r,r,r,r", [words, less, bits], tl.float16, is_pure=True, pack=2
+        )
+    else:
+        less = tl.broadcast_to((-128.0 - zero.to(tl.float32)).to(tl.bfloat16)[:, None], words.shape)
+        bits = tl.broadcast_to(bit + 4 * INDEX, words.shape)
+        wide = tl.inline_asm_elementwise(
+            _FROM_BRAIN_0, "=r,r,r,r,r", [words, less, bits], tl.bfloat16, is_pure=True, pack=2
+        )
+    return wide
+
+
+@triton.jit
+def ended(sums: tensor, ASM: constexpr) -> tensor:
+    """The same sums, in the same registers, after the product that makes them has ended."""
+    if ASM:
+        sums = tl.inline_asm_elementwise("", "=r,0", [sums], tl.float32, is_pure=True, pack=1)
+    return sums

@@ -1,0 +1,103 @@
+"""Attention to an encoder's outputs, whose keys and values lie in a second paged cache.
+
+Owns the products of queries and of encoded keys and values, the writing of the second cache, and attention
+over it. A step of the decoder reads that cache and writes nothing to it. Knows no request.
+
+    attention.write(encoded, cache.encoded, slots)         # once for an input
+    attended = attention.attend(query, batch, cache)       # in every step
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ingot.config.model import DecoderConfig
+from ingot.kernels.attention.int8_heads import OutScales
+from ingot.kernels.attention.invariant_attention import invariant_attention
+from ingot.kernels.attention.paged_attention import paged_attention
+from ingot.layers.batch import ForwardBatch, LayerCache
+from ingot.layers.context import BuildContext
+from ingot.layers.linear import Linear
+
+
+class CrossAttention(nn.Module):
+    """Every token of the decoder attends to all of its request's encoded positions.
+
+    With ``batch_invariant`` every token is computed by the same arithmetic in any step (invariance.py).
+    """
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        assert config.encoder is not None
+        self.config = config
+        self.batch_invariant = False
+        size, bias = config.hidden_size, config.qkv_bias
+        self.q_proj = Linear(size, config.q_size, bias=bias, ctx=ctx.at("q_proj"))
+        self.kv_proj = Linear(
+            config.encoder.hidden_size, 2 * config.kv_size, bias=bias, ctx=ctx.at("kv_proj")
+        )
+        self.o_proj = Linear(
+            config.q_size,
+            size,
+            bias=config.output_bias,
+            ctx=ctx.at("o_proj"),
+            input_group=config.head_dim,
+            free_order=True,
+        )
+
+    def write(self, encoded: torch.Tensor, cache: LayerCache, slots: torch.Tensor) -> None:
+        """Keys and values of encoded positions [P, encoder's hidden_size] go into ``slots`` [P] of a second
+        cache (``block * block_size + offset``).
+        """
+        kv = self.kv_proj(encoded).unflatten(1, (2, self.config.num_kv_heads, self.config.head_dim))
+        blocks, offsets = slots // cache.block_size, slots % cache.block_size
+        cache.keys[blocks, :, offsets] = kv[:, 0]
+        cache.values[blocks, :, offsets] = kv[:, 1]
+
+    def query(self, projected: torch.Tensor) -> torch.Tensor:
+        """[T, q_size] → queries [T, num_heads, head_dim]."""
+        return projected.unflatten(1, (self.config.num_heads, self.config.head_dim))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        batch: ForwardBatch,
+        cache: LayerCache,
+        out: torch.Tensor | None = None,
+        out_scales: OutScales | None = None,
+    ) -> torch.Tensor:
+        """Queries [T, num_heads, head_dim] → the same shape: zeros for tokens without an encoded position.
+
+        ``out`` and ``out_scales`` are as in ``Attention.attend``.
+        """
+        encoded, second = batch.encoded, cache.encoded
+        assert encoded is not None
+        assert second is not None
+        if self.batch_invariant:
+            assert out is None
+            starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
+            return invariant_attention(
+                query,
+                second.keys,
+                second.values,
+                encoded.block_tables,
+                starts,
+                encoded.lens,
+                1,
+                encoded.max_len,
+                self.config.attention_scale,
+            )
+        return paged_attention(
+            query,
+            second.keys,
+            second.values,
+            encoded.block_tables,
+            encoded.lens,
+            self.config.attention_scale,
+            encoded.max_len,
+            out=out,
+            arrivals=batch.arrivals if batch.max_query_len == 1 else None,
+            out_scales=out_scales,
+            steady=self.o_proj.scheme.rounds,
+        )

@@ -1,0 +1,102 @@
+"""Which inputs are encoded: blocks of the encoder cache, by the inputs' hashes.
+
+Owns the accounting: entries, the requests that hold them, eviction of those that nobody holds, oldest first.
+Touches no tensor; ``encoding.py`` has the memory.
+
+    cache = EncoderCache(num_blocks=24, block_size=64, budget=4096)
+    count = cache.share(request, count, jobs)     # jobs: what the step must encode before
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ingot.runtime.inputs import EncoderEntry, EncoderJob, RequestInput
+from ingot.runtime.request import Request
+
+
+class EncoderCache:
+    """Entries by hash; a request's own are in ``request.encoded``, by the index of the input.
+
+    Args:
+        budget: positions that a step encodes at most; a longer input takes a step's budget alone.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, budget: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.budget = budget
+        self._free = list(range(num_blocks))
+        self._entries: OrderedDict[bytes, EncoderEntry] = OrderedDict()  # the longest unheld one first
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._entries
+
+    def share(self, request: Request, count: int, jobs: list[EncoderJob]) -> int:
+        """How many of the request's next ``count`` tokens a step can compute: those before the first input
+        that it can neither find nor encode. The request holds the inputs that they read; those to encode
+        are added to the step's ``jobs``.
+        """
+        start = request.num_computed
+        for index, given in enumerate(request.inputs):
+            if index in request.encoded or not given.is_read_by(start, start + count):
+                continue
+            entry = self._entries.get(given.digest)
+            if entry is None:
+                entry = self._placed(given, jobs)
+                if entry is None:
+                    return max(given.place - start, 0)
+                jobs.append(EncoderJob(given, entry))
+            self._hold(request, index, entry)
+        return count
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Let ``child`` hold what ``parent`` holds."""
+        for index, entry in parent.encoded.items():
+            self._hold(child, index, entry)
+
+    def passed(self, request: Request) -> None:
+        """Give back the inputs whose placeholders are all computed."""
+        for index in list(request.encoded):
+            given = request.inputs[index]
+            if given.tokens and given.end <= request.num_computed:
+                self._give_back(request, index)
+
+    def release(self, request: Request) -> None:
+        """Give back all that a request holds."""
+        for index in list(request.encoded):
+            self._give_back(request, index)
+
+    def clear(self) -> None:
+        """Forget every entry: a step has failed, and what it was to encode may not be there."""
+        assert not any(entry.holders for entry in self._entries.values())
+        self._entries.clear()
+        self._free = list(range(self.num_blocks))
+
+    def _placed(self, given: RequestInput, jobs: list[EncoderJob]) -> EncoderEntry | None:
+        """A new entry; None where the step's budget or the cache has no room for it."""
+        under_way = sum(job.given.positions for job in jobs)
+        if jobs and under_way + given.positions > self.budget:
+            return None
+        wanted = -(-given.positions // self.block_size)
+        unheld = [entry for entry in self._entries.values() if not entry.holders]
+        if wanted > len(self._free) + sum(len(entry.blocks) for entry in unheld):
+            return None
+        for entry in unheld:
+            if wanted <= len(self._free):
+                break
+            del self._entries[entry.digest]
+            self._free += entry.blocks
+        blocks, self._free = self._free[:wanted], self._free[wanted:]
+        entry = self._entries[given.digest] = EncoderEntry(given.digest, blocks, given.positions)
+        return entry
+
+    def _hold(self, request: Request, index: int, entry: EncoderEntry) -> None:
+        entry.holders += 1
+        request.encoded[index] = entry
+
+    def _give_back(self, request: Request, index: int) -> None:
+        entry = request.encoded.pop(index)
+        entry.holders -= 1
+        if not entry.holders:
+            self._entries.move_to_end(entry.digest)

@@ -1,0 +1,104 @@
+"""The memory of the encoder cache, and what steps do with it.
+
+Owns the tensors behind ``EncoderCache``: rows of embeddings (kind ``prefix``) or each layer's second cache
+(``cross``); the encoding of inputs into them, and the rows that a step splices. Decides nothing.
+
+    encoding = Encoding(model, caches, num_blocks=24, block_size=64, device=device)
+    encoding.encode(step.jobs)
+    spliced = encoding.spliced(step)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ingot.layers.batch import LayerCache, Spliced
+from ingot.layers.decoder import Decoder, DecoderLayer
+from ingot.runtime.inputs import EncoderEntry, EncoderJob
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
+
+
+class Encoding:
+    """Encodes inputs of one model; ``caches`` of a model of kind ``cross`` get their second caches here."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        caches: Sequence[LayerCache],
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        config, self.dtype = model.config, model.dtype
+        assert config.encoder is not None
+        self.model = model
+        self.block_size = block_size
+        self.device = device
+        self._layers: list[tuple[DecoderLayer, LayerCache]] = []
+        self._rows = torch.empty(0)
+        if config.kind == "prefix":
+            shape = (num_blocks * block_size, config.hidden_size)
+            self._rows = torch.zeros(shape, dtype=self.dtype, device=device)
+            return
+        for layer, cache in zip(model.layers, caches, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            sizes = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+            cache.encoded = LayerCache.zeros(*sizes, self.dtype, device)
+            self._layers.append((layer, cache.encoded))
+
+    def encode(self, jobs: Sequence[EncoderJob]) -> None:
+        """Encode a step's inputs, one after another: what one becomes does not depend on the others."""
+        for job in jobs:
+            features = job.given.features.to(self.device, self.dtype)
+            encoded = self.model.encode(features)  # [positions, hidden_size]
+            assert len(encoded) == job.given.positions
+            slots = self._on_device(self._slots(job.entry, np.arange(job.given.positions)))
+            if not self._layers:
+                self._rows[slots] = encoded
+            for layer, cache in self._layers:
+                assert layer.encoder_attn is not None
+                layer.encoder_attn.write(encoded, cache, slots)
+
+    def has_graph(self, step: ScheduledBatch) -> bool:
+        """Whether a captured step can compute this one: it splices nothing, and with second caches every
+        request has its input.
+        """
+        if self._layers:
+            return all(item.request.inputs for item in step.requests)
+        return not any(_spans(item) for item in step.requests)
+
+    def spliced(self, step: ScheduledBatch) -> Spliced | None:
+        """The rows of a step's placeholders; None where it has none."""
+        rows, slots, token = [], [], 0
+        for item in step.requests:
+            for index, start, end in _spans(item):
+                given = item.request.inputs[index]
+                rows.append(np.arange(start, end) - item.start + token)
+                slots.append(self._slots(item.request.encoded[index], np.arange(start, end) - given.place))
+            token += item.count
+        if not rows:
+            return None
+        values = self._rows[self._on_device(np.concatenate(slots))]
+        return Spliced(self._on_device(np.concatenate(rows)), values)
+
+    def _slots(self, entry: EncoderEntry, positions: np.ndarray) -> np.ndarray:
+        """Where positions of an entry are."""
+        blocks = np.array(entry.blocks, dtype=np.int64)
+        return blocks[positions // self.block_size] * self.block_size + positions % self.block_size
+
+    def _on_device(self, values: np.ndarray) -> torch.Tensor:
+        host = torch.from_numpy(values)
+        return host.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else host
+
+
+def _spans(item: ScheduledRequest) -> list[tuple[int, int, int]]:
+    """(index of an input, first and last prompt token) of the placeholders that a share computes."""
+    first, last = item.start, item.start + item.count
+    return [
+        (index, max(given.place, first), min(given.end, last))
+        for index, given in enumerate(item.request.inputs)
+        if given.tokens and given.is_read_by(first, last)
+    ]

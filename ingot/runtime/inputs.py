@@ -1,0 +1,141 @@
+"""What a request carries beside token ids: pictures, speech.
+
+Owns an input as a request holds it, where it is encoded, and which inputs a model takes. Knows no scheduler.
+
+    given = InputRules(model, cache_positions=4096).read(features, place=12)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ingot.config.encoder import EncoderConfig, Kind
+from ingot.errors import RequestError
+from ingot.layers.encoder import Encoder
+
+
+@dataclass(frozen=True, eq=False)
+class RequestInput:
+    """One input of a request.
+
+    Attributes:
+        features: what is encoded, float32 on the CPU.
+        digest: of shape and values; equal ones are encoded once.
+        positions: how many outputs it has.
+        place: index in the prompt of its first placeholder token.
+        tokens: how many placeholders there are: one for each position (kind ``prefix``), or none.
+    """
+
+    features: torch.Tensor
+    digest: bytes
+    positions: int
+    place: int = 0
+    tokens: int = 0
+
+    @property
+    def end(self) -> int:
+        """Index in the prompt behind its last placeholder."""
+        return self.place + self.tokens
+
+    def is_read_by(self, start: int, end: int) -> bool:
+        """Whether the tokens [start, end) need it; without placeholders all do."""
+        return not self.tokens or (self.place < end and start < self.end)
+
+
+@dataclass(eq=False)
+class EncoderEntry:
+    """What an input became: blocks of the encoder cache, in order, and how many requests hold them."""
+
+    digest: bytes
+    blocks: list[int]
+    positions: int
+    holders: int = 0
+
+
+@dataclass(frozen=True)
+class EncoderJob:
+    """An input that a step encodes into an entry."""
+
+    given: RequestInput
+    entry: EncoderEntry
+
+
+@dataclass(frozen=True)
+class InputRules:
+    """Which inputs a model with an encoder takes."""
+
+    kind: Kind
+    config: EncoderConfig
+    encoder: Encoder
+    cache_positions: int
+
+    def read(self, features: object, place: int) -> RequestInput:
+        """An input from a tensor, or what torch makes one of, at a place in the prompt.
+
+        Raises:
+            RequestError: it is not a tensor of the right shape with finite values, or has too many positions.
+        """
+        tensor = self._tensor(features)
+        positions = self.encoder.positions(tuple(tensor.shape))
+        most = min(self.config.max_positions, self.cache_positions)
+        if not 0 < positions <= most:
+            raise RequestError(
+                "the input has too many positions",
+                seen=f"{positions} positions of features {list(tensor.shape)}",
+                allowed=f"1 to {most}",
+                fix="a shorter input, or a larger encoder_positions",
+            )
+        digest = hashlib.blake2b(repr(tuple(tensor.shape)).encode(), digest_size=16)
+        digest.update(tensor.numpy().tobytes())
+        given = RequestInput(tensor, digest.digest(), positions, place)
+        return replace(given, tokens=positions) if self.kind == "prefix" else given
+
+    def placeholders(self, given: RequestInput) -> list[int]:
+        """The token ids that stand in the prompt for an input."""
+        return [self.config.placeholder_id] * given.tokens
+
+    def check(self, inputs: Sequence[RequestInput]) -> None:
+        """Raises:
+        RequestError: more inputs than a request to this model may have.
+        """
+        if self.kind == "cross" and len(inputs) > 1:
+            raise RequestError(
+                "a request to this model takes one input", seen=f"{len(inputs)} inputs", allowed="at most 1"
+            )
+
+    def _tensor(self, features: object) -> torch.Tensor:
+        try:
+            # A copy: what the caller writes later is not what was hashed.
+            tensor = torch.as_tensor(features).detach().to("cpu", torch.float32, copy=True).contiguous()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RequestError(
+                "an input's features must be a tensor of numbers", seen=error, fix="the input"
+            ) from None
+        if not self.config.takes(tuple(tensor.shape)):
+            allowed = " x ".join(str(size) if size else "any" for size in self.config.features)
+            raise RequestError(
+                "the input's features have another shape than the model takes",
+                seen=f"{list(tensor.shape)}",
+                allowed=allowed,
+                fix="the features: they must be made as for this model",
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise RequestError(
+                "the input's features hold values that are not finite",
+                seen=f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} are NaN or infinite",
+                fix="the input",
+            )
+        return tensor
+
+
+def no_inputs() -> RequestError:
+    """The error for an input where nobody encodes it."""
+    return RequestError(
+        "only text and token ids are taken here",
+        seen="an input",
+        fix="leave it out, or take an engine whose model has an encoder",
+    )

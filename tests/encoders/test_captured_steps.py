@@ -1,0 +1,96 @@
+"""The static buffers that CUDA graphs are captured over give the logits of eager steps; which steps replay
+one; hooks. No graph is captured here.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ingot import LLM
+from ingot.errors import RequestError
+from ingot.processors.prompt import Input, Prompt
+from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.step_buffer import StepBuffer
+from tests.e2e.tiny import write_tiny
+from tests.encoders import test_pictures, test_speech
+from tests.encoders.conftest import Side
+
+
+def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
+    """A step with padding of tokens and requests, as graphs.py and prompt_graphs.py fill their buffers."""
+    runner = llm.executor.runner
+    decodes = all(item.count == 1 for item in step.requests)
+    requests = len(step.requests) + 2
+    tokens = requests if decodes else step.num_tokens + 3
+    width = -(-runner.max_seq_len // runner.block_size)
+    encoded = runner.forward.encoded_positions
+    buffer = StepBuffer(tokens, requests, width, requests, runner.device, 4, encoded, runner.block_size)
+    buffer.fill(step, runner.block_size)
+    if decodes:
+        buffer.host["query_start"][:] = range(requests + 1)
+    batch = buffer.padded_batch(1 if decodes else tokens, runner.max_seq_len)
+    wanted = sum(item.samples for item in step.requests)
+    return runner.forward(batch)[:wanted]
+
+
+def test_static_buffers_give_the_logits_of_eager_steps(speech: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = speech.open(token_budget=24)
+    runner, kinds = llm.executor.runner, []
+    run, encoding = runner.run, runner.encoding
+    assert encoding is not None
+
+    def both(step: ScheduledBatch) -> torch.Tensor:
+        logits = run(step)
+        if encoding.has_graph(step):
+            kinds.append(max(item.count for item in step.requests) > 1)
+            torch.testing.assert_close(padded_logits(llm, step), logits, rtol=1e-5, atol=1e-5)
+        return logits
+
+    monkeypatch.setattr(runner, "run", torch.inference_mode()(both))
+    spoken = [one for one in test_speech.MIXED if one[0] is not None]
+    llm.generate([test_speech.prompt(one) for one in spoken], test_speech.GREEDY)
+    assert set(kinds) == {True, False}
+
+
+def test_steps_that_splice_and_steps_that_skip_have_no_graph(speech: Side, pictures: Side) -> None:
+    def graphs(side: Side, prompts: list[Prompt]) -> list[bool]:
+        llm = side.open(token_budget=64)
+        run, encoding, found = llm.executor.runner.run, llm.executor.runner.encoding, []
+        assert encoding is not None
+
+        def seen(step: ScheduledBatch) -> torch.Tensor:
+            found.append(encoding.has_graph(step))
+            return run(step)
+
+        llm.executor.runner.run = seen  # type: ignore[method-assign]
+        llm.generate(prompts, max_new_tokens=3, ignore_eos=True)
+        return found
+
+    heard, silent = test_speech.prompt(test_speech.MIXED[0]), test_speech.prompt(test_speech.MIXED[1])
+    assert graphs(speech, [heard]) == [True] * 3
+    assert graphs(speech, [heard, silent]) == [False] * 3
+    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[0])]) == [False, True, True]
+    assert graphs(pictures, [test_pictures.prompt([100])]) == [
+        False,
+        True,
+        True,
+    ]  # its last token is one of it
+    assert graphs(pictures, [test_pictures.prompt(test_pictures.MIXED[1])]) == [True] * 3
+
+
+def test_a_tap_sees_the_encoder_and_cross_attention(speech: Side) -> None:
+    llm, spoken = speech.open(), test_speech.MIXED[2]
+    with llm.tap("encoder.layers.*", "encoder.layers.*.mlp", "layers.*.encoder_attn", "layers.*") as seen:
+        llm.logits(test_speech.prompt(spoken))
+    shapes = {name: tuple(tensor.shape) for name, tensor in seen.items()}
+    assert shapes["encoder.layers.1"] == shapes["encoder.layers.0.mlp"] == (17, 32)
+    assert shapes["layers.1.encoder_attn"] == shapes["layers.1"] == (1, 32)
+
+
+def test_an_engine_of_text_takes_no_inputs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    llm = LLM(write_tiny(tmp_path_factory.mktemp("text") / "tiny"), "cpu")
+    prompt = Prompt(["a", Input(torch.zeros(3))])
+    for call in (llm.generate, llm.logits, llm.explain, llm.prompt_ids):
+        with pytest.raises(RequestError, match="only text and token ids"):
+            call(prompt)  # type: ignore[operator]
