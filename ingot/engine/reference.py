@@ -1,8 +1,9 @@
 """The checking decoder over an engine's weights, a layer at a time from their file.
 
 Owns what layers/checking.py leaves open: products with what stored weights mean, an arithmetic, keys and
-values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
-mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
+values. Shares nothing with the kernels or the runtime, so that a proof does not repeat their mistakes, and with
+the kernels' twins no more than the unpacking of stored values (``dequantized``). It runs on any device and
+holds one layer of weights. Knows no requests and no proof.
 
     run = ReferenceRun(model, Weights(path, model, device), EXACT)
     hidden = run.embed(spans)
