@@ -231,7 +231,7 @@ def _parallel(layer, attend, x):  # type: ignore[no-untyped-def]
 
 
 def _window(model: Decoder, layer: DecoderLayer, window: int) -> None:
-    layer.self_attn.config = replace(layer.self_attn.config, sliding_window=window)
+    layer.self_attn.window = window
 
 
 def _late_positions(model: Decoder, layer: DecoderLayer) -> None:
@@ -246,12 +246,12 @@ def _late_positions(model: Decoder, layer: DecoderLayer) -> None:
 
 
 def _positions_not_added(model: Decoder, layer: DecoderLayer) -> None:
-    model.embed = lambda ids, positions: model.embed_tokens(ids)
+    model.embed = lambda ids, positions, *_: model.embed_tokens(ids)
 
 
 def _shifted_positions(model: Decoder, layer: DecoderLayer) -> None:
     embed = model.embed
-    model.embed = lambda ids, positions: embed(ids, positions + 1)
+    model.embed = lambda ids, positions, *rest: embed(ids, positions + 1, *rest)
 
 
 def _untied_head(model: Decoder, layer: DecoderLayer) -> None:
