@@ -161,9 +161,10 @@ class StageFile:
         if self.metadata.get("names") == OWN_NAMES:
             return {}
         for layers, embedding, norm, names in _FAMILIES:
-            first, later = (f"{layers}.0.{names[kind]}" for kind in ("input_norm", "post_norm"))
-            prefix = next((k[2 : -len(first)] for k in self._keys if _ends(k, first)), None)
-            if prefix is not None and f"0/{prefix}{later}" in self._keys:
+            # A layer's first norm has one name in LLaMA and Gemma-2, whose second has a name of its own.
+            own = f"{layers}.0.{names['post_norm' if names is GEMMA2_NAMES else 'input_norm']}"
+            prefix = next((k[2 : -len(own)] for k in self._keys if _ends(k, own)), None)
+            if prefix is not None:
                 found = {"embedding": prefix + embedding, "final_norm": prefix + norm}
                 found |= dict(_layer_names(f"{prefix}{layers}", names, self._keys))
                 return found
