@@ -192,22 +192,21 @@ class StepBuffer:
             side.sent.record()
 
     def _fill_tokens(self, step: ScheduledBatch, block_size: int) -> int:
-        """Returns the number of tokens."""
-        if all(item.count == 1 for item in step.requests):
-            self._fill_singles(step.requests, block_size)
-            return len(step.requests)
-        host = self.host
-        token, logits = 0, list[int]()
-        for row, item in enumerate(step.requests):
+        """Returns the number of tokens; the leading requests of one token are filled together."""
+        token = step.num_single
+        logits = self._fill_singles(step.requests[:token], block_size)
+        for row, item in enumerate(step.requests[token:], start=token):
             end = token + item.count
             self._fill_request(row, token, item, block_size)
             logits.extend(range(token, end) if item.request.all_logits else [end - 1] if item.samples else [])
             token = end
-        host["logits_indices"][: len(logits)] = logits
+        self.host["logits_indices"][: len(logits)] = logits
         return token
 
-    def _fill_singles(self, items: Sequence[ScheduledRequest], block_size: int) -> None:
-        """One token a request: columns of plain lists, which numpy takes at once."""
+    def _fill_singles(self, items: Sequence[ScheduledRequest], block_size: int) -> list[int]:
+        """One token a request: columns of plain lists, which numpy takes at once. Returns the rows that want
+        logits.
+        """
         host, count = self.host, len(items)
         ids, feeds, slots, tables = [], [], [], host["block_tables"]
         starts = [item.start for item in items]
@@ -227,8 +226,7 @@ class StepBuffer:
         host["rope_rows"][:count] = positions + [item.request.rope_offset for item in items]
         host["seq_lens"][:count] = positions + 1
         host["query_start"][:count] = range(count)
-        rows = [i for i, item in enumerate(items) if item.samples or item.request.all_logits]
-        host["logits_indices"][: len(rows)] = rows
+        return [i for i, item in enumerate(items) if item.samples or item.request.all_logits]
 
     def _fill_request(self, row: int, token: int, item: ScheduledRequest, block_size: int) -> None:
         host, request, end = self.host, item.request, token + item.count

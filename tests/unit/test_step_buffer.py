@@ -50,3 +50,21 @@ def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:
     assert batch.rope_rows.tolist() == list(range(9, 17))
     assert batch.slot_mapping.tolist() == [22, 23, 8, 9, 10, 11, 36, 37]
     assert batch.logits_indices.tolist()[0] == 7
+
+
+def test_decodes_beside_chunks() -> None:
+    """Decodes in front and a last token behind a chunk; a chunk that does not sample wants no logits."""
+    request = Request("a", list(range(50, 60)), SamplingParams(), 99, rope_offset=7, blocks=[5, 2, 9])
+    chunk = ScheduledRequest(request, 1, 3, samples=False)
+    buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"))
+    items = [decode("b", 6, offset=100), decode("c", 3), chunk, decode("d", 9)]
+    buffer.fill(ScheduledBatch(items), BLOCK_SIZE)
+    buffer.upload()
+    batch = buffer.padded_batch(3, 99)
+    assert batch.input_ids.tolist()[:6] == [5, 2, 51, 52, 53, 8]
+    assert batch.positions.tolist()[:6] == [5, 2, 1, 2, 3, 8]
+    assert batch.rope_rows.tolist()[:6] == [105, 2, 8, 9, 10, 8]
+    assert batch.slot_mapping.tolist()[:6] == [5, 2, 21, 22, 23, 8]
+    assert batch.query_start.tolist() == [0, 1, 2, 5, 6]
+    assert batch.seq_lens.tolist() == [6, 3, 4, 9]
+    assert batch.logits_indices.tolist()[:3] == [0, 1, 5]
