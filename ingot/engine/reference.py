@@ -1,9 +1,8 @@
 """The checking decoder over an engine's weights, a layer at a time from their file.
 
 Owns what layers/checking.py leaves open: products with what stored weights mean, an arithmetic, keys and
-values. Shares nothing with the kernels or the runtime, so that a proof does not repeat their mistakes, and with
-the kernels' twins no more than the unpacking of stored values (``dequantized``). It runs on any device and
-holds one layer of weights. Knows no requests and no proof.
+values. Shares nothing with the kernels, their twins or the runtime, so that a proof does not repeat their
+mistakes; it runs on any device and holds one layer of weights. Knows no requests and no proof.
 
     run = ReferenceRun(model, Weights(path, model, device), EXACT)
     hidden = run.embed(spans)
@@ -27,11 +26,12 @@ import torch
 
 from ingot.engine.weights_file import WeightsReader
 from ingot.kernels.rows.int8_rows import Int8Weight
-from ingot.kernels.weight.stored_weight import StoredWeight, dequantized, row_pieces
+from ingot.kernels.weight.stored_weight import StoredWeight, row_pieces
 from ingot.layers.checking import Hooks, PlainAttention, Turns, capped, norm_spec, plain_layer, turns_of
 from ingot.layers.decoder import Decoder
 from ingot.layers.linear import Linear
 from ingot.quant.plain_rows import rounded_heads
+from ingot.quant.plain_unpacking import meaning
 
 _CHUNK = 1 << 22  # values of a weight that are widened at once
 _FITS = 0.6  # share of a GPU's free memory that may hold the weights between passes
@@ -247,7 +247,7 @@ class ReferenceRun(Hooks):
         """What a piece of a weight means, as this arithmetic has it."""
         scales, zeros = (None if t is None else t.to(like.device) for t in (piece.scales, piece.zeros))
         moved = replace(piece, values=piece.values.to(like.device), scales=scales, zeros=zeros)
-        wide = dequantized(moved, like.dtype)
+        wide = meaning(moved, like.dtype)
         return wide if piece.bits == 16 else self.arithmetic.round(wide)
 
     def _turns(self, where: torch.Tensor, spans: Sequence[Span]) -> Turns | None:

@@ -12,6 +12,7 @@ from ingot import LLM
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.loader import load_engine
 from ingot.engine.manifest import Manifest
+from ingot.kernels.weight import stored_weight
 from ingot.llm.step_check import check_steps
 from ingot.llm.verify import verify
 from ingot.runtime import sampler
@@ -117,3 +118,16 @@ def test_on_a_gpu(tmp_path: Path, scheme: str) -> None:
             found = verify(built, "cuda", note=False)
         assert found.verdict == "failed", fault
         assert any(failure.kind == "step" for failure in found.failures), (fault, found.failures)
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+def test_weights_that_are_unpacked_wrongly(
+    engine: Callable[[str], Path], scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof unpacks by itself: a mistake of the CPU's twins is not repeated in it."""
+    folder = engine(scheme)
+    assert verify(folder, "cpu", note=False).verdict == "proven"
+    right = stored_weight.unpacked
+    monkeypatch.setattr(stored_weight, "unpacked", lambda weight: right(weight).roll(1, 1))
+    found = verify(folder, "cpu", note=False)
+    assert found.verdict == "failed"
