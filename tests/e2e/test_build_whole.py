@@ -174,8 +174,8 @@ print(peak() - before)
     def test_a_build_needs_about_one_shard(self, tmp_path: Path) -> None:
         """8 shards of 33 MB of fp32 become bf16: the peak grows by less than three shards.
 
-        Some 25 MB of it are the process's and the proof's, whatever the shards' size. Pages of mapped files that
-        the system has not taken back yet count, too, at times 30 MB and more: so the least of up to four builds.
+        Some 25 MB of it are the process's and the proof's, whatever the shards' size. Pages of mapped files
+        that the system has not taken back yet count, too, at times 30 MB: so the least of up to four builds.
         """
         config = tiny_config(
             "llama", hidden_size=512, intermediate_size=1024, num_hidden_layers=24, num_attention_heads=8,
