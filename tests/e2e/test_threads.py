@@ -22,7 +22,7 @@ from tests.e2e.mixed import GREEDY, SAMPLED, Make
 from tests.e2e.watch import before_steps, check_idle, watch
 from tests.tiny_models import random_ids
 
-THREADS, ANSWERS = 8, 25
+THREADS, ANSWERS = 8, 50
 LONG = GREEDY.replace(max_new_tokens=100)
 pytestmark = pytest.mark.timeout(120)
 
