@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left
 
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
-TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 2048)  # of a prompt step's graph
-REQUEST_BUCKETS = (1, 4, 16)  # of a prompt step's graph
+# Of the graph of a step that computes prompts: tokens, finely enough that padding costs little, and requests.
+TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), *range(640, 2177, 128))
+REQUEST_BUCKETS = (1, 8, 64, 256)
 DRAW_KINDS = ("greedy", "unfiltered", "filtered")  # ways of sampling; a decode step has a graph for each
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 
@@ -30,6 +31,18 @@ def spare_tokens(token_budget: int) -> int:
 def most_logits(token_budget: int, max_batch_size: int) -> int:
     """Rows of logits of the largest step."""
     return min(most_tokens(token_budget, max_batch_size), max(max_batch_size, LOGITS_CHUNK))
+
+
+def request_buckets(max_batch_size: int) -> tuple[int, ...]:
+    """Those of ``REQUEST_BUCKETS`` that steps of up to so many requests need."""
+    return REQUEST_BUCKETS[: bisect_left(REQUEST_BUCKETS, max_batch_size) + 1]
+
+
+def tile_list_length(num_tokens: int, num_requests: int, tile_rows: int) -> int:
+    """Most tiles of ``tile_rows`` queries, or parts of them, that the prompts of such a step have; each has
+    two tokens at least.
+    """
+    return num_tokens // tile_rows + min(num_requests, num_tokens // 2)
 
 
 def batch_buckets(max_batch_size: int) -> list[int]:

@@ -27,19 +27,17 @@ from ingot.engine.memory_sizes import (
     CPU_PROCESS_BYTES,
     HostBytes,
     activation_bytes,
-    all_step_buffers_bytes,
     cache_dtype,
     encoded_position_bytes,
     encoder_blocks,
     encoding_bytes,
-    graph_bytes,
     host_bytes,
     kv_bytes_per_token,
     largest_weight_bytes,
     rotary_bytes,
-    sampling_bytes,
     weight_bytes,
 )
+from ingot.engine.step_memory import all_step_buffers_bytes, graph_bytes, sampling_bytes
 
 # An H200 with torch 2.11: gone once a process has a CUDA context and has multiplied two matrices.
 CONTEXT_BYTES = 685 << 20

@@ -21,6 +21,8 @@ from ingot.kernels.attention.invariant_attention import invariant_attention
 from ingot.kernels.attention.paged_attention import paged_attention
 from ingot.kernels.attention.prefill_attention import prefill_attention
 from ingot.kernels.cache.rope_kv_write import QkvParts, rope_kv_write
+from ingot.kernels.checks import merge_tiles
+from ingot.kernels.tiles.prefill_tiles import default_tiles
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext, empty_weight
 from ingot.layers.linear import Linear
@@ -109,14 +111,18 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         """Queries [T, num_heads, head_dim] → the same shape, ``out`` where it is given.
 
-        Leading requests of one token go to the decode kernel, the others to the prefill kernel. With
+        Leading requests of one token go to the decode kernel, the others to the prefill kernel, which comes
+        second: in a captured step the first also writes rows of the others. With
         ``out_scales``, as in ``kernels/attention/int8_heads.py``, ``out`` is int8; never with
         ``batch_invariant``.
         """
         if self.batch_invariant:
             assert out is None
             return self._attend_invariantly(query, batch, cache)
-        config, single = self.config, batch.leading_decodes
+        config, split = self.config, batch.split
+        single, lens, chunks = batch.leading_decodes, batch.seq_lens, slice(batch.leading_decodes, None)
+        if split is not None:
+            single, lens, chunks = len(split.decode_lens), split.decode_lens, slice(None)
         out = torch.empty_like(query) if out is None else out
         steady = self.o_proj.scheme.rounds
         if single:
@@ -125,7 +131,7 @@ class Attention(nn.Module):
                 cache.keys,
                 cache.values,
                 batch.block_tables[:single],
-                batch.seq_lens[:single],
+                lens[:single],
                 config.attention_scale,
                 batch.max_seq_len,
                 window=self.window,
@@ -137,25 +143,34 @@ class Attention(nn.Module):
                 steady=steady,
                 softcap=config.attention_softcap,
             )
-        if single < batch.seq_lens.shape[0]:
+        if split is not None or single < len(batch.seq_lens):
+            tiles = self.tiles_of(self.prefill_tiles, batch.max_query_len, cache)
+            if split is not None:
+                tiles = {**(tiles or {}), "BLOCK_M": split.tile_rows}
             prefill_attention(
                 query,
                 cache.keys,
                 cache.values,
-                batch.block_tables[single:],
-                batch.query_start[single:],
-                batch.seq_lens[single:],
+                batch.block_tables[chunks],
+                batch.query_start[chunks],
+                batch.seq_lens[chunks],
                 batch.max_query_len,
                 config.attention_scale,
                 window=self.window,
-                tiles=self.tiles_of(self.prefill_tiles, batch.max_query_len, cache),
+                tiles=tiles,
                 out=out,
                 out_scales=out_scales,
                 scales=cache.scales,
                 steady=steady,
                 softcap=config.attention_softcap,
+                tile_list=None if split is None else split.tile_list,
             )
         return out
+
+    def tile_rows(self, max_query_len: int, cache: LayerCache, dtype: torch.dtype) -> int:
+        """Queries of a tile of the prefill kernel where a request has so many, in ``dtype``."""
+        tiles = default_tiles(max_query_len, self.config.head_dim, dtype.itemsize, cache.scales is not None)
+        return merge_tiles(tiles, self.tiles_of(self.prefill_tiles, max_query_len, cache))["BLOCK_M"]
 
     @staticmethod
     def tiles_of(table: TileTable, rows: int, cache: LayerCache) -> Mapping[str, int] | None:

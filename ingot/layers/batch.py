@@ -50,6 +50,23 @@ class Spliced:
     values: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Split:
+    """Which rows of a captured step attend as decodes and which as chunks, told on the device: a graph's
+    launches stay as they are while the numbers of both change.
+
+    Attributes:
+        decode_lens: [D] int32, ``seq_lens`` of the first D requests where they have one token, 0 for others:
+            decode attention leaves zeros in their rows, which chunks then write over. D = 0: none decodes.
+        tile_list: [N, 2] int32, as of ``prefill_attention``: all tiles of the requests that do not decode.
+        tile_rows: queries of a tile.
+    """
+
+    decode_lens: torch.Tensor
+    tile_list: torch.Tensor
+    tile_rows: int
+
+
 @dataclass
 class ForwardBatch:
     """``T`` tokens of ``B`` requests, laid end to end without padding.
@@ -72,6 +89,7 @@ class ForwardBatch:
         max_seq_len: an upper bound on ``seq_lens``.
         num_decodes: how many requests, from the first on, have one new token each; those tokens are the rows
             0 to ``num_decodes`` of the step. 0 says nothing about the requests.
+        split: what says so instead in a captured step that may have both; None in any other.
         arrivals: [at least B * num_kv_heads] int32 zeros for decode attention, which leaves them at zero;
             None: each call makes its own.
         record: keeps what the step computes on its way, for ``verify``; None in every other run.
@@ -90,6 +108,7 @@ class ForwardBatch:
     max_query_len: int
     max_seq_len: int
     num_decodes: int = 0
+    split: Split | None = None
     arrivals: torch.Tensor | None = None
     record: StepRecord | None = None
     encoded: Encoded | None = None

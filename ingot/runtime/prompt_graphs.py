@@ -1,10 +1,11 @@
-"""Steps of short prompts as CUDA graphs, one a bucket of tokens and requests.
+"""Steps with prompts as CUDA graphs, one a bucket of tokens and requests.
 
-Owns capture and replay of steps that only compute prompts. Up to some thousand tokens the GPU is done with a
+Owns capture and replay of steps that compute prompts, alone or beside decodes. The GPU is often done with a
 layer before the host has launched the next one; a replay costs one launch. A bucket's graph is captured the
-first time that it is needed. Knows nothing of requests beyond a step's rows.
+first time that it is needed; how many of its requests decode is told on the device. Knows nothing of requests
+beyond a step's rows.
 
-    prompts = PromptGraphs(forward, device, max_seq_len=4096)
+    prompts = PromptGraphs(forward, feed, device, max_batch_size=64, max_seq_len=4096)
     if prompts.fits(step): logits, buffer = prompts.run(step, draws)
 """
 
@@ -12,86 +13,104 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ingot.config.step_sizes import REQUEST_BUCKETS, TOKEN_BUCKETS
+from ingot.config.step_sizes import TOKEN_BUCKETS, request_buckets
+from ingot.kernels.sampling.token_feed import take_tokens
+from ingot.layers.decoder import DecoderLayer
 from ingot.layers.step_record import StepRecord
 from ingot.runtime.forward import Forward
 from ingot.runtime.recording import Recorder
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
-
-# Beyond so many tokens an H200 computes a 7B layer for longer than the host needs to launch it: only the gaps
-# between launches are left to win, and padding must cost less than they do.
-HOST_BOUND = 1024
-FILLED = 0.97
+from ingot.runtime.token_feed import TokenFeed
 
 
 @dataclass
 class _Captured:
     graph: torch.cuda.CUDAGraph
     buffer: StepBuffer
-    logits: torch.Tensor
     record: StepRecord | None
 
 
 class PromptGraphs:
-    """Captured prompt steps; a step runs in the smallest bucket that holds it, the rest of the rows padding.
+    """Captured steps; a step runs in the smallest bucket that holds it, the rest of the rows padding.
 
     Padding tokens belong to no request: they write to no slot and nobody reads their rows.
     """
 
-    def __init__(self, forward: Forward, device: torch.device, max_seq_len: int) -> None:
+    def __init__(
+        self, forward: Forward, feed: TokenFeed, device: torch.device, max_batch_size: int, max_seq_len: int
+    ) -> None:
         self.forward = forward
+        self.feed = feed
         self.device = device
         self.max_seq_len = max_seq_len
-        self.block_size = forward.caches[0].block_size
+        self.cache = forward.caches[0]
+        self.buckets = request_buckets(max_batch_size)
+        self._logits = torch.empty(0)
         self._recorder = Recorder(device)
         self._captured: dict[tuple[int, int], _Captured] = {}
 
-    @staticmethod
-    def fits(step: ScheduledBatch) -> bool:
-        """Whether the step has only prompts, few of them, that want no more than their last logits, and a
-        bucket that they fill well enough.
-        """
+    def fits(self, step: ScheduledBatch) -> bool:
+        """Whether a bucket holds the step, and none of its requests wants more than its last logits."""
         requests, tokens = step.requests, step.num_tokens
-        if len(requests) > REQUEST_BUCKETS[-1] or tokens > TOKEN_BUCKETS[-1] or step.num_single:
+        if len(requests) > self.buckets[-1] or tokens > TOKEN_BUCKETS[-1]:
             return False
-        bucket, _ = bucket_of(tokens, len(requests))
-        filled = bucket <= HOST_BOUND or tokens >= FILLED * bucket
-        return filled and not any(item.request.all_logits for item in requests)
+        return not any(item.request.all_logits for item in requests)
+
+    def bucket_of(self, num_tokens: int, num_requests: int) -> tuple[int, int]:
+        """The smallest buckets of tokens and of requests that hold these."""
+        tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, num_tokens)]
+        return tokens, self.buckets[bisect_left(self.buckets, num_requests)]
 
     def run(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> tuple[torch.Tensor, StepBuffer]:
         """Logits [requests that reached their last token, vocab_size], valid until the next graph's run, and
         the buffer that holds how they draw.
         """
-        captured = self._capture(*bucket_of(step.num_tokens, len(step.requests)))
-        captured.buffer.fill(step, self.block_size, draws)
+        captured = self._capture(*self.bucket_of(step.num_tokens, len(step.requests)))
+        captured.buffer.fill(step, self.cache.block_size, draws)
         captured.buffer.upload()
         captured.graph.replay()
         self.forward.observed(captured.record)
-        return captured.logits[: sum(item.samples for item in step.requests)], captured.buffer
+        return self._logits[: sum(item.samples for item in step.requests)], captured.buffer
 
     @torch.inference_mode()
     def _capture(self, tokens: int, requests: int) -> _Captured:
         if (tokens, requests) in self._captured:
             return self._captured[tokens, requests]
-        width = -(-self.max_seq_len // self.block_size)
-        sizes, encoded = (tokens, requests, width, requests), self.forward.encoded_positions
-        buffer = StepBuffer(*sizes, self.device, 0, encoded, self.block_size)
-        buffer.fill(ScheduledBatch(), self.block_size)
-        buffer.upload()
+        buffer = self._buffer(tokens, requests)
         batch = buffer.padded_batch(tokens, self.max_seq_len)
-        self.forward(batch)  # compiles kernels and fills workspaces outside of the capture
-        graph, logits = self._recorder.record(lambda: self.forward(batch))
-        self._captured[tokens, requests] = _Captured(graph, buffer, logits, self.forward.record)
+        model = self.forward.model
+        if not len(self._logits):  # of all graphs: each would keep its own
+            shape = (self.buckets[-1], model.config.vocab_size)
+            self._logits = torch.empty(shape, dtype=model.dtype, device=self.device)
+
+        def run() -> None:
+            ids = take_tokens(batch.input_ids, buffer.feed_rows, self.feed.table)
+            self._logits[:requests] = self.forward(replace(batch, input_ids=ids))
+
+        run()  # compiles kernels and fills workspaces outside of the capture
+        graph, _ = self._recorder.record(run)
+        self._captured[tokens, requests] = _Captured(graph, buffer, self.forward.record)
         return self._captured[tokens, requests]
 
-
-def bucket_of(num_tokens: int, num_requests: int) -> tuple[int, int]:
-    """The smallest buckets of tokens and of requests that hold these."""
-    tokens = TOKEN_BUCKETS[bisect_left(TOKEN_BUCKETS, num_tokens)]
-    return tokens, REQUEST_BUCKETS[bisect_left(REQUEST_BUCKETS, num_requests)]
+    def _buffer(self, tokens: int, requests: int) -> StepBuffer:
+        """A bucket's buffer, all padding."""
+        layer = self.forward.model.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        rows = layer.self_attn.tile_rows(tokens, self.cache, self.forward.model.dtype)
+        width = -(-self.max_seq_len // self.cache.block_size)
+        buffer = StepBuffer(
+            *(tokens, requests, width, requests, self.device),
+            num_kv_heads=self.cache.num_kv_heads,
+            encoded_positions=self.forward.encoded_positions,
+            block_size=self.cache.block_size,
+            tile_rows=rows,
+        )
+        buffer.fill(ScheduledBatch(), self.cache.block_size)
+        buffer.upload()
+        return buffer

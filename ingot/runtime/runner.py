@@ -74,7 +74,9 @@ class Runner:
         self.graphs = (
             DecodeGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
         )
-        self.prompts = PromptGraphs(self.forward, device, max_seq_len) if use_graphs else None
+        self.prompts = (
+            PromptGraphs(self.forward, self.feed, device, max_batch_size, max_seq_len) if use_graphs else None
+        )
 
     @property
     def eager(self) -> bool:

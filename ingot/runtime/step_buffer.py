@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.layers.batch import Encoded, ForwardBatch
+from ingot.config.step_sizes import tile_list_length
+from ingot.kernels.attention.prefill_reference import NO_TILE
+from ingot.layers.batch import Encoded, ForwardBatch, Split
 from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
@@ -47,7 +49,8 @@ class _HostSide:
 class StepBuffer:
     """Room for up to these many tokens, requests, blocks a request and logits rows, and for the counts of
     decode attention with ``num_kv_heads``. With ``encoded_positions`` also for where each request's input of
-    up to so many positions lies, in blocks of ``block_size``.
+    up to so many positions lies, in blocks of ``block_size``; with ``tile_rows`` for what a captured step's
+    attention does (``Split``).
 
     Rows that ``fill`` leaves over are padding: they write to no slot and attend to nothing.
     """
@@ -62,8 +65,12 @@ class StepBuffer:
         num_kv_heads: int = 0,
         encoded_positions: int = 0,
         block_size: int = 1,
+        tile_rows: int = 0,
     ) -> None:
+        self.num_tokens = num_tokens
         self.num_requests = num_requests
+        self._tile_rows = tile_rows
+        self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
         eight |= dict.fromkeys((*_DRAW_LONGS, *_DRAW_DOUBLES), num_requests)
@@ -77,6 +84,9 @@ class StepBuffer:
             tables["encoded_tables"] = (num_requests, -(-encoded_positions // block_size))
             eight["encoded_rows"] = num_tokens
             four |= {"encoded_tables": math.prod(tables["encoded_tables"]), "encoded_lens": num_requests}
+        if tile_rows:
+            tables["tile_list"] = (tile_list_length(num_tokens, num_requests, tile_rows), 2)
+            four |= {"tile_list": math.prod(tables["tile_list"]), "decode_lens": num_requests}
         on_gpu = device.type == "cuda"
         size = 8 * sum(eight.values()) + 4 * sum(four.values())
         self._sides = [_HostSide(size, on_gpu) for _ in range(2 if on_gpu else 1)]
@@ -114,11 +124,16 @@ class StepBuffer:
         """The whole device side as a batch, padding included; no request has more new tokens than
         ``max_query_len``.
         """
+        split = None
+        if self._tile_rows:
+            lens = self._views["decode_lens"][: self.num_tokens if self._splits else 0]
+            split = Split(lens, self._views["tile_list"], self._tile_rows)
         fields: dict[str, Any] = {name: view for name, view in self._views.items() if name in _BATCH_FIELDS}
         return ForwardBatch(
             **fields,
             max_query_len=max_query_len,
             max_seq_len=max_seq_len,
+            split=split,
             arrivals=self._arrivals,
             encoded=self._encoded(self.num_requests, None, some_without=False),
         )
@@ -174,6 +189,8 @@ class StepBuffer:
         host["feed_rows"].fill(-1)
         token = self._fill_tokens(step, block_size)
         host["query_start"][len(step.requests) :] = token
+        if self._tile_rows:
+            self._fill_split(step)
         self._fill_draws(draws)
         if self._encoded_positions:
             self._fill_encoded(step)
@@ -243,6 +260,20 @@ class StepBuffer:
         host["rope_rows"][token:end] = positions + request.rope_offset
         table = host["block_tables"][row].astype(np.int64)
         host["slot_mapping"][token:end] = table[positions // block_size] * block_size + positions % block_size
+
+    def _fill_split(self, step: ScheduledBatch) -> None:
+        """The tiles whose queries see most keys first, as they take longest."""
+        host, rows, single = self.host, self._tile_rows, step.num_single if self._splits else 0
+        host["decode_lens"].fill(0)
+        host["decode_lens"][:single] = host["seq_lens"][:single]
+        tiles = [
+            (item.start + first, request, first // rows)
+            for request, item in enumerate(step.requests[single:], start=single)
+            for first in range(0, item.count, rows)
+        ]
+        host["tile_list"][:] = (0, NO_TILE)
+        if tiles:
+            host["tile_list"][: len(tiles)] = [tile for _, *tile in sorted(tiles, reverse=True)]
 
     def _fill_encoded(self, step: ScheduledBatch) -> None:
         host, token = self.host, 0

@@ -1,7 +1,11 @@
-"""Prompt steps as CUDA graphs give what eager steps give; a warm-up captures what requests would wait for."""
+"""Steps with prompts as CUDA graphs give what eager steps give; a warm-up captures what requests would wait
+for.
+"""
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,25 +15,49 @@ import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from ingot.config.step_sizes import batch_buckets
+from ingot.config.step_sizes import TOKEN_BUCKETS, batch_buckets, request_buckets, tile_list_length
 from ingot.errors import RequestError
 from ingot.runtime.graphs import KINDS, DecodeGraphs
-from ingot.runtime.prompt_graphs import PromptGraphs, bucket_of
+from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.runner import Runner
+from ingot.runtime.scheduler import ScheduledBatch
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 
 def step_of(*counts: int, all_logits: bool = False) -> Any:
     requests = [SimpleNamespace(count=c, request=SimpleNamespace(all_logits=all_logits)) for c in counts]
-    single = next((i for i, c in enumerate(counts) if c > 1), len(counts))
-    return SimpleNamespace(requests=requests, num_tokens=sum(counts), num_single=single)
+    return SimpleNamespace(requests=requests, num_tokens=sum(counts))
 
 
-def test_buckets() -> None:
-    assert bucket_of(1, 1) == (16, 1)
-    assert bucket_of(64, 4) == (64, 4)
-    assert bucket_of(65, 5) == (128, 16)
-    assert bucket_of(1025, 16) == (2048, 16)
+@pytest.fixture
+def graphs() -> PromptGraphs:
+    graphs = PromptGraphs.__new__(PromptGraphs)
+    graphs.buckets = request_buckets(64)
+    return graphs
+
+
+def test_buckets(graphs: PromptGraphs) -> None:
+    assert graphs.buckets == (1, 8, 64)
+    assert graphs.bucket_of(1, 1) == (16, 1)
+    assert graphs.bucket_of(64, 8) == (64, 8)
+    assert graphs.bucket_of(65, 9) == (128, 64)
+    assert graphs.bucket_of(1025, 2) == (1152, 8)
+    assert request_buckets(1) == (1,)
+    assert request_buckets(65) == (1, 8, 64, 256)
+    assert request_buckets(1000) == (1, 8, 64, 256)
+
+
+def test_padding_of_a_long_step_is_small() -> None:
+    for below, size in pairwise(TOKEN_BUCKETS):
+        assert (size - below) / size <= (0.5 if size <= 128 else 0.34 if size < 512 else 0.2)
+        assert size <= 1024 or (size - below) / size <= 0.12
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("counts", [[2] * 32, [64], [17] * 3, [33, 31], [65, 2, 2]])
+def test_a_list_of_tiles_holds_any_step(counts: list[int], rows: int) -> None:
+    tokens = -(-sum(counts) // 64) * 64
+    assert sum(-(-count // rows) for count in counts) <= tile_list_length(tokens, len(counts), rows)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +66,17 @@ def test_buckets() -> None:
         ((2,), True),
         ((1024,), True),
         ((512, 100), True),
-        ((1100,), False),  # padding would cost more than the launches
-        ((2048,), True),
-        ((2049,), False),
-        ((1, 40), False),  # a decode
-        ((9,) * 17, False),
+        ((1100,), True),
+        ((2176,), True),
+        ((2177,), False),
+        ((1, 40), True),  # a decode
+        ((9,) * 64, True),
+        ((9,) * 65, False),
     ],
 )
-def test_which_steps_fit(counts: tuple[int, ...], fits: bool) -> None:
-    assert PromptGraphs.fits(step_of(*counts)) == fits
-    assert not PromptGraphs.fits(step_of(*counts, all_logits=True))
+def test_which_steps_fit(counts: tuple[int, ...], fits: bool, graphs: PromptGraphs) -> None:
+    assert graphs.fits(step_of(*counts)) == fits
+    assert not graphs.fits(step_of(*counts, all_logits=True))
 
 
 @pytest.mark.gpu
@@ -78,6 +107,61 @@ def test_graphs_are_eager(tmp_path: Path, kind: str) -> None:
             assert torch.allclose(
                 torch.tensor([a[t] for t in shared]), torch.tensor([b[t] for t in shared]), atol=0.02
             )
+
+
+LENGTHS = (9, 70, 1, 130, 33, 2, 64, 65, 200, 17, 31)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("quant", ["none", "w4a16", "w8a8", "w4a8"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+def test_decodes_beside_prompts_are_eager(
+    tmp_path: Path, kind: str, quant: str, kv_dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step from a graph gives the logits that the same step gives eagerly, over the same cache."""
+    save_model(tiny_config(kind, max_position_embeddings=512), tmp_path, seed=3)
+    runtime = RuntimeConfig(prefix_reuse=False, token_budget=64, kv_dtype=kv_dtype)
+    llm = LLM(tmp_path, device="cuda", compute_dtype="fp16", quant=quant, max_batch_size=16, runtime=runtime)
+    runner, seen = llm.executor.runner, set()
+    run, prompts = runner.run, runner.prompts
+    assert prompts is not None
+    near = (
+        0.03 if quant in ("none", "w4a16") else 0.2
+    )  # a value near a tie may be rounded to 8 bits either way
+
+    def both(step: ScheduledBatch) -> torch.Tensor:
+        if step.num_single == len(step.requests):
+            return run(step)
+        runner.prompts = None
+        eager = run(step).clone()
+        runner.prompts = prompts
+        prompts._logits.fill_(math.nan)
+        torch.testing.assert_close(run(step), eager, rtol=0, atol=near)
+        seen.add((step.num_single > 0, prompts.bucket_of(step.num_tokens, len(step.requests))[1]))
+        return eager
+
+    monkeypatch.setattr(runner, "run", torch.inference_mode()(both))
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True, logprobs=0)
+    llm.generate([random_ids(n, seed=n) for n in LENGTHS], params)
+    assert seen >= {(True, 8), (True, 64)}
+
+
+@pytest.mark.gpu
+def test_tokens_flow_from_graph_to_graph(tmp_path: Path) -> None:
+    """Requests that begin while others decode get the same tokens whether each is read before the next step
+    or fed on the device.
+    """
+    save_model(tiny_config("llama", max_position_embeddings=512), tmp_path, seed=3)
+    runtime = RuntimeConfig(prefix_reuse=False, token_budget=64)
+    llm = LLM(tmp_path, device="cuda", compute_dtype="fp32", max_batch_size=16, runtime=runtime)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True, logprobs=0)
+    prompts = [random_ids(n, seed=n) for n in LENGTHS]
+    one_by_one = llm.generate(prompts, params)
+    ahead = llm.generate(prompts, params.replace(logprobs=None))
+    assert [o.token_ids for o in ahead] == [o.token_ids for o in one_by_one]
+    assert llm.executor.runner.prompts is not None
+    assert {requests for _, requests in llm.executor.runner.prompts._captured} >= {8, 64}
 
 
 def test_each_size_is_captured_in_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:

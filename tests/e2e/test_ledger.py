@@ -79,7 +79,7 @@ class TestLoadedModels:
         assert setting.wanted_blocks == llm.executor.blocks.num_blocks
 
     def test_step_buffers(self) -> None:
-        from ingot.engine.memory_sizes import step_buffer_bytes
+        from ingot.engine.step_memory import step_buffer_bytes
 
         buffer = StepBuffer(40, 3, 7, 5, torch.device("cpu"), 2)
         counts = 0 if buffer._arrivals is None else buffer._arrivals.nbytes

@@ -11,27 +11,10 @@ from ingot import LLM
 from ingot.errors import RequestError
 from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.scheduler import ScheduledBatch
-from ingot.runtime.step_buffer import StepBuffer
 from tests.e2e.tiny import write_tiny
 from tests.encoders import test_pictures, test_speech
 from tests.encoders.conftest import Side
-
-
-def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
-    """A step with padding of tokens and requests, as graphs.py and prompt_graphs.py fill their buffers."""
-    runner = llm.executor.runner
-    decodes = all(item.count == 1 for item in step.requests)
-    requests = len(step.requests) + 2
-    tokens = requests if decodes else step.num_tokens + 3
-    width = -(-runner.max_seq_len // runner.block_size)
-    encoded = runner.forward.encoded_positions
-    buffer = StepBuffer(tokens, requests, width, requests, runner.device, 4, encoded, runner.block_size)
-    buffer.fill(step, runner.block_size)
-    if decodes:
-        buffer.host["query_start"][:] = range(requests + 1)
-    batch = buffer.padded_batch(1 if decodes else tokens, runner.max_seq_len)
-    wanted = sum(item.samples for item in step.requests)
-    return runner.forward(batch)[:wanted]
+from tests.padded_step import padded_logits
 
 
 def test_static_buffers_give_the_logits_of_eager_steps(speech: Side, monkeypatch: pytest.MonkeyPatch) -> None:

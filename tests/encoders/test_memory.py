@@ -14,7 +14,8 @@ from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.engine.ledger import Setting, ledger
 from ingot.engine.ledger_source import read_setting
-from ingot.engine.memory_sizes import step_buffer_bytes, weight_bytes
+from ingot.engine.memory_sizes import weight_bytes
+from ingot.engine.step_memory import step_buffer_bytes
 from ingot.errors import ConfigError
 from ingot.models.registry import ARCHITECTURES, register
 from ingot.runtime.step_buffer import StepBuffer

@@ -9,6 +9,7 @@ import torch
 
 from ingot.errors import IngotError
 from ingot.kernels.attention.prefill_attention import prefill_attention, prefill_attention_triton
+from ingot.kernels.attention.prefill_reference import NO_TILE
 from tests.kernels.numerics import DTYPES, IMPLEMENTATIONS, Implementation, assert_near, normal
 from tests.kernels.paged_case import PagedCase, attention64, paged_case
 
@@ -119,6 +120,28 @@ def test_other_tiles_and_strided_queries(impl: Implementation, block_m: int, blo
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "window"), [(0, 0), (2, 0), (2, 9), (5, 0)])
+def test_a_list_of_tiles(impl: Implementation, dtype: torch.dtype, first: int, window: int) -> None:
+    """Requests from ``first`` on, in any order, with room left in the list; other rows stay as they are."""
+    case = paged_case(LENGTHS, kv_heads=1, head_dim=32, block_size=16, dtype=dtype, device=impl.device)
+    q = normal(sum(QUERIES), 2, 32, dtype=dtype, device=impl.device)
+    bounds, rows = starts(QUERIES, impl.device), 16
+    tiles = [(row, at) for row in range(first, 5) for at in range(-(-QUERIES[row] // rows))]
+    tiles = [*tiles[1::2], (0, NO_TILE), *tiles[::2], (4, NO_TILE)]
+    out = torch.full_like(q, 7.0)
+    impl(prefill_attention, prefill_attention_triton)(
+        *(q, case.key_cache, case.value_cache, case.block_tables, bounds, case.seq_lens, 64, 0.2, window),
+        tiles={"BLOCK_M": rows},
+        out=out,
+        tile_list=torch.tensor(tiles, dtype=torch.int32, device=impl.device),
+    )
+    begin = int(bounds[first])
+    assert (out[:begin] == 7.0).all()
+    assert_near(out[begin:], expected64(q, case, QUERIES, 0.2, window)[begin:])
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 def test_no_tokens(impl: Implementation) -> None:
     case = paged_case([9], kv_heads=1, head_dim=16, block_size=16, dtype=torch.float32, device=impl.device)
     out = impl(prefill_attention, prefill_attention_triton)(
@@ -144,6 +167,7 @@ def test_no_tokens(impl: Implementation) -> None:
         ("block_tables", torch.zeros(3, 3, dtype=torch.int32), "block_tables has the wrong shape"),
         ("seq_lens", torch.tensor(0, dtype=torch.int32), "seq_lens has the wrong shape"),
         ("max_query_len", -1, "max_query_len is out of range"),
+        ("tile_list", torch.zeros(3, 3, dtype=torch.int32), "tile_list has the wrong shape"),
     ],
 )
 def test_refused(field: str, value: Any, message: str) -> None:

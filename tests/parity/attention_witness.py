@@ -13,7 +13,7 @@ import torch
 
 from ingot.kernels.attention.int8_heads import OutScales, put_heads, scales_at
 from ingot.kernels.attention.paged_attention import paged_attention_reference
-from ingot.kernels.attention.prefill_attention import prefill_attention_reference
+from ingot.kernels.attention.prefill_reference import prefill_attention_reference
 from ingot.kernels.cache.scales import CacheScales
 
 ATTENTION = {

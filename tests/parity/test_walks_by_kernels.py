@@ -18,7 +18,7 @@ import torch
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.device import DTYPES
-from ingot.kernels.attention import prefill_attention
+from ingot.kernels.attention import prefill_reference
 from ingot.kernels.cache import rope_kv_write
 from ingot.kernels.norm import rms_norm
 from ingot.kernels.product import int8_linear
@@ -301,7 +301,7 @@ def test_a_wrong_attention_is_seen(
     wrong: str, dtype: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One output by a few last places, all by one, or a number that is its neighbour."""
-    round_ = prefill_attention.put_heads
+    round_ = prefill_reference.put_heads
     last_place = 2.0**-7 if dtype == "bf16" else 2.0**-10
 
     def rounded(attended: torch.Tensor, out: torch.Tensor, scales: Any) -> None:
@@ -314,7 +314,7 @@ def test_a_wrong_attention_is_seen(
         if wrong == "a number":
             out[-1, 0, 2] += 1
 
-    monkeypatch.setattr(prefill_attention, "put_heads", rounded)
+    monkeypatch.setattr(prefill_reference, "put_heads", rounded)
     llm = models(CASES["w8a8 biases"], dtype, sizes=False, device="cpu")
     with Witness(DTYPES[dtype], *WATCHED) as witness:
         llm.generate(BRIEF, SHORT)

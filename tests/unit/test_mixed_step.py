@@ -18,10 +18,11 @@ from ingot.layers.attention import Attention
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.context import BuildContext
 from ingot.runtime.kv_cache import BlockManager
-from ingot.runtime.scheduler import Scheduler
+from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from tests.e2e.watch import watch
 from tests.kernels.numerics import normal
 from tests.kernels.paged_case import PagedCase, paged_case
+from tests.padded_step import padded_logits
 from tests.tiny_models import random_ids, save_model, tiny_config
 from tests.unit.test_scheduler import request, run
 
@@ -112,3 +113,27 @@ def test_a_mixed_step_runs_both_kernels(tmp_path: Path, monkeypatch: pytest.Monk
     assert mixed
     assert all(step[0] == 1 for step in mixed)
     assert (1, 1) in seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "quant"), [("llama", "none"), ("gemma2", "none"), ("qwen3", "w8a8"), ("gpt2", "w8a16")]
+)
+def test_what_a_graph_is_captured_over_gives_the_same(
+    kind: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Static buffers, in which the device is told who decodes; padding of tokens and requests."""
+    save_model(tiny_config(kind), tmp_path, seed=3)
+    runtime = RuntimeConfig(prefix_reuse=False, token_budget=40)
+    llm = LLM(tmp_path, device="cpu", quant=quant, runtime=runtime)
+    runner, kinds, run = llm.executor.runner, set(), llm.executor.runner.run
+
+    def both(step: ScheduledBatch) -> torch.Tensor:
+        logits = run(step)
+        kinds.add((step.num_single > 0, step.num_single < len(step.requests)))
+        torch.testing.assert_close(padded_logits(llm, step), logits, rtol=1e-5, atol=1e-5)
+        return logits
+
+    monkeypatch.setattr(runner, "run", torch.inference_mode()(both))
+    params = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    llm.generate([random_ids(n, seed=n) for n in (9, 70, 3, 33, 1)], params)
+    assert kinds == {(True, True), (True, False), (False, True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ingot.config.sampling import SamplingParams
+from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
@@ -68,3 +69,38 @@ def test_decodes_beside_chunks() -> None:
     assert batch.query_start.tolist() == [0, 1, 2, 5, 6]
     assert batch.seq_lens.tolist() == [6, 3, 4, 9]
     assert batch.logits_indices.tolist()[:3] == [0, 1, 5]
+
+
+def chunk(name: str, start: int, count: int) -> ScheduledRequest:
+    blocks = list(range(-(-(start + count) // BLOCK_SIZE)))
+    request = Request(name, list(range(start + count)), SamplingParams(), 99, blocks=blocks)
+    return ScheduledRequest(request, start, count, samples=True)
+
+
+def test_a_captured_step_is_told_who_decodes() -> None:
+    """Then which tiles of chunks there are, the ones with most keys first; nothing stays of a step before."""
+    buffer = StepBuffer(8, ROWS, 8, ROWS, torch.device("cpu"), tile_rows=2)
+    none = (0, NO_TILE)
+
+    def filled(*items: ScheduledRequest) -> tuple[list[int], list[tuple[int, int]]]:
+        buffer.fill(ScheduledBatch(list(items)), BLOCK_SIZE)
+        buffer.upload()
+        split = buffer.padded_batch(8, 99).split
+        assert split is not None
+        assert split.tile_rows == 2
+        return split.decode_lens.tolist(), [(request, tile) for request, tile in split.tile_list.tolist()]
+
+    first = filled(decode("a", 6), decode("b", 9), chunk("c", 0, 3), chunk("d", 7, 3))
+    assert first == ([6, 9, 0, 0], [(3, 1), (3, 0), (2, 1), (2, 0), *[none] * 4])
+    assert filled(chunk("e", 2, 8)) == ([0] * 4, [(0, 3), (0, 2), (0, 1), (0, 0), *[none] * 4])
+    assert filled(decode("f", 3)) == ([3, 0, 0, 0], [none] * 8)
+
+
+def test_a_captured_request_alone_is_a_chunk() -> None:
+    buffer = StepBuffer(16, 1, 8, 1, torch.device("cpu"), tile_rows=16)
+    buffer.fill(ScheduledBatch([decode("a", 6)]), BLOCK_SIZE)
+    buffer.upload()
+    split = buffer.padded_batch(16, 99).split
+    assert split is not None
+    assert len(split.decode_lens) == 0
+    assert split.tile_list.tolist()[0] == [0, 0]

@@ -21,21 +21,16 @@ from ingot.kernels.attention.int8_heads import (
     end_constants,
     end_pointers,
     expect_out,
-    put_heads,
-    scales_at,
     store_heads,
 )
-from ingot.kernels.attention.scores import (
-    LEAST_SCORE,
-    plain_attention,
-    score_factors,
-    softcapped,
-)
+from ingot.kernels.attention.prefill_reference import prefill_attention_reference
+from ingot.kernels.attention.scores import LEAST_SCORE, score_factors, softcapped
 from ingot.kernels.cache.narrow import LEAST_SCALE, knows_asm, tile_scales, widened
-from ingot.kernels.cache.scales import CacheScales, gather_pair, scale_pointers
+from ingot.kernels.cache.scales import CacheScales, scale_pointers
 from ingot.kernels.cache.tile import tile_place
 from ingot.kernels.checks import (
     KernelArgumentError,
+    expect,
     merge_tiles,
     next_power_of_two,
     runs_on_gpu,
@@ -139,6 +134,7 @@ def prefill_attention_kernel(
     tables_ptr: tl.tensor,
     query_start_ptr: tl.tensor,
     seq_lens_ptr: tl.tensor,
+    list_ptr: tl.tensor,
     out_ptr: tl.tensor,
     out_scale_ptr: tl.tensor,
     out_zero_ptr: tl.tensor,
@@ -165,12 +161,15 @@ def prefill_attention_kernel(
     """BLOCK_M queries of one head of one request a program.
 
     The last queries of every head, with most keys, go first, so that the programs that end the launch are
-    short ones.
+    short ones. With a list of (request, tile), the list's order decides.
     """
     start_next(OVERLAP)
     wait_for_previous(OVERLAP)
     tile_m = tl.num_programs(1) - 1 - tl.program_id(1)
     head, request = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    if list_ptr is not None:
+        request = tl.load(list_ptr + 2 * tl.program_id(1)).to(tl.int64)
+        tile_m = tl.load(list_ptr + 2 * tl.program_id(1) + 1)
     query_start = tl.load(query_start_ptr + request)
     num_queries = tl.load(query_start_ptr + request + 1) - query_start
     seq_len = tl.load(seq_lens_ptr + request)
@@ -242,6 +241,7 @@ def prefill_attention_triton(
     out_scales: OutScales | None = None,
     scales: CacheScales | None = None,
     softcap: float = 0.0,
+    tile_list: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the kernel; arguments as in :func:`prefill_attention`, unchecked."""
     num_tokens, num_heads, head_dim = q.shape
@@ -249,11 +249,14 @@ def prefill_attention_triton(
     if out is None:
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=q.dtype, device=q.device)
     grid = (num_heads, triton.cdiv(max_query_len, choice["BLOCK_M"]), seq_lens.shape[0])
+    if tile_list is not None:
+        grid = (num_heads, len(tile_list), 1)
     factor, cap = score_factors(scale, softcap)
     if num_tokens and min(grid):
         prefill_attention_kernel[grid](
-            *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens, out),
-            *(*end_pointers(out_scales), q.stride(0), block_tables.stride(0), *key_cache.stride()[:3]),
+            *(q, key_cache, value_cache, *scale_pointers(scales), block_tables, query_start, seq_lens),
+            *(tile_list, out, *end_pointers(out_scales), q.stride(0), block_tables.stride(0)),
+            *key_cache.stride()[:3],
             factor,
             window,
             GROUP=num_heads // key_cache.shape[1],
@@ -272,67 +275,6 @@ def prefill_attention_triton(
     return out
 
 
-def prefill_attention_reference(
-    q: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    max_query_len: int,
-    scale: float,
-    window: int = 0,
-    out: torch.Tensor | None = None,
-    out_scales: OutScales | None = None,
-    scales: CacheScales | None = None,
-    steady: bool = False,
-    softcap: float = 0.0,
-) -> torch.Tensor:
-    """The PyTorch twin; arguments as in :func:`prefill_attention`. Each request sees exactly its own keys."""
-    if out_scales is not None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-        arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len)
-        attended = prefill_attention_reference(
-            *arguments, scale, window, scales=scales, steady=steady, softcap=softcap
-        )
-        own = slice(int(query_start[0]), int(query_start[-1]))
-        put_heads(attended[own], out[own], scales_at(out_scales, own))
-        return out
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    starts, group = query_start.tolist(), q.shape[1] // key_cache.shape[1]
-    dtype = torch.float64 if steady else q.dtype
-    for row, length in enumerate(seq_lens.tolist()):
-        begin, stop = starts[row], starts[row + 1]
-        context = length - (stop - begin)  # position of the first new token
-        if length == 0 or begin == stop:
-            out[begin:stop] = 0
-            continue
-        first = max(context - window + 1, 0) if window else 0
-        where = (block_tables[row], first, length, q.dtype)
-        keys, values = (t.to(dtype) for t in gather_pair(key_cache, value_cache, scales, *where))
-        grouped = q[begin:stop].to(dtype).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [KV, group, n, D]
-        plain = stop - begin == 1 or (context == 0 and window == 0)
-        attended = plain_attention(
-            grouped,
-            keys[:, None],
-            values[:, None],
-            scale,
-            softcap,
-            None if plain else _visible(context, first, length, window, q.device),
-            causal=plain and context == 0,
-        )
-        out[begin:stop] = attended.permute(2, 0, 1, 3).flatten(1, 2)
-    return out
-
-
-def _visible(context: int, first: int, length: int, window: int, device: torch.device) -> torch.Tensor:
-    """[length - context, length - first] bool: which keys each new token sees."""
-    queries = torch.arange(context, length, device=device)[:, None]
-    keys = torch.arange(first, length, device=device)[None, :]
-    seen = keys <= queries
-    return seen & (keys > queries - window) if window else seen
-
-
 def prefill_attention(
     q: torch.Tensor,
     key_cache: torch.Tensor,
@@ -349,6 +291,7 @@ def prefill_attention(
     scales: CacheScales | None = None,
     steady: bool = False,
     softcap: float = 0.0,
+    tile_list: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """o = softmax(scale q K^T + causal mask) V over the cached keys (tiled as in FlashAttention-2, 2023).
 
@@ -376,6 +319,9 @@ def prefill_attention(
         steady: the output will be rounded to few bits. The twin then sums in float64: the last bits of fp32
             sums follow the shape of the step, and rounding can make a quantum of them. Kernels ignore it.
         softcap: > 0: scores become softcap · tanh(score / softcap).
+        tile_list: [N, 2] int32, what the programs compute, in this order: a request and which BLOCK_M of its
+            queries; NO_TILE of any: nothing. It holds all tiles of the last requests, from some request on;
+            rows of the others are left as they are. None: all requests.
 
     Returns:
         [T, num_heads, head_dim], dtype of q: ``out``, or a new tensor.
@@ -388,7 +334,9 @@ def prefill_attention(
     if not scale > 0:
         raise KernelArgumentError("scale is not positive", seen=scale)
     expect_out(out, out_scales, q)
+    if tile_list is not None:
+        expect("tile_list", tile_list, (None, 2), like=q, dtype=torch.int32)
     arguments = (q, key_cache, value_cache, block_tables, query_start, seq_lens, max_query_len, scale, window)
     if runs_on_gpu(q):
-        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales, softcap)
-    return prefill_attention_reference(*arguments, out, out_scales, scales, steady, softcap)
+        return prefill_attention_triton(*arguments, tiles, out, out_scales, scales, softcap, tile_list)
+    return prefill_attention_reference(*arguments, out, out_scales, scales, steady, softcap, tile_list)

@@ -1,0 +1,102 @@
+"""How many bytes steps keep on the device between them, by formula: buffers, sampling, CUDA graphs.
+
+step_buffer_bytes(tokens=40, requests=3, table_width=7, logits=5, kv_heads=2)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.config.model import DecoderConfig
+from ingot.config.runtime import RuntimeConfig
+from ingot.config.step_sizes import (
+    DRAW_KINDS,
+    LOGITS_AT_ONCE,
+    TOKEN_BUCKETS,
+    batch_buckets,
+    most_tokens,
+    request_buckets,
+    tile_list_length,
+)
+
+_PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
+_DRAW_FIELDS = 6  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step
+_DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
+_GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
+_TWIN_DRAW_BYTES = 64  # of temporaries a logit
+_LEAST_TILE_ROWS = 16  # queries of a tile of attention: lists of tiles are no longer than with these
+
+
+def step_buffer_bytes(
+    tokens: int,
+    requests: int,
+    table_width: int,
+    logits: int,
+    kv_heads: int,
+    *,
+    buffers: int = 1,
+    encoded_width: int = 0,
+    tiles: int = 0,
+) -> int:
+    """Bytes of one step's tensors (``StepBuffer``) on the device; of several buffers by their sums. Its list
+    holds so many ``tiles``.
+    """
+    eight = _PER_TOKEN_FIELDS * tokens + logits + _DRAW_FIELDS * requests
+    four = requests * table_width + 2 * requests + buffers
+    if encoded_width:  # a request's blocks in the encoder cache and their positions; a token's request
+        eight += tokens
+        four += requests * (encoded_width + 1)
+    if tiles:
+        four += 2 * tiles + requests
+    return 8 * eight + 4 * four + 4 * requests * kv_heads
+
+
+def all_step_buffers_bytes(
+    config: DecoderConfig, runtime: RuntimeConfig, max_batch_size: int, max_seq_len: int, *, graphs: bool
+) -> int:
+    """Bytes of every step buffer: one for eager steps and, with graphs, one for each bucket."""
+    width = -(-max_seq_len // runtime.block_size)
+    tokens = most_tokens(runtime.token_budget, max_batch_size)
+    heads = config.num_kv_heads
+    encoder = config.encoder if config.kind == "cross" else None
+    encoded = 0 if encoder is None else -(-encoder.max_positions // runtime.block_size)
+    total = step_buffer_bytes(tokens, max_batch_size, width, tokens, heads, encoded_width=encoded)
+    if graphs:
+        buckets = batch_buckets(max_batch_size)
+        rows = sum(buckets)
+        total += step_buffer_bytes(
+            rows, rows, width, rows, heads, buffers=len(buckets), encoded_width=encoded
+        )
+        total += sum(
+            step_buffer_bytes(
+                *(t, r, width, r, heads),
+                encoded_width=encoded,
+                tiles=tile_list_length(t, r, _LEAST_TILE_ROWS),
+            )
+            for t in TOKEN_BUCKETS
+            for r in request_buckets(max_batch_size)
+        )
+    return total
+
+
+def sampling_bytes(config: DecoderConfig, max_batch_size: int, *, kernels: bool = True) -> int:
+    """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries."""
+    if kernels:
+        return max_batch_size * _DRAW_ROW_BYTES
+    return min(max_batch_size * config.vocab_size, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
+
+
+def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:
+    """Bytes of all CUDA graphs that can be captured, an estimate.
+
+    Each graph takes 128 KiB a layer of the driver's (an estimate, which benchmarks/memory.py is there to
+    replace). All decode graphs share the activations and logits of the largest; all graphs of steps with
+    prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and their logits.
+    """
+    buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
+    graphs = len(buckets) * len(DRAW_KINDS) + len(TOKEN_BUCKETS) * len(requests)
+    wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
+    step = (2 * config.hidden_size + wide) * dtype.itemsize
+    logits = (buckets[-1] + requests[-1]) * config.vocab_size * dtype.itemsize
+    driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
+    return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits

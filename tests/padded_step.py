@@ -1,0 +1,29 @@
+"""A step as graphs.py and prompt_graphs.py put it into their buffers, computed without a graph."""
+
+from __future__ import annotations
+
+import torch
+
+from ingot import LLM
+from ingot.runtime.scheduler import ScheduledBatch
+from ingot.runtime.step_buffer import StepBuffer
+
+
+def padded_logits(llm: LLM, step: ScheduledBatch) -> torch.Tensor:
+    """Logits of a step with padding of tokens and requests."""
+    runner = llm.executor.runner
+    decodes = all(item.count == 1 for item in step.requests)
+    requests = len(step.requests) + 2
+    tokens = requests if decodes else step.num_tokens + 3
+    buffer = StepBuffer(
+        *(tokens, requests, -(-runner.max_seq_len // runner.block_size), requests, runner.device),
+        num_kv_heads=runner.caches[0].num_kv_heads,
+        encoded_positions=runner.forward.encoded_positions,
+        block_size=runner.block_size,
+        tile_rows=0 if decodes else 16,
+    )
+    buffer.fill(step, runner.block_size)
+    if decodes:
+        buffer.host["query_start"][:] = range(requests + 1)
+    batch = buffer.padded_batch(1 if decodes else tokens, runner.max_seq_len)
+    return runner.forward(batch)[: sum(item.samples for item in step.requests)]
