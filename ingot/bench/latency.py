@@ -52,7 +52,8 @@ def measure_latency(side: Side, wanted: Latency, ceiling: Ceiling, say: Say = si
 
     Before a batch size is timed, one whole run of it is thrown away. Its figures:
     ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
-    1) / (N - 1), of each repeat. ``streamed``: TTFT and TPOT as each request's tokens arrive.
+    1) / (N - 1), of each repeat: it holds the steps that mix prompts and decodes. ``together_ms``: of a step
+    while the whole batch decodes. ``streamed``: TTFT and TPOT as each request's tokens arrive.
     ``prompt_tokens_per_s``: of the prefill (TTFT). ``output_tokens_per_s`` and ``requests_per_s``: of whole
     runs. ``mbu``: bytes that a decode step must read / decode time / read ceiling, the context as long as it
     is on average. ``mfu_prefill``, ``mfu_decode``: operations / time / matmul ceiling.
@@ -120,6 +121,7 @@ def latency_entry(
         "batch": batch,
         "ttft_ms": spread([r.seconds for r in firsts], 1e3),
         "decode_ms": spread(steps, 1e3),
+        "together_ms": spread([t for r in runs for t in r.together_s], 1e3),
         "streamed": {
             "ttft_ms": spread([t for r in runs for t in r.ttft_s], 1e3),
             "tpot_ms": spread([t for r in runs for t in r.tpot_s], 1e3),

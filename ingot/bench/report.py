@@ -65,6 +65,7 @@ def _latency(record: Record, side: Record) -> Table:
         (
             str(r["batch"]),
             *numbers(r, "ttft_ms.p50 ttft_ms.p90 decode_ms.p50 decode_ms.p90"),
+            *numbers(r, "together_ms.p50 together_ms.p90"),
             *numbers(r, "streamed.ttft_ms.p50 streamed.tpot_ms.p50 streamed.tpot_ms.p90"),
             *numbers(r, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
             percent(r["mbu"]),
@@ -76,7 +77,18 @@ def _latency(record: Record, side: Record) -> Table:
         f"{_who(side)}: latency, {wanted['prompt_tokens']} prompt tokens, {wanted['new_tokens']} new, "
         f"{wanted['repeats']} repeats"
     )
-    columns = ("batch", "TTFT ms", "p90", "decode ms", "p90", "TTFT seen", "TPOT seen", "p90")
+    columns = (
+        "batch",
+        "TTFT ms",
+        "p90",
+        "decode ms",
+        "p90",
+        "all decode",
+        "p90",
+        "TTFT seen",
+        "TPOT seen",
+        "p90",
+    )
     rates = ("prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
     return Table(title, (*columns, *rates), tuple(rows))
 

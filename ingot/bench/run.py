@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 
@@ -24,12 +25,15 @@ class Run:
         tpot_s: time per output token after the first, (last - first) / (tokens - 1); requests of one token
             have none and are left out.
         tokens: output tokens that arrived.
+        together_s: between two tokens of a request while every request decodes: after the last first token,
+            before the first last one. Empty where some request ends before all have begun.
     """
 
     seconds: float
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
     tokens: tuple[int, ...]
+    together_s: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, start: float, arrivals: Sequence[Sequence[float]], end: float) -> Self:
@@ -39,6 +43,7 @@ class Run:
             tuple(times[0] - start for times in arrivals),
             tuple((times[-1] - times[0]) / (len(times) - 1) for times in arrivals if len(times) > 1),
             tuple(len(times) for times in arrivals),
+            _together(arrivals),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +53,15 @@ class Run:
             "ttft_s": [round(t, 6) for t in self.ttft_s],
             "tpot_s": [round(t, 6) for t in self.tpot_s],
             "tokens": list(self.tokens),
+            "together_s": [round(t, 6) for t in self.together_s],
         }
+
+
+def _together(arrivals: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """``together_s``, as the request sees it that ends first."""
+    begun = max(times[0] for times in arrivals)
+    seen = [time for time in min(arrivals, key=lambda times: times[-1]) if time >= begun]
+    return tuple(after - before for before, after in pairwise(seen))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

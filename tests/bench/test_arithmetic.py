@@ -57,6 +57,13 @@ def test_a_run_tells_first_token_and_time_per_token() -> None:
     assert run.ttft_s == (0.5, 1.0)
     assert run.tpot_s == (1.0,)  # the second request has one token, and no time after it
     assert run.tokens == (3, 1)
+    assert run.together_s == ()  # one has ended when the other begins
+
+
+def test_a_run_tells_the_steps_in_which_all_decode() -> None:
+    late, first = [4.0, 4.5, 6.0, 7.0], [1.0, 3.5, 4.25, 5.0, 5.5]
+    assert Run.of(0.0, [late, first], 7.0).together_s == (0.75, 0.5)
+    assert Run.of(0.0, [first], 7.0).together_s == (2.5, 0.75, 0.75, 0.5)
 
 
 # --- loads -----------------------------------------------------------------------------------------------
