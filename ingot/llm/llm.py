@@ -329,9 +329,9 @@ class LLM:
         return explain_request(self.engine.manifest, self.engine.text, prompt, params)
 
     def warm_up(self, batch_sizes: Iterable[int] | None = None, kinds: Iterable[str] = tuple(KINDS)) -> None:
-        """Do now what the first requests would wait for: capture the decode graphs for batches of these sizes
-        (None: of every size that the engine takes), build kernels, run prompts of many lengths. Nothing to do
-        on a CPU.
+        """Do now what the first requests would wait for: capture the graphs for batches of these sizes (None:
+        of every size that the engine takes) and for prompts that join them, build kernels, run prompts of
+        many lengths. Nothing to do on a CPU.
 
         Args:
             kinds: of sampling, each with graphs of its own: ``greedy``, ``unfiltered`` (a temperature),

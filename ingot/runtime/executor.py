@@ -187,8 +187,8 @@ class Executor:
         self._keep.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
-        """Capture decode graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps
-        that need them and, when nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
+        """Capture graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps that need
+        them and, when nothing is under way, run prompts of many lengths. Nothing to do on a CPU.
 
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``, or a kind that is not of ``KINDS``.

@@ -78,6 +78,15 @@ class PromptGraphs:
         self.forward.observed(captured.record)
         return self._logits[: sum(item.samples for item in step.requests)], captured.buffer
 
+    def warm_up(self, num_requests: int, num_tokens: int) -> None:
+        """Capture all buckets that steps of up to so many requests and tokens need."""
+        tokens, requests = self.bucket_of(
+            min(num_tokens, TOKEN_BUCKETS[-1]), min(num_requests, self.buckets[-1])
+        )
+        for size in TOKEN_BUCKETS[: TOKEN_BUCKETS.index(tokens) + 1]:
+            for most in self.buckets[: self.buckets.index(requests) + 1]:
+                self._capture(size, most)
+
     @torch.inference_mode()
     def _capture(self, tokens: int, requests: int) -> _Captured:
         if (tokens, requests) in self._captured:

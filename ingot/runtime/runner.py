@@ -125,12 +125,15 @@ class Runner:
         return self.feed.send(len(draws))
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
-        """Capture the decode graphs for batches of these sizes and kinds of sampling now; nothing without
-        graphs.
+        """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that
+        join them; nothing without graphs.
         """
-        for size in batch_sizes:
-            if self.graphs is not None and self.graphs.fits(size):
-                self.graphs.warm_up(size, kinds)
+        sizes = [size for size in batch_sizes if self.graphs is not None and self.graphs.fits(size)]
+        for size in sizes:
+            assert self.graphs is not None
+            self.graphs.warm_up(size, kinds)
+        if self.prompts is not None and sizes:
+            self.prompts.warm_up(max(sizes), self._tokens)
 
     def _prepare(self, step: ScheduledBatch) -> bool:
         """Do what a step needs beforehand; returns whether it may replay a graph."""
