@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
-# Of the graph of a step that computes prompts: tokens, so finely that padding costs less than launching kernel
-# by kernel, and requests.
+# Of the graph of a step that computes prompts: tokens, so finely that padding costs less than launching one
+# kernel after another, and requests.
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2176)
 REQUEST_BUCKETS = (1, 8, 64, 256)
 DRAW_KINDS = ("greedy", "unfiltered", "filtered")  # ways of sampling; a decode step has a graph for each
