@@ -12,7 +12,8 @@ from bisect import bisect_left
 LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of each: they are wide
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 2048)  # of a prompt step's graph
 REQUEST_BUCKETS = (1, 4, 16)  # of a prompt step's graph
-DRAW_KINDS = ("greedy", "unfiltered", "filtered")  # ways of sampling; a decode step has a graph for each
+# Ways of sampling; a decode step has a graph for each.
+DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "logprobs")
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 
 

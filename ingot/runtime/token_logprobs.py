@@ -1,0 +1,79 @@
+"""Log-probabilities of chosen tokens, on their way from a step to its requests.
+
+Owns the row in which they travel: the chosen token's log-probability, the K = MAX_LOGPROBS largest, and the
+ids of these; K is the same for all, so that one CUDA graph serves every request. Log-probabilities are the
+model's own: of the raw logits, before penalties, temperature and filters.
+
+    leave_logprobs(logits, token_ids, out)          # out: [rows, ROW_WIDTH] float64
+    found = read_logprobs(out[0].tolist(), token_id, wanted=5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.config.sampling import MAX_LOGPROBS
+from ingot.config.step_sizes import LOGITS_AT_ONCE
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.sampling.logprobs import logprobs
+from ingot.runtime.log_normaliser import log_normaliser
+
+ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a chosen token under the model itself, and the likeliest tokens as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogprobs:
+    """A request's share of a row that ``leave_logprobs`` left: the ``wanted`` likeliest, or all there are."""
+    values, ids = row[1 : 1 + wanted], row[1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + wanted]
+    top = tuple((int(token), value) for token, value in zip(ids, values, strict=True) if token >= 0)
+    return TokenLogprobs(token_id, row[0], top)
+
+
+def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    """Leave the log-probabilities of B rows in ``out[:B]``; nothing waits for the device.
+
+    Args:
+        logits: [B, V] floating, as the model gave them.
+        token_ids: [B] int64, the chosen tokens.
+        out: [at least B, 1 + 2 K] float64, written to: log-probabilities as float32 rounds them, those of the
+            row's likeliest tokens largest first and the lowest id first among equals, then their ids, -1
+            where V < K.
+    """
+    leave = logprobs if runs_on_gpu(logits) else leave_logprobs_reference
+    leave(logits, token_ids, out)
+
+
+def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    """``leave_logprobs`` in PyTorch, on any device."""
+    rows, top = max(1, LOGITS_AT_ONCE // logits.shape[1]), out.shape[1] // 2
+    for start in range(0, logits.shape[0], rows):
+        part, place = logits[start : start + rows], out[start : start + rows]
+        tokens, normaliser = token_ids[start : start + rows, None], log_normaliser(part)
+        likeliest = _likeliest(part, top)
+        count = likeliest.shape[1]
+        ids = torch.cat([tokens, likeliest], dim=1)
+        place[: len(part), : 1 + count] = (part.gather(1, ids).double() - normaliser).float().double()
+        place[: len(part), 1 + top :] = -1
+        place[: len(part), 1 + top : 1 + top + count] = likeliest.double()
+
+
+def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
+    """[B, up to count] ids of the largest logits; keys that hold score and id have no equals."""
+    values = logits.float()
+    bits = torch.where(values == 0, 0.0, values).view(torch.int32)  # both zeros are one
+    keys = (bits ^ ((bits >> 31) & _INT32_MAX)).masked_fill(values.isnan(), _INT32_MAX).long()
+    keys = (keys << 32) | (_INT32_MAX - torch.arange(logits.shape[1], device=logits.device))
+    best = torch.topk(keys, min(count, logits.shape[1]), dim=-1).values
+    return _INT32_MAX - (best & _INT32_MAX)
