@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +11,14 @@ from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLog
 
 from ingot.config.sampling import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
+from ingot.runtime.graphs import KINDS
+from ingot.runtime.recording import Recorder
 from ingot.runtime.request import Request
 from ingot.runtime.sampled_step import leave_tokens
 from ingot.runtime.sampler import SamplingTensors
+from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.selection import TokenSelector
+from ingot.runtime.step_buffer import StepBuffer
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed
 from tests.unit.penalized import penalized, under_rules
@@ -128,7 +133,8 @@ def test_a_step_counts_what_it_chose_before_the_host_knows_it() -> None:
     counts = TokenCounts(2, VOCAB, 99, CPU)
     selector, feed = TokenSelector(EOS, counts), TokenFeed(4, counts)
     params = SamplingParams(frequency_penalty=2.0, repetition_penalty=1.2, min_new_tokens=2)
-    requests, known = of(params, SamplingParams(), params.replace(repetition_penalty=0.5)), [[], [], []]
+    requests = of(params, SamplingParams(), params.replace(repetition_penalty=0.5))
+    known: list[list[int]] = [[], [], []]
     for step in range(8):
         logits = rows(3, seed=step) / 5
         draws = selector.draws(requests, counted=True)
@@ -180,3 +186,57 @@ def test_cuda_equals_cpu(most: int) -> None:
         found = under_rules(selector, counts, requests, logits.cuda()).cpu()
         for row, request in enumerate(requests):
             assert torch.equal(found[row], apply(request.params, logits[row], long[:length])), (length, row)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_one_graph_serves_every_mix_of_rules(device: str) -> None:
+    """Requests come, go and are read late; on a GPU all steps are replays of one capture."""
+    vocab, size = 5003, 8
+    where = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else CPU
+    logits = torch.zeros(size, vocab, dtype=torch.bfloat16, device=device)
+    buffer = StepBuffer(size, size, 1, size, where)
+    buffer.fill_padding()
+    buffer.upload()
+    feed, twin = (TokenFeed(size, TokenCounts(size, vocab, 99, d)) for d in (where, CPU))
+    draws = buffer.draws(size, (replace(KINDS["logprobs"][0], top_k=vocab),))  # the twin sorts so many
+    run = captured(lambda: leave_tokens(logits, draws, feed), device)
+    selectors = [TokenSelector(EOS, one.counts) for one in (feed, twin)]
+    values = (
+        EVERY_RULE.replace(logprobs=3),
+        SamplingParams(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=3),
+        SamplingParams(temperature=1.0, seed=4),
+        SamplingParams(min_new_tokens=2, logprobs=20),
+        SamplingParams(frequency_penalty=2.0, temperature=0.3, seed=5),
+    )
+    live: list[Request] = []
+    for step in range(24):
+        live.append(Request(f"r{step}", PROMPT, values[step % len(values)], 999))
+        if len(live) > size - (step % 3):
+            for selector in selectors:
+                selector.forget(live[0])
+            del live[0]
+        logits.copy_(torch.randn(size, vocab, generator=torch.Generator().manual_seed(step)) * 3)
+        rows, others = (selector.draws(live, counted=True) for selector in selectors)
+        buffer.fill(ScheduledBatch(), 1, rows)
+        buffer.upload()
+        with torch.inference_mode():
+            run()
+            leave_tokens(logits[: len(live)].cpu(), SamplingTensors.from_rows(others, "cpu"), twin)
+        tokens = twin.table[: len(live)].tolist()
+        assert feed.table[: len(live)].tolist() == tokens, step
+        if any(row.logprobs for row in rows):
+            found = feed.logprobs[: len(live)].cpu()
+            torch.testing.assert_close(found, twin.logprobs[: len(live)], rtol=1e-6, atol=1e-6)
+        for request, token in zip(live, tokens, strict=True):
+            request.output_ids.append(token)
+    assert twin.counts.num_held == feed.counts.num_held > 3
+
+
+def captured(call: Callable[[], None], device: str) -> Callable[[], None]:
+    """What replays a call, or calls it where there are no graphs."""
+    if device == "cpu":
+        return call
+    with torch.inference_mode():
+        call()
+        graph, _ = Recorder(torch.device("cuda", torch.cuda.current_device())).record(call)
+    return graph.replay
