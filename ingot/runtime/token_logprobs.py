@@ -16,13 +16,11 @@ from dataclasses import dataclass
 import torch
 
 from ingot.config.sampling import MAX_LOGPROBS
-from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.logprobs import logprobs
 from ingot.runtime.log_normaliser import log_normaliser
 
 ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -56,24 +54,19 @@ def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Ten
 
 
 def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """``leave_logprobs`` in PyTorch, on any device."""
-    rows, top = max(1, LOGITS_AT_ONCE // logits.shape[1]), out.shape[1] // 2
-    for start in range(0, logits.shape[0], rows):
-        part, place = logits[start : start + rows], out[start : start + rows]
-        tokens, normaliser = token_ids[start : start + rows, None], log_normaliser(part)
-        likeliest = _likeliest(part, top)
-        count = likeliest.shape[1]
-        ids = torch.cat([tokens, likeliest], dim=1)
-        place[: len(part), : 1 + count] = (part.gather(1, ids).double() - normaliser).float().double()
-        place[: len(part), 1 + top :] = -1
-        place[: len(part), 1 + top : 1 + top + count] = likeliest.double()
+    """``leave_logprobs`` in PyTorch, on any device; row by row, which a CPU's caches hold."""
+    top = out.shape[1] // 2
+    for row, token, place in zip(logits.float(), token_ids, out, strict=False):
+        likeliest = _likeliest(row, top)
+        count = len(likeliest)
+        chosen = row[torch.cat([token[None], likeliest])].double()
+        place[: 1 + count] = (chosen - log_normaliser(row[None])[0]).float().double()
+        place[1 + top :] = -1
+        place[1 + top : 1 + top + count] = likeliest.double()
 
 
-def _likeliest(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """[B, up to count] ids of the largest logits; keys that hold score and id have no equals."""
-    values = logits.float()
-    bits = torch.where(values == 0, 0.0, values).view(torch.int32)  # both zeros are one
-    keys = (bits ^ ((bits >> 31) & _INT32_MAX)).masked_fill(values.isnan(), _INT32_MAX).long()
-    keys = (keys << 32) | (_INT32_MAX - torch.arange(logits.shape[1], device=logits.device))
-    best = torch.topk(keys, min(count, logits.shape[1]), dim=-1).values
-    return _INT32_MAX - (best & _INT32_MAX)
+def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
+    """[up to count] ids of a row's largest logits, the lowest id first among equals, which topk leaves open."""
+    least = torch.topk(row, min(count, len(row))).values[-1]
+    ids = (~(row < least)).nonzero().squeeze(1)  # NaN is above all, as for topk and sort
+    return ids[torch.sort(row[ids], descending=True, stable=True).indices[:count]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -67,6 +68,7 @@ def test_values_are_those_of_float64(impl: Implementation) -> None:
     torch.testing.assert_close(exact.gather(1, found[:, 6:].long()), exact.topk(5).values, rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # inf - inf, under the interpreter
 @pytest.mark.parametrize("impl", KERNELS)
 def test_ties_and_what_is_no_finite_number(impl: Implementation) -> None:
     """The lowest id comes first among equals, and both zeros are equal."""
@@ -83,6 +85,16 @@ def test_ties_and_what_is_no_finite_number(impl: Implementation) -> None:
     assert ids[:3] == [[0, 1, 2], [9, 40, 70], [0, 1, 2]]
     assert ids[4:6] == [[33, 90, 0], [60, 80, 0]]
     assert found[5].isnan()[:4].all()
+
+
+@pytest.mark.parametrize("impl", KERNELS)
+def test_weights_are_rounded_to_the_nearest(impl: Implementation) -> None:
+    """Of 0.6 units each: a likeliest token that is nearly certain shows what is left."""
+    logits = torch.full((1, 401), math.log(0.6 * 2.0**-40))
+    logits[0, 7] = 0.0
+    check(impl, logits, 2, {"TILE": 64})
+    (found,) = left(impl, logits, torch.tensor([7]), 1, {"TILE": 64}).tolist()
+    assert found[0] == pytest.approx(-400 * 2.0**-40, rel=1e-3)
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -170,6 +170,8 @@ def check_blocks(executor: Executor) -> None:
     assert set(cache._free) == {block for block, count in enumerate(held) if count == 0}
     assert {digest: block for block, digest in cache._hash_of.items()} == cache._by_hash
     assert not any(request.blocks for request in scheduler.waiting)
+    running = {request.request_id for request in scheduler.running}
+    assert set(executor.runner.feed.counts._held) <= running, "slots are for those in the batch"
 
 
 def check_step(executor: Executor, step: ScheduledBatch) -> None:

@@ -33,13 +33,3 @@ def test_a_small_vocabulary_has_no_more_than_its_tokens() -> None:
     found = read_logprobs(out[0].tolist(), 1, 5)
     assert [token for token, _ in found.top] == [1, 0, 2], "the lowest id first among equals"
     assert found.top[0][1] == found.logprob
-
-
-def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(7, 33, generator=torch.Generator().manual_seed(1))
-    token_ids = torch.arange(7)
-    whole, parts = (torch.zeros(7, ROW_WIDTH, dtype=torch.float64) for _ in range(2))
-    leave_logprobs(logits, token_ids, whole)
-    monkeypatch.setattr("ingot.runtime.token_logprobs.LOGITS_AT_ONCE", 70)
-    leave_logprobs(logits, token_ids, parts)
-    assert torch.equal(whole, parts)

@@ -24,6 +24,8 @@ from ingot.kernels.checks import KernelArgumentError, expect, expect_float, merg
 IN_PROMPT, ENDS, GENERATED = 1, 2, 4
 COUNT_DTYPES = (torch.int16, torch.int32)
 _IN_PROMPT, _ENDS, _GENERATED = tl.constexpr(IN_PROMPT), tl.constexpr(ENDS), tl.constexpr(GENERATED)
+# Rows of a stack: their alignment varies with B.
+PLACES = ("slot_ptr", "repetition_ptr", "presence_ptr", "frequency_ptr", "min_new_ptr", "step_ptr")
 # Not measured: 8 logits a thread make loads and stores of 16 bytes.
 TILES = {"TILE": 1024, "PROGRAMS": 4096, "num_warps": 4}
 
@@ -42,7 +44,7 @@ def expect_counts(counts: torch.Tensor, vocab: int | None, *, like: torch.Tensor
         raise KernelArgumentError("counts is not contiguous", seen=counts.stride())
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PLACES)
 def penalize_kernel(
     logits_ptr: tl.tensor,
     counts_ptr: tl.tensor,

@@ -21,7 +21,7 @@ _GENERATED = tl.constexpr(GENERATED)
 NOT_A_NUMBER = -1  # what is kept of a row whose logits hold NaN
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("slots_ptr",))  # a row of a stack: it varies with B
 def feed_tokens_kernel(
     ids_ptr: tl.tensor,
     rows_ptr: tl.tensor,
