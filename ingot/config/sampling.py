@@ -34,8 +34,8 @@ class SamplingParams(JsonConfig):
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
-    returned may be the same tensor. No JSON has them. A request that brings one takes the host's path, as one
-    with penalties does.
+    returned may be the same tensor. No JSON has them. A request that brings one, or has beams, takes the
+    host's path, and every other request in its batch with it.
 
     Raises:
         RequestError: a value is of the wrong type or out of range; the message names it.

@@ -311,7 +311,7 @@ def _gpu_items(setting: Setting) -> Iterator[Item]:
     claims = (
         Item("reserve", "CUDA graphs", graphs, "all that warm-up captures"),
         Item("reserve", "step buffers", buffers),
-        Item("reserve", "sampling", sampling_bytes(model, batch)),
+        Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len)),
         Item("reserve", "library workspaces", WORKSPACE_BYTES),
     )
     yield from claims
@@ -326,5 +326,5 @@ def _cpu_items(setting: Setting, activations: int) -> Iterator[Item]:
     yield Item("reserve", "a weight while loading", max(spare, 0))
     buffers = all_step_buffers_bytes(model, runtime, batch, setting.max_seq_len, graphs=False)
     yield Item("reserve", "step buffers", buffers)
-    yield Item("reserve", "sampling", sampling_bytes(model, batch, kernels=False))
+    yield Item("reserve", "sampling", sampling_bytes(model, batch, setting.max_seq_len, kernels=False))
     yield Item("process", "Python and PyTorch", CPU_PROCESS_BYTES)

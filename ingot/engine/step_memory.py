@@ -9,6 +9,7 @@ import torch
 
 from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
+from ingot.config.sampling import MAX_LOGPROBS
 from ingot.config.step_sizes import (
     DRAW_KINDS,
     LOGITS_AT_ONCE,
@@ -18,10 +19,12 @@ from ingot.config.step_sizes import (
     request_buckets,
     tile_list_length,
 )
+from ingot.kernels.sampling.penalties import count_dtype
 
 _PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
-_DRAW_FIELDS = 6  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step
+_DRAW_FIELDS = 11  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, four rules
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
+_LOGPROBS_ROW_BYTES = 96 * (MAX_LOGPROBS + 1) * 8  # likeliest tokens and the sum of 96 tiles
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
 _TWIN_DRAW_BYTES = 64  # of temporaries a logit
 _LEAST_TILE_ROWS = 16  # queries of a tile of attention: lists of tiles are no longer than with these
@@ -79,24 +82,32 @@ def all_step_buffers_bytes(
     return total
 
 
-def sampling_bytes(config: DecoderConfig, max_batch_size: int, *, kernels: bool = True) -> int:
-    """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries."""
+def sampling_bytes(
+    config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
+) -> int:
+    """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries. And of
+    the token counts, which the first request with penalties has made.
+    """
+    logits = max_batch_size * config.vocab_size
+    counts = logits * count_dtype(max_seq_len).itemsize
     if kernels:
-        return max_batch_size * _DRAW_ROW_BYTES
-    return min(max_batch_size * config.vocab_size, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
+        return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
+    return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES
 
 
 def graph_bytes(config: DecoderConfig, dtype: torch.dtype, max_batch_size: int) -> int:
     """Bytes of all CUDA graphs that can be captured, an estimate.
 
     Each graph takes 128 KiB a layer of the driver's (an estimate, which benchmarks/memory.py is there to
-    replace). All decode graphs share the activations and logits of the largest; all graphs of steps with
-    prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and their logits.
+    replace). All decode graphs share the activations and logits of the largest, and these penalized,
+    in fp32; all graphs of steps with prompts those of the most tokens, T e (2 H + max(3 I, 2 Q + 2 K)), and
+    their logits.
     """
     buckets, requests = batch_buckets(max_batch_size), request_buckets(max_batch_size)
     graphs = len(buckets) * len(DRAW_KINDS) + len(TOKEN_BUCKETS) * len(requests)
     wide = max(3 * config.intermediate_size, 2 * config.q_size + 2 * config.kv_size)
     step = (2 * config.hidden_size + wide) * dtype.itemsize
     logits = (buckets[-1] + requests[-1]) * config.vocab_size * dtype.itemsize
+    logits += buckets[-1] * config.vocab_size * torch.float32.itemsize
     driver = graphs * config.num_layers * _GRAPH_LAYER_BYTES
     return driver + (TOKEN_BUCKETS[-1] + buckets[-1]) * step + logits

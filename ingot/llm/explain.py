@@ -22,7 +22,6 @@ from ingot.llm.prompts import Messages, PromptLike, is_conversation, prompt_entr
 from ingot.llm.stop_origins import stop_rules
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
-from ingot.runtime.logits import CountPenalty, LogitsProcessor, RepetitionPenalty, processors_for
 
 Given = SamplingParams | Mapping[str, Any] | None
 
@@ -64,7 +63,7 @@ def explain_request(
         max_new_tokens=room if used.max_new_tokens is None else min(room, used.max_new_tokens),
         stops=stops,
         sampling=tuple(_sampling(used, wanted, given, defaults, manifest.generation)),
-        processors=tuple(_processors(used, ids, manifest)),
+        processors=tuple(_rules(used, manifest)),
         choice=_choice(used),
         seed=_seed_rule(used),
         differences=tuple(generate_differences(call)),
@@ -166,23 +165,20 @@ def _default_note(
     return f"from the chat format: {', '.join(map(repr, extra))}" if name == "stop" and extra else None
 
 
-def _processors(params: SamplingParams, ids: list[int], manifest: Manifest) -> Iterator[str]:
-    vocabulary, stops = manifest.model.vocab_size, frozenset(manifest.stop_ids)
-    for processor in processors_for(params, ids, stops, vocabulary, "cpu"):
-        yield _told(processor, params, stops)
-
-
-def _told(processor: LogitsProcessor, params: SamplingParams, stops: frozenset[int]) -> str:
-    if isinstance(processor, RepetitionPenalty):
-        return f"repetition_penalty {params.repetition_penalty:g}, on tokens of the prompt and the answer"
-    if isinstance(processor, CountPenalty):
+def _rules(params: SamplingParams, manifest: Manifest) -> Iterator[str]:
+    """What changes the logits before a token is chosen, in the order in which it is applied."""
+    if params.repetition_penalty != 1.0:
+        yield f"repetition_penalty {params.repetition_penalty:g}, on tokens of the prompt and the answer"
+    if params.presence_penalty or params.frequency_penalty:
         parts = (
             f"presence_penalty {params.presence_penalty:g}",
             f"frequency_penalty {params.frequency_penalty:g}",
         )
-        return f"{' and '.join(parts)}, on tokens of the answer"
-    banned = ", ".join(map(str, sorted(params.end_ids(stops))))
-    return f"min_new_tokens {params.min_new_tokens}: no end token before that ({banned})"
+        yield f"{' and '.join(parts)}, on tokens of the answer"
+    ends = sorted(params.end_ids(frozenset(manifest.stop_ids)))
+    if params.min_new_tokens and any(token < manifest.model.vocab_size for token in ends):
+        banned = ", ".join(map(str, ends))
+        yield f"min_new_tokens {params.min_new_tokens}: no end token before that ({banned})"
 
 
 def _choice(params: SamplingParams) -> str:

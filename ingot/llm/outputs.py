@@ -16,7 +16,7 @@ from ingot.processors.detokenizer import IncrementalDetokenizer, StopStrings
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Update
 from ingot.runtime.request import FinishReason
-from ingot.runtime.selection import TokenLogprobs
+from ingot.runtime.token_logprobs import TokenLogprobs
 
 Reason = Literal["stop", "length", "abort"]
 

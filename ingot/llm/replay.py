@@ -28,7 +28,7 @@ from ingot.engine.sketch import OVERFLOW, Checksum, Sketch, deviation
 from ingot.errors import EngineError
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Answer
-from ingot.runtime.selection import TokenLogprobs
+from ingot.runtime.token_logprobs import TokenLogprobs
 
 FACTOR = 5.0
 _TAPPED = ("layers.*", "layers.*.self_attn", "layers.*.mlp", "norm")

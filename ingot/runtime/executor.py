@@ -9,8 +9,9 @@ runner or the sampler decide.
 
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
 one's tokens on the device, and only then are those tokens read. A request that turns out to have ended has a
-token computed for nothing. Requests whose next step depends on what the host does with the last (penalties,
-log-probabilities, beams) hold everyone to the plain order while they are there.
+token computed for nothing. Requests whose next step depends on what the host does with the last (beams,
+logits processors of their own, logits of a whole prompt) hold everyone to the plain order while they are
+there.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
-from ingot.runtime.selection import Choice, TokenLogprobs, TokenSelector, not_a_number, row_sampling
+from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
+from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Executor:
         vocab_size = model.config.vocab_size
         self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs)
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
-        self.selector = TokenSelector(stop_ids, vocab_size, runner.device)
+        self.selector = TokenSelector(stop_ids, runner.feed.counts)
         self.num_preemptions = 0
         self._setting = setting
         self._owner: dict[str, str] = {}
@@ -237,6 +239,8 @@ class Executor:
             return self._read(before)
         batch = self.scheduler.schedule()
         self.num_preemptions += len(batch.preempted)
+        for request in batch.preempted:
+            self.selector.forget(request)
         if not batch.requests:
             stuck = before is None and self.has_work and not batch.preempted
             assert not stuck, "the scheduler made no progress"
@@ -249,7 +253,7 @@ class Executor:
     def _send(self, batch: ScheduledBatch) -> _StepAhead:
         """Start a step whose tokens are read later."""
         requests = [item.request for item in batch.requests if item.samples]
-        tokens = self.runner.launch(batch, [row_sampling(request) for request in requests])
+        tokens = self.runner.launch(batch, self.selector.draws(requests, counted=True))
         self.scheduler.computed(batch)
         for row, request in enumerate(requests):
             request.pending_row = row
@@ -259,11 +263,14 @@ class Executor:
     def _read(self, step: _StepAhead) -> list[Update]:
         """Wait for a step's tokens and give them to its requests."""
         updates = []
-        for request, token in zip(step.requests, step.tokens.wait(), strict=True):
+        tokens, rows = step.tokens.wait()
+        for i, (request, token) in enumerate(zip(step.requests, tokens, strict=True)):
             request.num_pending -= 1
             if request.ended:
                 continue
-            updates.append(self._apply_token(request, token, None))
+            wanted = request.params.logprobs
+            found = None if rows is None or wanted is None else read_logprobs(rows[i], token, wanted)
+            updates.append(self._apply_token(request, token, found))
         return updates
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:

@@ -11,7 +11,7 @@ time that it is needed, or ahead by ``warm_up``. Knows nothing of requests beyon
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,14 +28,21 @@ from ingot.runtime.token_feed import TokenFeed
 GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
-KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED), strict=True))
+PENALIZED = (replace(FILTERED[0], slot=0),)
+LOGPROBS = (replace(PENALIZED[0], logprobs=True),)
+KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, LOGPROBS), strict=True))
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
-    """The least general of the sampler's three ways that does all rows' work; each has a graph of its own.
+    """The least general of the ways of sampling that does all rows' work; each has a graph of its own.
 
-    A min-p needs no way of its own: every draw applies it.
+    A min-p needs no way of its own: every draw applies it. Penalties filter, too, and log-probabilities do
+    everything: more ways would save microseconds and cost graphs.
     """
+    if any(d.logprobs for d in draws):
+        return LOGPROBS
+    if any(d.slot >= 0 for d in draws):
+        return PENALIZED
     drawing = [d for d in draws if d.temperature > 0]
     if not drawing:
         return GREEDY
@@ -124,10 +131,10 @@ class DecodeGraphs:
             if kind is None:
                 return self.forward(batch)
             draws = buffer.draws(bucket, kind)
-            sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed.table)
+            sampled_step(self.forward, batch, buffer.feed_rows, draws, self.feed)
             return None
 
-        run()  # compiles kernels and fills workspaces outside of the capture
+        run()  # compiles kernels, fills workspaces and makes the token counts outside of the capture
         self.feed.table.copy_(table)  # the newest tokens, which the run has overwritten
         graph, logits = self._recorder.record(run)
         self._captured[bucket, kind] = _Captured(graph, logits, self.forward.record)

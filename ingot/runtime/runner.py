@@ -26,6 +26,7 @@ from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 
 
@@ -66,7 +67,8 @@ class Runner:
         self.device = device
         self.max_seq_len = max_seq_len
         self.block_size = caches[0].block_size
-        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], device)  # a graph writes its padding too
+        counts = TokenCounts(max_batch_size, model.config.vocab_size, max_seq_len, device)
+        self.feed = TokenFeed(batch_buckets(max_batch_size)[-1], counts)  # a graph writes its padding too
         self._tokens = most_tokens(token_budget, max_batch_size)
         self._requests = max_batch_size
         self._buffer: StepBuffer | None = None
@@ -115,14 +117,14 @@ class Runner:
             self.graphs.launch(step, draws)
         elif self.prompts is not None and graphable and self.prompts.fits(step):
             logits, buffer = self.prompts.run(step, draws)
-            leave_tokens(logits, buffer.draws(len(draws), draws), self.feed.table)
+            leave_tokens(logits, buffer.draws(len(draws), draws), self.feed)
         else:
             batch = self._eager_batch(step, draws)
             buffer = self._eager_buffer()
             values = buffer.draws(len(draws), draws)
-            sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed.table)
+            sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
             self.forward.observed(self.forward.record)
-        return self.feed.send(len(draws))
+        return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
 
     def warm_up(self, batch_sizes: Iterable[int], kinds: Sequence[str]) -> None:
         """Capture the graphs for batches of these sizes and kinds of sampling now, and for the prompts that

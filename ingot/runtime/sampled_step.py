@@ -1,8 +1,8 @@
 """A step from the tokens it reads to the tokens it leaves, without a wait for the device.
 
-Owns the order feed → model → sampler → feed, which a CUDA graph holds whole. Knows no request.
+Owns the order feed → model → penalties → sampler → feed, which a CUDA graph holds whole. Knows no request.
 
-    sampled_step(forward, batch, feed_rows, draws, table)
+    sampled_step(forward, batch, feed_rows, draws, feed)
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
 from ingot.layers.batch import ForwardBatch
 from ingot.runtime.forward import Forward
 from ingot.runtime.sampler import SamplingTensors, sample
+from ingot.runtime.token_feed import TokenFeed
+from ingot.runtime.token_logprobs import leave_logprobs
 
 
 def sampled_step(
@@ -22,24 +24,32 @@ def sampled_step(
     batch: ForwardBatch,
     feed_rows: torch.Tensor,
     draws: SamplingTensors,
-    table: torch.Tensor,
+    feed: TokenFeed,
 ) -> None:
-    """Compute a step and leave a token for each of its logits rows in ``table[:L]``.
+    """Compute a step and leave a token for each of its logits rows in the feed, as ``leave_tokens``.
 
     Args:
         forward: computes the batch's L rows of logits.
         batch: ``input_ids`` hold the tokens that the host knows.
-        feed_rows: [T] int64: row of ``table`` that holds the token's id, -1 for one that the host knows.
+        feed_rows: [T] int64: row of the feed's table that holds the token's id, -1 for one that the host
+            knows.
         draws: how each of the L rows draws.
-        table: [at least L] int64; read first, written last.
+        feed: with room for at least L rows; read first, written last.
     """
-    ids = take_tokens(batch.input_ids, feed_rows, table)
+    ids = take_tokens(batch.input_ids, feed_rows, feed.table)
     logits = forward(dataclasses.replace(batch, input_ids=ids))
-    leave_tokens(logits, draws, table)
+    leave_tokens(logits, draws, feed)
 
 
-def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, table: torch.Tensor) -> None:
-    """Choose a token for each of L rows of logits, [L, vocab_size], and leave it in ``table[:L]``."""
-    if logits.shape[0]:
-        chosen = sample(logits, draws)
-        keep_tokens(chosen.token_ids, chosen.values, table)
+def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed) -> None:
+    """Choose a token for each of L rows of logits, [L, vocab_size]: leave it in the feed's ``table[:L]``,
+    count it where its row has a slot, and leave log-probabilities in ``logprobs[:L]`` if some row wants them.
+    """
+    if not logits.shape[0]:
+        return
+    counts = feed.counts.table if draws.any_rules else None
+    rows = logits if counts is None else draws.penalized(logits, counts)
+    chosen = sample(rows, draws)
+    keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
+    if draws.any_logprobs:
+        leave_logprobs(logits, chosen.token_ids, feed.logprobs)

@@ -1,7 +1,7 @@
 """Choosing each row's next token.
 
-Owns temperature, top-k, top-p and min-p, the random number of a draw, and log-probabilities. Knows no
-penalties (those are logits processors), no requests and no scheduler.
+Owns the values that a row is processed and drawn with, temperature, top-k, top-p and min-p, and the random
+number of a draw. Knows no requests and no scheduler; what penalties do is ``penalize``'s.
 
     output = sample(logits, SamplingTensors.from_rows(rows, logits.device))
 
@@ -22,17 +22,24 @@ import torch
 from ingot.config.step_sizes import LOGITS_AT_ONCE
 from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
-from ingot.runtime.log_normaliser import WEIGHT_ONE, log_normaliser
+from ingot.kernels.sampling.penalties import penalize
+from ingot.runtime.log_normaliser import WEIGHT_ONE
 
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
+# A row's values on the device; rules are used by rows with a slot alone.
+DRAW_LONGS, DRAW_DOUBLES = ("top_k", "seed", "step"), ("temperature", "top_p", "min_p")
+RULE_LONGS, RULE_DOUBLES = ("slot", "min_new"), ("repetition", "presence", "frequency")
+ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 
 
 @dataclass(frozen=True)
 class RowSampling:
     """How one row draws. ``temperature=0`` is greedy, ``top_k=0`` keeps all.
 
-    ``seed`` is any int64; ``step`` counts the tokens that the request has generated.
+    ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the
+    request's row of the token counts; -1: it has no penalties, and no end tokens that are banned before
+    ``min_new``. ``logprobs``: it wants log-probabilities.
     """
 
     temperature: float = 0.0
@@ -41,6 +48,12 @@ class RowSampling:
     min_p: float = 0.0
     seed: int = 0
     step: int = 0
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    min_new: int = 0
+    slot: int = -1
+    logprobs: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,10 +61,13 @@ class SamplingTensors:
     """The values of B rows on the device, and what the batch as a whole lets the sampler skip.
 
     Attributes:
-        temperature, top_p, min_p: [B] float64. top_k, seed, step: [B] int64.
+        temperature, top_p, min_p, repetition, presence, frequency: [B] float64.
+        top_k, seed, step, min_new, slot: [B] int64.
         all_greedy: no row draws.
         max_top_k: largest top_k of a drawing row, 0 where none filters.
         any_top_p, any_min_p: some drawing row filters so.
+        any_rules: some row has a slot.
+        any_logprobs: some row wants log-probabilities.
     """
 
     temperature: torch.Tensor
@@ -60,22 +76,28 @@ class SamplingTensors:
     min_p: torch.Tensor
     seed: torch.Tensor
     step: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    min_new: torch.Tensor
+    slot: torch.Tensor
     all_greedy: bool
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
+    any_rules: bool
+    any_logprobs: bool
 
     @classmethod
     def from_rows(cls, rows: Sequence[RowSampling], device: torch.device | str) -> SamplingTensors:
         """Two copies to the device, from pinned memory where it is a GPU; neither waits."""
-        numbers = [[r.temperature for r in rows], [r.top_p for r in rows], [r.min_p for r in rows]]
-        integers = [[r.top_k for r in rows], [r.seed for r in rows], [r.step for r in rows]]
+        numbers = [[getattr(r, name) for r in rows] for name in ROW_DOUBLES]
+        integers = [[getattr(r, name) for r in rows] for name in ROW_LONGS]
         pinned = torch.device(device).type == "cuda"
         host_f = torch.tensor(numbers, dtype=torch.float64, pin_memory=pinned)
         host_i = torch.tensor(integers, dtype=torch.int64, pin_memory=pinned)
-        names = ("temperature", "top_p", "min_p", "top_k", "seed", "step")
         sent = (*host_f.to(device, non_blocking=True), *host_i.to(device, non_blocking=True))
-        return cls.over(dict(zip(names, sent, strict=True)), rows)
+        return cls.over(dict(zip(ROW_DOUBLES + ROW_LONGS, sent, strict=True)), rows)
 
     @classmethod
     def over(cls, fields: Mapping[str, torch.Tensor], rows: Sequence[RowSampling]) -> SamplingTensors:
@@ -87,7 +109,14 @@ class SamplingTensors:
             max_top_k=max((r.top_k for r in drawing), default=0),
             any_top_p=any(r.top_p < 1 for r in drawing),
             any_min_p=any(r.min_p > 0 for r in drawing),
+            any_rules=any(r.slot >= 0 for r in rows),
+            any_logprobs=any(r.logprobs for r in rows),
         )
+
+    def penalized(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Rows of logits [B, V] as their rules leave them, float32; ``counts`` as ``penalize`` reads it."""
+        rules = (self.repetition, self.presence, self.frequency, self.min_new, self.step)
+        return penalize(logits, counts, self.slot, *rules)
 
 
 @dataclass(frozen=True)
@@ -231,24 +260,3 @@ def splitmix64(state: torch.Tensor) -> torch.Tensor:
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift in zeros: torch has no unsigned shift, and its own copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def logprobs_of(
-    logits: torch.Tensor, token_ids: torch.Tensor, k: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probabilities under the model itself: the raw logits, before penalties, temperature and filters.
-
-    Args:
-        logits: [B, V] float32, as the model gave them.
-        token_ids: [B] int64, the chosen tokens.
-        k: how many of the likeliest to return; 0 for none.
-
-    Returns:
-        chosen: [B] float32, log-probability of ``token_ids``.
-        top_ids: [B, k] int64, likeliest first.
-        top_logprobs: [B, k] float32.
-    """
-    normaliser = log_normaliser(logits)
-    chosen = (logits.gather(1, token_ids[:, None]) - normaliser).squeeze(1).float()
-    top = torch.topk(logits, min(k, logits.shape[1]), dim=-1)
-    return chosen, top.indices, (top.values - normaliser).float()

@@ -1,9 +1,10 @@
 """From a step's logits to each request's next token.
 
-Owns the order of things between logits and token: logits processors, sampling or beam candidates,
-log-probabilities. Knows nothing of scheduling.
+Owns the order of things between logits and token (penalties, logits processors, sampling or beam candidates,
+log-probabilities), and how a request's values become a row's. Knows nothing of scheduling.
 
-    choices = TokenSelector(stop_ids, vocab_size, device).select(requests, logits)
+    draws = selector.draws(requests, counted=True)       # for a step that chooses the tokens itself
+    choices = selector.select(requests, logits)          # here, on the host's turn
 """
 
 from __future__ import annotations
@@ -15,22 +16,16 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ingot.config.sampling import SamplingParams
 from ingot.errors import EngineError, RequestError
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.runtime.beam import top_candidates
 from ingot.runtime.log_normaliser import log_normaliser
-from ingot.runtime.logits import LogitsProcessor, processors_for
+from ingot.runtime.logits import apply_brought
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import RowSampling, SamplingTensors, logprobs_of, sample
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probability of a chosen token under the model itself, and the likeliest tokens as (id, logprob)."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
+from ingot.runtime.token_counts import TokenCounts
+from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
 
 
 @dataclass
@@ -45,24 +40,33 @@ class Choice:
 
 
 class TokenSelector:
-    """Keeps each request's logits processors and turns rows of logits into choices."""
+    """Gives each request's row its values, and turns rows of logits into choices."""
 
-    def __init__(self, stop_ids: frozenset[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, stop_ids: frozenset[int], counts: TokenCounts) -> None:
         self._stop_ids = stop_ids
-        self._vocab_size = vocab_size
-        self._device = device
-        self._processors: dict[str, list[LogitsProcessor]] = {}
+        self._counts = counts
 
-    def needs_host(self, request: Request) -> bool:
-        """Whether the request's next token depends on more than its logits and the values of its draw, or
-        more than a token is wanted.
+    @staticmethod
+    def needs_host(request: Request) -> bool:
+        """Whether what follows from the request's logits is decided on the host: beams, functions that the
+        request brought.
         """
-        params = request.params
-        return params.num_beams > 1 or params.logprobs is not None or bool(self._processors_of(request))
+        return request.params.num_beams > 1 or bool(request.params.logits_processors)
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept for a request."""
-        self._processors.pop(request.request_id, None)
+        """Drop what is kept for a request that has ended or was preempted."""
+        self._counts.release(request)
+
+    def draws(self, requests: Sequence[Request], *, counted: bool) -> list[RowSampling]:
+        """How each request's next token is chosen, once the device holds what is known of its tokens.
+
+        ``counted``: by a step that counts the tokens itself (``leave_tokens``).
+        """
+        ends = [self._banned(request) for request in requests]
+        ruled = [i for i, request in enumerate(requests) if ends[i] or has_penalties(request.params)]
+        slots = self._counts.slots([requests[i] for i in ruled], [ends[i] for i in ruled], counted=counted)
+        slot_of = dict(zip(ruled, slots, strict=True))
+        return [row_sampling(request, slot_of.get(i, -1)) for i, request in enumerate(requests)]
 
     @torch.inference_mode()
     def select(
@@ -72,56 +76,58 @@ class TokenSelector:
         tokens.
         """
         choices = [Choice(request) for request in requests]
+        tensors = SamplingTensors.from_rows(self.draws(requests, counted=False), self._counts.device)
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
+        bringing = [(i, r) for i, r in enumerate(requests) if r.params.logits_processors]
         rows = logits
-        if beams or any(self._processors_of(r) for r in requests):  # rows will change
-            rows = logits.float() if logits.dtype != torch.float32 else logits.clone()
+        if beams or bringing:  # rows will change
+            rows = logits.to(torch.float32, copy=True)
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
-        raw = self._raw_rows(requests, rows)
-        for row, choice in zip(rows, choices, strict=True):
+        if tensors.any_rules:
+            rows = tensors.penalized(rows, self._counts.table)
+        for i, request in bringing:
             try:
-                for processor in self._processors_of(choice.request):
-                    processor(row, choice.request.output_ids)
+                ids = [*request.prompt_ids, *request.output_ids]
+                apply_brought(request.params.logits_processors, ids, rows[i])
             except RequestError as error:
-                choice.error = error
+                choices[i].error = error
         if beams:
             for i, found in zip(beams, top_candidates(rows[beams], num_candidates), strict=True):
                 choices[i].candidates = found
         if len(beams) < len(requests):
-            self._sample(choices, rows, raw)
+            _sample(choices, rows, logits, tensors)
         return choices
 
-    def _raw_rows(self, requests: Sequence[Request], rows: torch.Tensor) -> torch.Tensor | None:
-        """The rows before processors change them, when some request wants log-probabilities."""
-        if all(r.params.logprobs is None for r in requests):
-            return None
-        changed = any(self._processors_of(r) for r in requests)
-        return rows.clone() if changed else rows.float()
+    def _banned(self, request: Request) -> frozenset[int]:
+        """End tokens that cannot be the request's next token."""
+        params = request.params
+        if len(request.output_ids) + request.num_pending >= params.min_new_tokens:
+            return frozenset()
+        return params.end_ids(self._stop_ids)
 
-    def _sample(self, choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor | None) -> None:
-        tensors = SamplingTensors.from_rows([row_sampling(c.request) for c in choices], self._device)
-        output = sample(rows, tensors)
-        if raw is not None:
-            count = max(c.request.params.logprobs or 0 for c in choices)
-            chosen, top_ids, top = (t.tolist() for t in logprobs_of(raw, output.token_ids, count))
-        both = torch.stack([output.token_ids.double(), output.values.double()])
-        tokens, logits = both.tolist()  # one wait for the device
-        for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
-            choice.token_id = NOT_A_NUMBER if math.isnan(logit) else token
-            wanted = choice.request.params.logprobs
-            if raw is not None and wanted is not None:
-                pairs = tuple(zip(top_ids[i][:wanted], top[i][:wanted], strict=True))
-                choice.logprobs = TokenLogprobs(token, chosen[i], pairs)
 
-    def _processors_of(self, request: Request) -> list[LogitsProcessor]:
-        found = self._processors.get(request.request_id)
-        if found is None:
-            found = processors_for(
-                request.params, request.prompt_ids, self._stop_ids, self._vocab_size, self._device
-            )
-            self._processors[request.request_id] = found
-        return found
+def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensors: SamplingTensors) -> None:
+    """Draw from ``rows``; log-probabilities are of ``raw``, the model's own logits."""
+    output = sample(rows, tensors)
+    told: list[list[float]] = []
+    if tensors.any_logprobs:
+        found = torch.empty(len(choices), ROW_WIDTH, dtype=torch.float64, device=raw.device)
+        leave_logprobs(raw, output.token_ids, found)
+        told = found.tolist()
+    both = torch.stack([output.token_ids.double(), output.values.double()])
+    tokens, logits = both.tolist()  # one wait for the device
+    for i, (choice, token, logit) in enumerate(zip(choices, map(int, tokens), logits, strict=True)):
+        choice.token_id = NOT_A_NUMBER if math.isnan(logit) else token
+        wanted = choice.request.params.logprobs
+        if wanted is not None:
+            choice.logprobs = read_logprobs(told[i], token, wanted)
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether a request penalizes tokens that it has seen."""
+    changed = params.presence_penalty or params.frequency_penalty
+    return params.repetition_penalty != 1.0 or bool(changed)
 
 
 def not_a_number(request: Request) -> EngineError:
@@ -133,8 +139,10 @@ def not_a_number(request: Request) -> EngineError:
     )
 
 
-def row_sampling(request: Request) -> RowSampling:
-    """How the request draws its next token: a pure function of its seed, answer index and output length."""
+def row_sampling(request: Request, slot: int = -1) -> RowSampling:
+    """How the request draws its next token, with the slot that it has: a pure function of its values, its
+    answer index and its output's length.
+    """
     params = request.params
     temperature = params.temperature if params.num_beams == 1 else 0.0
     seed = params.seed if params.seed is not None else 0
@@ -146,4 +154,10 @@ def row_sampling(request: Request) -> RowSampling:
         seed=seed
         ^ (zlib.crc32(request.sample_index.to_bytes(4, "little")) << 16 if request.sample_index else 0),
         step=len(request.output_ids) + request.num_pending,
+        repetition=params.repetition_penalty,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+        min_new=params.min_new_tokens,
+        slot=slot,
+        logprobs=params.logprobs is not None,
     )

@@ -22,7 +22,16 @@ import torch
 from ingot.config.step_sizes import tile_list_length
 from ingot.kernels.attention.prefill_reference import NO_TILE
 from ingot.layers.batch import Encoded, ForwardBatch, Split
-from ingot.runtime.sampler import RowSampling, SamplingTensors
+from ingot.runtime.sampler import (
+    DRAW_DOUBLES,
+    DRAW_LONGS,
+    ROW_DOUBLES,
+    ROW_LONGS,
+    RULE_DOUBLES,
+    RULE_LONGS,
+    RowSampling,
+    SamplingTensors,
+)
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest
 
 _PER_TOKEN = ("input_ids", "positions", "rope_rows", "slot_mapping", "feed_rows")
@@ -33,8 +42,6 @@ _BATCH_FIELDS = (
     "query_start",
     "seq_lens",
 )
-_DRAW_LONGS = ("top_k", "seed", "step")
-_DRAW_DOUBLES = ("temperature", "top_p", "min_p")
 
 
 class _HostSide:
@@ -73,7 +80,7 @@ class StepBuffer:
         self._splits = num_requests > 1  # a request alone is a chunk, whatever its length
         self._encoded_positions = encoded_positions
         eight = dict.fromkeys(_PER_TOKEN, num_tokens) | {"logits_indices": num_logits}
-        eight |= dict.fromkeys((*_DRAW_LONGS, *_DRAW_DOUBLES), num_requests)
+        eight |= dict.fromkeys((*ROW_LONGS, *ROW_DOUBLES), num_requests)
         four = {
             "block_tables": num_requests * table_width,
             "query_start": num_requests + 1,
@@ -95,7 +102,7 @@ class StepBuffer:
         self._views = {}
         start = 0
         for name, count in (eight | four).items():
-            dtype = torch.float64 if name in _DRAW_DOUBLES else torch.int64 if name in eight else torch.int32
+            dtype = torch.float64 if name in ROW_DOUBLES else torch.int64 if name in eight else torch.int32
             end = start + count * dtype.itemsize
             self._views[name] = self._device[start:end].view(dtype)
             for side in self._sides:
@@ -174,7 +181,7 @@ class StepBuffer:
 
     def draws(self, num_rows: int, rows: Sequence[RowSampling]) -> SamplingTensors:
         """The device side's values for the first ``num_rows`` draws; ``rows`` say what may be skipped."""
-        fields = {name: self._views[name][:num_rows] for name in (*_DRAW_LONGS, *_DRAW_DOUBLES)}
+        fields = {name: self._views[name][:num_rows] for name in (*ROW_LONGS, *ROW_DOUBLES)}
         return SamplingTensors.over(fields, rows)
 
     def fill(self, step: ScheduledBatch, block_size: int, draws: Sequence[RowSampling] = ()) -> None:
@@ -288,6 +295,10 @@ class StepBuffer:
     def _fill_draws(self, draws: Sequence[RowSampling]) -> None:
         host = self.host
         host["temperature"].fill(0.0)
-        if any(draw.temperature > 0 for draw in draws):
-            for name in (*_DRAW_LONGS, *_DRAW_DOUBLES):
-                host[name][: len(draws)] = [getattr(draw, name) for draw in draws]
+        host["slot"].fill(-1)
+        rules = any(draw.slot >= 0 for draw in draws)
+        names: tuple[str, ...] = (*RULE_LONGS, *RULE_DOUBLES) if rules else ()
+        if rules or any(draw.temperature > 0 for draw in draws):
+            names += (*DRAW_LONGS, *DRAW_DOUBLES)
+        for name in names:
+            host[name][: len(draws)] = [getattr(draw, name) for draw in draws]

@@ -1,49 +1,81 @@
 """Tokens between two steps: on the device for the next step, on their way to the host for its bookkeeping.
 
-Owns the table that a step leaves its tokens in, and the copies of it to the host. Knows no request.
+Owns the tables that a step leaves its tokens and their log-probabilities in, and the copies of these to the
+host; has the token counts beside them. Knows no request.
 
-    feed = TokenFeed(max_rows=64, device=device)
-    flight = feed.send(count)        # after a step that ended with keep_tokens(..., feed.table)
+    feed = TokenFeed(max_rows=64, counts=counts)
+    flight = feed.send(count)        # after a step that ended with leave_tokens(..., feed)
     flight.wait()                    # token ids, once the step has run
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+from ingot.runtime.token_counts import TokenCounts
+from ingot.runtime.token_logprobs import ROW_WIDTH
 
 
 class TokensInFlight:
     """Tokens of one step; ``wait`` may be called until the step after the next has been sent."""
 
-    def __init__(self, host: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    def __init__(
+        self, host: torch.Tensor, logprobs: torch.Tensor | None, ready: torch.cuda.Event | None
+    ) -> None:
         self._host = host
+        self._logprobs = logprobs
         self._ready = ready
 
-    def wait(self) -> list[int]:
-        """Their ids, row by row; NOT_A_NUMBER for a row whose logits hold NaN."""
+    def wait(self) -> tuple[list[int], list[list[float]] | None]:
+        """Their ids, row by row, NOT_A_NUMBER for a row whose logits hold NaN; and, if they were sent, the
+        rows of log-probabilities, for ``read_logprobs``.
+        """
         if self._ready is not None:
             self._ready.synchronize()
-        return self._host.tolist()
+        return self._host.tolist(), None if self._logprobs is None else self._logprobs.tolist()
+
+
+class _HostSide(NamedTuple):
+    """What one step is copied to, and the event after which it is there."""
+
+    table: torch.Tensor
+    logprobs: torch.Tensor
+    ready: torch.cuda.Event | None
 
 
 class TokenFeed:
     """The newest tokens by row.
 
     ``table``: [max_rows] int64 on the device; a step's graph writes it and the next one's reads it.
+    ``logprobs``: [max_rows, ROW_WIDTH] float64, as ``leave_logprobs`` writes it.
     """
 
-    def __init__(self, max_rows: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, counts: TokenCounts) -> None:
+        device = counts.device
+        self.counts = counts
         self.table = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, device=device)
         on_gpu = device.type == "cuda"
-        self._hosts = [torch.zeros(max_rows, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
-        self._events = [torch.cuda.Event() if on_gpu else None for _ in range(2)]
+        self._sides = [
+            _HostSide(
+                torch.zeros(max_rows, dtype=torch.int64, pin_memory=on_gpu),
+                torch.zeros(max_rows, ROW_WIDTH, dtype=torch.float64, pin_memory=on_gpu),
+                torch.cuda.Event() if on_gpu else None,
+            )
+            for _ in range(2)
+        ]
         self._turn = 0
 
-    def send(self, count: int) -> TokensInFlight:
-        """Start copying the first ``count`` rows to the host."""
+    def send(self, count: int, *, logprobs: bool = False) -> TokensInFlight:
+        """Start copying the first ``count`` rows to the host, with their log-probabilities if they are
+        wanted.
+        """
         self._turn = 1 - self._turn
-        host, event = self._hosts[self._turn][:count], self._events[self._turn]
-        host.copy_(self.table[:count], non_blocking=True)
-        if event is not None:
-            event.record()
-        return TokensInFlight(host, event)
+        side = self._sides[self._turn]
+        side.table[:count].copy_(self.table[:count], non_blocking=True)
+        found = side.logprobs[:count].copy_(self.logprobs[:count], non_blocking=True) if logprobs else None
+        if side.ready is not None:
+            side.ready.record()
+        return TokensInFlight(side.table[:count], found, side.ready)

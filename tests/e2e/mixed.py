@@ -11,6 +11,7 @@ from tests.tiny_models import random_ids
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
 SAMPLED = GREEDY.replace(temperature=1.0, top_p=0.95, seed=11)
 PENALISED = SAMPLED.replace(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2, top_k=40)
+TOLD = GREEDY.replace(repetition_penalty=1.05, min_new_tokens=9, logprobs=5)
 PROMPTS = [random_ids(length, seed=length) for length in (1, 5, 9, 16, 17, 33, 40, 23)]
 TEXTS = ("I dream of", "", "A whisper", "The light in my circuits")
 MIXED = [GREEDY, SAMPLED, PENALISED, GREEDY.replace(max_new_tokens=3), SAMPLED.replace(n=3)]

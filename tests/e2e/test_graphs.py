@@ -17,10 +17,12 @@ from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.step_sizes import TOKEN_BUCKETS, batch_buckets, request_buckets, tile_list_length
 from ingot.errors import RequestError
-from ingot.runtime.graphs import KINDS, DecodeGraphs
+from ingot.runtime.graphs import KINDS, DecodeGraphs, sampling_kind
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.runner import Runner
+from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch
+from tests.e2e.watch import watch
 from tests.tiny_models import random_ids, save_model, tiny_config
 
 
@@ -122,6 +124,7 @@ def test_decodes_beside_prompts_are_eager(
     save_model(tiny_config(kind, max_position_embeddings=512), tmp_path, seed=3)
     runtime = RuntimeConfig(prefix_reuse=False, token_budget=64, kv_dtype=kv_dtype)
     llm = LLM(tmp_path, device="cuda", compute_dtype="fp16", quant=quant, max_batch_size=16, runtime=runtime)
+    llm.executor.run_ahead = False
     runner, seen = llm.executor.runner, set()
     run, prompts = runner.run, runner.prompts
     assert prompts is not None
@@ -141,7 +144,7 @@ def test_decodes_beside_prompts_are_eager(
         return eager
 
     monkeypatch.setattr(runner, "run", torch.inference_mode()(both))
-    params = SamplingParams(max_new_tokens=20, ignore_eos=True, logprobs=0)
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
     llm.generate([random_ids(n, seed=n) for n in LENGTHS], params)
     assert seen >= {(True, 8), (True, 64)}
 
@@ -154,10 +157,11 @@ def test_tokens_flow_from_graph_to_graph(tmp_path: Path) -> None:
     save_model(tiny_config("llama", max_position_embeddings=512), tmp_path, seed=3)
     runtime = RuntimeConfig(prefix_reuse=False, token_budget=64)
     llm = LLM(tmp_path, device="cuda", compute_dtype="fp32", max_batch_size=16, runtime=runtime)
-    params = SamplingParams(max_new_tokens=24, ignore_eos=True, logprobs=0)
+    params = SamplingParams(max_new_tokens=24, ignore_eos=True)
     prompts = [random_ids(n, seed=n) for n in LENGTHS]
+    ahead = llm.generate(prompts, params)
+    llm.executor.run_ahead = False
     one_by_one = llm.generate(prompts, params)
-    ahead = llm.generate(prompts, params.replace(logprobs=None))
     assert [o.token_ids for o in ahead] == [o.token_ids for o in one_by_one]
     assert llm.executor.runner.prompts is not None
     assert {requests for _, requests in llm.executor.runner.prompts._captured} >= {8, 64}
@@ -194,6 +198,35 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
     captured = {(bucket, kind) for bucket in (1, 2, 4) for kind in KINDS.values()}
     assert set(graphs._captured) == captured
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
-    for values in (params, params.replace(temperature=1.0), params.replace(temperature=1.0, top_k=5)):
-        llm.generate([[5, 6], [7]], values)
+    assert llm.executor.runner.feed.counts.num_held == 0, "a capture takes no slot"
+    before = llm.executor.runner.feed.counts.table
+    assert not before.any(), "padding is counted nowhere"
+    changes: list[dict[str, Any]] = [
+        {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"repetition_penalty": 1.05},
+        {"min_new_tokens": 2}, {"logprobs": 5}, {"temperature": 0.7, "frequency_penalty": 1.0, "logprobs": 0},
+    ]  # fmt: skip
+    for change in changes:
+        with watch(llm) as steps:
+            llm.generate([[5, 6], [7]], [params, params.replace(**change)])
+        assert steps.ahead == len(steps.steps), change
     assert set(graphs._captured) == captured
+    assert llm.executor.runner.feed.counts.table.data_ptr() == before.data_ptr(), "graphs hold its address"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([{}], "greedy"),
+        ([{}, {"temperature": 1.0, "min_p": 0.1}], "unfiltered"),
+        ([{"temperature": 1.0, "top_p": 0.5}, {}], "filtered"),
+        ([{"temperature": 1.0, "top_p": 0.5}, {"slot": 3}], "penalized"),
+        ([{"logprobs": True}, {"slot": 3}], "logprobs"),
+    ],
+)
+def test_the_least_general_kind_that_does_all_rows(values: list[dict[str, Any]], kind: str) -> None:
+    draws = [RowSampling(**one) for one in values]
+    assert sampling_kind(draws) == KINDS[kind]
+    flags, wanted = (SamplingTensors.from_rows(rows, "cpu") for rows in (KINDS[kind], draws))
+    for name in ("any_rules", "any_logprobs", "any_top_p"):
+        assert getattr(flags, name) >= getattr(wanted, name)
+    assert flags.all_greedy <= wanted.all_greedy

@@ -7,13 +7,14 @@ Every test proves that the mechanism it is about did happen.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
-from tests.e2e.mixed import GREEDY, PENALISED, PROMPTS, SAMPLED, Make, alone, ids_of, mixed_params
+from tests.e2e.mixed import GREEDY, PENALISED, PROMPTS, SAMPLED, TOLD, Make, alone, ids_of, mixed_params
 from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids
 
@@ -67,12 +68,15 @@ def test_joining_in_flight_is_single(make: Make, device: str) -> None:
 @pytest.mark.parametrize("budget", [9, 256])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, device: str) -> None:
-    """With an end token that some meet, chunks, a full cache, and a request that holds everyone back."""
+    """With an end token that some meet, chunks, a full cache, penalties, and a request that holds everyone
+    back.
+    """
     llm = make(kind, device, cache_tokens=144, token_budget=budget)
     stop = llm.generate(PROMPTS[3], SAMPLED)[0].token_ids[7]
-    params = [v.replace(ignore_eos=False, stop_token_ids=(stop,)) for v in (GREEDY, SAMPLED)] * 4
-    params[6] = GREEDY.replace(max_new_tokens=3)
-    late = PENALISED.replace(max_new_tokens=4)
+    some = (GREEDY, SAMPLED, PENALISED.replace(n=2), TOLD)
+    params = [v.replace(ignore_eos=False, stop_token_ids=(stop,)) for v in some] * 2
+    params[6] = PENALISED.replace(max_new_tokens=3)
+    late = PENALISED.replace(max_new_tokens=4, logits_processors=(lambda ids, logits: logits,))
     found = []
     for ahead in (False, True):
         llm.executor.run_ahead = ahead
@@ -83,9 +87,48 @@ def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, devic
         assert steps.ahead < len(steps.steps)
         assert steps.preemptions > 0 or budget < 256
         assert {a.finish_reason for o in outputs for a in o.answers} == {"stop", "length"}
-        found.append(ids_of([*outputs, *mixed]))
+        found.append([*outputs, *mixed])
         check_idle(llm)
-    assert found[0] == found[1]
+    assert ids_of(found[0]) == ids_of(found[1])
+    for one, other in zip(*found, strict=True):
+        for a, b in zip(one.logprobs or (), other.logprobs or (), strict=True):
+            assert (a.token_id, len(a.top)) == (b.token_id, 5)
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+            assert [p for _, p in a.top] == pytest.approx([p for _, p in b.top], abs=1e-4)
+    assert sum(len(one.logprobs or ()) for one in found[0]) > 40
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"repetition_penalty": 1.05},
+        {"presence_penalty": 0.7},
+        {"frequency_penalty": -0.6},
+        {"min_new_tokens": 20},
+        {"logprobs": 20},
+        {"repetition_penalty": 0.8, "presence_penalty": -0.4, "frequency_penalty": 0.3, "logprobs": 0},
+    ],
+    ids=lambda values: " ".join(values),
+)
+def test_what_a_rule_gives_ahead_is_what_it_gives_alone(
+    make: Make, values: dict[str, Any], device: str
+) -> None:
+    """Some of the requests have it; no step waits for the host."""
+    llm = make("llama", device, block_size=4, cache_tokens=160, token_budget=9)
+    stop = llm.generate(PROMPTS[3], GREEDY)[0].token_ids[4]
+    ending = [v.replace(ignore_eos=False, stop_token_ids=(stop,)) for v in (GREEDY, SAMPLED)] * 4
+    params = [v.replace(**values) if i % 3 else v for i, v in enumerate(ending)]
+    expected = alone(make("llama", device), PROMPTS, params)
+    llm.executor.run_ahead = True
+    with watch(llm) as steps:
+        outputs = llm.generate(PROMPTS, params)
+    assert steps.ahead == len(steps.steps)
+    assert steps.preemptions > 0
+    assert steps.chunks > 4
+    assert ids_of(outputs) == expected
+    assert values.keys() <= {"logprobs"} or expected != alone(make("llama", device), PROMPTS, ending)
+    check_idle(llm)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -114,6 +114,5 @@ def check_idle(llm: LLM) -> None:
     executor = llm.executor
     assert not executor.has_work
     assert executor.blocks.num_free == executor.blocks.num_blocks
-    assert not any(
-        (executor._owner, executor._groups, executor._prompt_logits, executor.selector._processors)
-    )
+    held = executor.runner.feed.counts.num_held
+    assert not any((executor._owner, executor._groups, executor._prompt_logits, held))

@@ -23,6 +23,8 @@ from ingot.kernels.product.small_gate_up import small_gate_up_triton
 from ingot.kernels.product.small_linear import small_linear_parts_triton, small_linear_triton
 from ingot.kernels.product.small_qkv import small_qkv_triton
 from ingot.kernels.sampling.draw import draw_triton, greedy_triton
+from ingot.kernels.sampling.logprobs import logprobs_triton
+from ingot.kernels.sampling.penalties import penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
@@ -193,6 +195,18 @@ def feed() -> None:
     ids = empty(8, dtype=torch.int64)
     take_tokens_triton(ids, ids, ids)
     keep_tokens_triton(ids, empty(8, dtype=FULL), ids)
+    keep_tokens_triton(ids, empty(8, dtype=FULL), ids, empty(8, 151936, dtype=torch.int16), ids)
+
+
+def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) -> None:
+    number, integer = empty(rows, dtype=DOUBLE), empty(rows, dtype=LONG)
+    state = empty(64, vocab, dtype=counts)
+    logits = empty(rows, vocab, dtype=dtype)
+    penalize_triton(logits, state, integer, number, number, number, integer, integer)
+
+
+def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
+    logprobs_triton(empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE))
 
 
 def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: int = 1) -> None:
@@ -208,6 +222,10 @@ def sampling(dtype: torch.dtype, rows: int, vocab: int, select: bool, overlap: i
 
 CASES: dict[str, Callable[[], Any]] = {
     "token feed": feed,
+    "penalties 32 of 151936 bf16": lambda: penalties(BRAIN, 32, 151936, torch.int16),
+    "penalties 1 of 50257 fp32": lambda: penalties(FULL, 1, 50257, torch.int32),
+    "log-probabilities 32 of 151936 bf16": lambda: likeliest(BRAIN, 32, 151936),
+    "log-probabilities 1 of 256000 fp32": lambda: likeliest(FULL, 1, 256000),
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),
     "norms 768 fp32": lambda: norms(FULL, 768, False),
     "norms 16384 bf16": lambda: norms(BRAIN, 16384, True),

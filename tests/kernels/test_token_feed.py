@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ingot.errors import IngotError
+from ingot.kernels.sampling.penalties import GENERATED
 from ingot.kernels.sampling.token_feed import keep_tokens, keep_tokens_triton, take_tokens, take_tokens_triton
 from tests.kernels.numerics import IMPLEMENTATIONS, Implementation
 
@@ -40,6 +41,30 @@ def test_kept_and_the_rest_left_alone(impl: Implementation, dtype: torch.dtype, 
     assert table.tolist() == [*expected, -77, -77]
 
 
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32])
+@pytest.mark.parametrize("count", [1, 6, 300])
+def test_kept_and_counted_where_a_row_has_a_slot(
+    impl: Implementation, dtype: torch.dtype, count: int
+) -> None:
+    generator = torch.Generator().manual_seed(count)
+    slots = torch.randperm(2 * count, generator=generator)[:count]
+    slots[1::3] = -1
+    ids = torch.randint(17, (count,), generator=generator)
+    values = torch.zeros(count)
+    values[::5] = float("nan")
+    counts = torch.randint(90, (2 * count, 17), generator=generator).to(dtype)
+    expected = counts.clone()
+    for slot, token in zip(slots.tolist(), ids.tolist(), strict=True):
+        if slot >= 0:
+            expected[slot, token] += GENERATED
+    table, found = torch.zeros(count, dtype=torch.int64, device=impl.device), counts.to(impl.device)
+    sent = (ids.to(impl.device), values.to(impl.device), table, found, slots.to(impl.device))
+    impl(keep_tokens, keep_tokens_triton)(*sent)
+    assert torch.equal(found.cpu(), expected)
+    assert table.tolist() == [-1 if i % 5 == 0 else token for i, token in enumerate(ids.tolist())]
+
+
 def test_refused() -> None:
     ids = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(IngotError, match="feed_rows has the wrong shape"):
@@ -48,3 +73,7 @@ def test_refused() -> None:
         keep_tokens(ids, ids.float(), ids[:2])
     with pytest.raises(IngotError, match="values has the wrong dtype"):
         keep_tokens(ids, ids, ids)
+    with pytest.raises(IngotError, match="slots has the wrong shape"):
+        keep_tokens(ids, ids.float(), ids, torch.zeros(2, 5, dtype=torch.int16), ids[:2])
+    with pytest.raises(IngotError, match="counts has the wrong dtype"):
+        keep_tokens(ids, ids.float(), ids, torch.zeros(2, 5), ids)

@@ -18,12 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT
 from ingot.runtime.executor import Executor
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
-from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
+from ingot.runtime.sampled_step import leave_tokens
+from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch
-from ingot.runtime.token_feed import TokensInFlight
+from ingot.runtime.token_counts import TokenCounts
+from ingot.runtime.token_feed import TokenFeed, TokensInFlight
 
 VOCAB = 23
 LONG_PROMPT = 10  # beyond it a request's keys differ, as Qwen v1's do beyond seq_length
@@ -33,13 +36,14 @@ OFFSET = 1000
 class FakeRunner:
     """Writes (token, position, rotary row) where the step says, reads them back through the block table."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_batch_size: int, max_seq_len: int) -> None:
         self.device = torch.device("cpu")
+        self.feed = TokenFeed(max_batch_size, TokenCounts(max_batch_size, VOCAB, max_seq_len, self.device))
         self.block_size = block_size
         self.eager = False
         self.memory: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
         self.steps: list[ScheduledBatch] = []
-        self.ahead = self.preempted_pending = 0
+        self.ahead = self.preempted_pending = self.penalized = 0
         self.table: list[int] = []
         self.unread: dict[tuple[Request, int], int] = {}
 
@@ -70,12 +74,30 @@ class FakeRunner:
             if position >= request.num_known:
                 assert item.count == 1 or position == request.num_known
                 assert self.table[request.pending_row] == self._token(request, position)
-        logits = self.run(step)
-        self.table = sample(logits, SamplingTensors.from_rows(draws, "cpu")).token_ids.tolist()
         requests = [item.request for item in step.requests if item.samples]
+        self._check_counts(requests, draws)
+        with torch.inference_mode():
+            leave_tokens(self.run(step), SamplingTensors.from_rows(draws, "cpu"), self.feed)
+        self.table = self.feed.table[: len(draws)].tolist()
         for request, token in zip(requests, self.table, strict=True):
             self.unread[request, request.num_tokens] = token
-        return TokensInFlight(torch.tensor(self.table), None)
+        return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
+
+    def _check_counts(self, requests: Sequence[Request], draws: Sequence[RowSampling]) -> None:
+        """Slots differ, and hold exactly their requests' tokens; end tokens may be banned there."""
+        slots = [draw.slot for draw in draws if draw.slot >= 0]
+        assert len(set(slots)) == len(slots)
+        for request, draw in zip(requests, draws, strict=True):
+            if draw.slot < 0:
+                continue
+            self.penalized += 1
+            wanted = [0] * VOCAB
+            for position in range(len(request.prompt_ids), request.num_tokens):
+                wanted[max(self._token(request, position), 0)] += GENERATED  # NaN is fed as 0
+            for token in set(request.prompt_ids):
+                wanted[token] += IN_PROMPT
+            found = self.feed.counts.table[draw.slot]
+            assert (found & ~ENDS).tolist() == wanted, request.request_id
 
     @property
     def wasted(self) -> int:
@@ -121,7 +143,7 @@ def fake_executor(
         config=SimpleNamespace(vocab_size=VOCAB),
         rope_offset=lambda length: OFFSET if length > LONG_PROMPT else 0,
     )
-    runner: Any = FakeRunner(num_blocks, block_size)
+    runner: Any = FakeRunner(num_blocks, block_size, max_batch_size, max_seq_len)
     executor = Executor(
         model,
         runner,
@@ -148,6 +170,8 @@ def check_blocks(executor: Executor) -> None:
     assert set(cache._free) == {block for block, count in enumerate(held) if count == 0}
     assert {digest: block for block, digest in cache._hash_of.items()} == cache._by_hash
     assert not any(request.blocks for request in scheduler.waiting)
+    running = {request.request_id for request in scheduler.running}
+    assert set(executor.runner.feed.counts._held) <= running, "slots are for those in the batch"
 
 
 def check_step(executor: Executor, step: ScheduledBatch) -> None:
@@ -164,5 +188,5 @@ def check_empty(executor: Executor) -> None:
     check_blocks(executor)
     assert executor.blocks.num_free == executor.blocks.num_blocks
     assert not executor.has_work
-    kept = (executor._owner, executor._groups, executor._prompt_logits, executor.selector._processors)
+    kept = (executor._owner, executor._groups, executor._prompt_logits, executor.runner.feed.counts.num_held)
     assert not any(kept), kept

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.beam import BeamResult, BeamSearch, BeamStep, top_candidates
-from ingot.runtime.logits import processors_for
+from tests.unit.penalized import penalized
 
 PROMPT = [3, 14, 15, 9]
 
@@ -55,13 +55,11 @@ def search(
 ) -> list[BeamResult]:
     """Drive BeamSearch with every live beam recomputed whole at every step."""
     beams = BeamSearch(params, len(PROMPT), eos, room)
-    vocab = model.config.vocab_size
     while not beams.done:
         rows = torch.tensor([[*PROMPT, *beam.output_ids] for beam in beams.live])
         logprobs = model(rows).logits[:, -1].float().log_softmax(-1)
         for row, beam in zip(logprobs, beams.live, strict=True):
-            for processor in processors_for(params, PROMPT, eos, vocab, "cpu"):
-                processor(row, beam.output_ids)
+            row.copy_(penalized(params, PROMPT, beam.output_ids, eos, row))
         before = beams.live
         steps = beams.advance(top_candidates(logprobs, beams.num_candidates))
         if not beams.done:

@@ -11,7 +11,7 @@ from ingot.llm.outputs import AnswerAssembler
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Update
 from ingot.runtime.request import FinishReason
-from ingot.runtime.selection import TokenLogprobs
+from ingot.runtime.token_logprobs import TokenLogprobs
 from tests.unit.vocabularies import load, qwen1_folder
 
 PARAMS = SamplingParams(stop=("###",), logprobs=0)

@@ -15,7 +15,6 @@ from ingot.runtime.request import Request
 from ingot.runtime.sampler import (
     RowSampling,
     SamplingTensors,
-    logprobs_of,
     sample,
     splitmix64,
     token_weights,
@@ -241,18 +240,6 @@ def test_logits_are_left_unchanged() -> None:
     before = logits.clone()
     tokens(logits, FILTERS)
     assert torch.equal(logits, before)
-
-
-@pytest.mark.parametrize("k", [0, 1, 5])
-def test_logprobs_are_of_the_raw_logits(k: int) -> None:
-    logits = random_logits(6, scale=20.0)
-    token_ids = torch.tensor([0, 96, 5, 5, 17, 40])
-    expected = logits.double().log_softmax(-1)
-    chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, k)
-    torch.testing.assert_close(chosen.double(), expected[torch.arange(6), token_ids], rtol=1e-5, atol=1e-5)
-    assert top_ids.shape == top_logprobs.shape == (6, k)
-    torch.testing.assert_close(top_logprobs.double(), expected.topk(k).values, rtol=1e-5, atol=1e-5)
-    assert torch.equal(top_ids, expected.topk(k).indices)
 
 
 @pytest.mark.gpu

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.token_logprobs import TokenLogprobs
 from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
 
 STOP = frozenset({0})
@@ -199,10 +201,18 @@ class Job:
     params: SamplingParams | None  # None: the prompt's logits
 
 
-Result = tuple[tuple[tuple[int, ...], str | None, int | None], ...]
+@dataclass
+class Answer:
+    """What has come of one answer of a request."""
+
+    ids: list[int] = field(default_factory=list)
+    reason: str | None = None
+    stop_id: int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 KINDS = ("greedy", "sampled", "penalised", "n", "beams", "beams")
+AHEAD = ("greedy", "sampled", "penalised", "n")  # of which none needs the host
 
 
 class Traffic:
@@ -210,7 +220,7 @@ class Traffic:
 
     def __init__(self, seed: int, run_ahead: bool = False) -> None:
         self.rng = rng = random.Random(seed)
-        self.kinds = ("greedy", "sampled", "n") if run_ahead and seed % 4 else KINDS
+        self.kinds = AHEAD if run_ahead and seed % 4 else KINDS
         block_size, max_seq_len = rng.choice((1, 2, 4)), rng.choice((24, 31))
         least = -(-max_seq_len // block_size)
         self.executor, self.runner = fake_executor(
@@ -224,14 +234,14 @@ class Traffic:
             run_ahead=run_ahead,
         )
         self.jobs: dict[str, Job] = {}
-        self.results: dict[str, dict[int, tuple[list[int], str | None, int | None]]] = {}
+        self.results: dict[str, dict[int, Answer]] = {}
         self.aborted: set[str] = set()
 
     def run(self, count: int) -> None:
         for _ in range(3000):
             if len(self.jobs) < count and self.rng.random() < 0.4:
                 self._arrive()
-            if self.jobs and self.rng.random() < 0.03:
+            if self.jobs and self.rng.random() < 0.05:
                 self._abort()
             if self.executor.has_work:
                 self._step()
@@ -270,10 +280,12 @@ class Traffic:
             collect(self.results[update.request_id], update)
 
 
-def collect(result: dict[int, tuple[list[int], str | None, int | None]], update: Update) -> None:
-    ids, reason, _ = result.get(update.index, ([], None, None))
-    assert reason is None, "news after the end"
-    result[update.index] = (ids + list(update.token_ids), update.finish_reason, update.stop_id)
+def collect(result: dict[int, Answer], update: Update) -> None:
+    answer = result.setdefault(update.index, Answer())
+    assert answer.reason is None, "news after the end"
+    answer.ids += update.token_ids
+    answer.reason, answer.stop_id = update.finish_reason, update.stop_id
+    answer.logprobs += update.logprobs
 
 
 def random_job(rng: random.Random, executor: Executor, kinds: Sequence[str]) -> Job:
@@ -291,13 +303,28 @@ def random_job(rng: random.Random, executor: Executor, kinds: Sequence[str]) -> 
     if kind == "n":
         values["n"] = 3
     if kind == "penalised":
-        values |= {"repetition_penalty": 1.5, "frequency_penalty": 0.7, "min_new_tokens": min(new, 3)}
+        values |= penalties(rng, new)
     if kind == "beams":
         width = rng.choice((2, 3))
         blocks = 2 * width * executor.blocks.blocks_for(min(length + new, executor.max_seq_len))
         if blocks <= executor.blocks.num_blocks:
             values |= {"num_beams": width, "n": rng.choice((1, width))}
+            values |= penalties(rng, new) if rng.random() < 0.5 else {}
+    elif rng.random() < 0.3:
+        values["logprobs"] = rng.choice((0, 2, 20))
     return Job(prompt, SamplingParams(**values))
+
+
+def penalties(rng: random.Random, new: int) -> dict[str, Any]:
+    """One of the rules, or all of them."""
+    rules = {
+        "repetition_penalty": 1.5,
+        "presence_penalty": 1.2,
+        "frequency_penalty": 0.7,
+        "min_new_tokens": min(new, 3),
+    }
+    one = rng.choice([*rules, None])
+    return rules if one is None else {one: rules[one]}
 
 
 @functools.cache
@@ -308,7 +335,7 @@ def alone(job: Job, max_seq_len: int) -> Any:
         executor.add_logits("r", job.prompt)
     else:
         executor.add("r", job.prompt, job.params)
-    result: dict[int, tuple[list[int], str | None, int | None]] = {}
+    result: dict[int, Answer] = {}
     while executor.has_work:
         for update in executor.step():
             collect(result, update)
@@ -359,6 +386,79 @@ def test_random_traffic_runs_ahead() -> None:
     assert sum(t.executor.num_preemptions for t in all_traffic) > 20
     assert sum(t.runner.preempted_pending for t in all_traffic) > 10
     assert sum(t.runner.wasted for t in all_traffic) > 20
+    assert sum(t.runner.penalized for t in all_traffic) > 200
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"repetition_penalty": 1.05},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"min_new_tokens": 3},
+        {"logprobs": 5},
+        {"num_beams": 2},
+        {"logits_processors": (lambda ids, logits: logits,)},
+    ],
+    ids=lambda values: next(iter(values)),
+)
+def test_who_holds_the_others(values: dict[str, Any]) -> None:
+    """Penalties, bans and log-probabilities run ahead; only beams and functions of a user's need the host."""
+    executor, runner = fake_executor(run_ahead=True, stop_ids=STOP)
+    executor.add("plain", [1, 2, 3], SamplingParams(max_new_tokens=5, ignore_eos=True))
+    executor.add("other", [4, 5], SamplingParams(max_new_tokens=5, ignore_eos=True).replace(**values))
+    while executor.has_work:
+        executor.step()
+    assert (runner.ahead < len(runner.steps)) == bool({"num_beams", "logits_processors"} & set(values))
+    check_empty(executor)
+
+
+def test_a_request_that_changes_order_keeps_its_tokens() -> None:
+    """Beams come and go beside a penalized request: what it chose on the host's turn counts ahead, too."""
+    params = SamplingParams(max_new_tokens=20, frequency_penalty=1.5, logprobs=3)
+    answers = []
+    for beams in (False, True):
+        executor, runner = fake_executor(run_ahead=True)
+        executor.add("r", [1, 2, 3], params)
+        answer = Answer()
+        for step in range(40):
+            if beams and step in (3, 12):
+                executor.add(f"beams{step}", [9, 8], SamplingParams(max_new_tokens=3, num_beams=2))
+            for update in executor.step():
+                if update.request_id == "r":
+                    collect({0: answer}, update)
+        answers.append(answer)
+        assert (0 < runner.ahead < len(runner.steps)) == beams
+        check_empty(executor)
+    assert answers[0] == answers[1]
+    assert len(answers[0].logprobs) == 20
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_logits_that_are_no_numbers_end_a_penalized_request_alone(
+    run_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor, runner = fake_executor(run_ahead=run_ahead)
+    logits = runner._logits
+
+    def broken(request: Request, position: int) -> np.ndarray:
+        row = logits(request, position)
+        return row * np.nan if request.request_id == "bad" and position == 4 else row
+
+    monkeypatch.setattr(runner, "_logits", broken)
+    params = SamplingParams(max_new_tokens=6, repetition_penalty=1.3, min_new_tokens=2, logprobs=2)
+    for name in ("bad", "good"):
+        executor.add(name, [1, 2, 3], params)
+    answers: dict[str, Answer] = {"bad": Answer(), "good": Answer()}
+    errors = {}
+    while executor.has_work:
+        for update in executor.step():
+            collect({0: answers[update.request_id]}, update)
+            errors[update.request_id] = update.error
+    assert [len(answers[name].ids) for name in ("bad", "good")] == [2, 6]
+    assert "NaN after 5 tokens" in str(errors["bad"])
+    assert errors["good"] is None
+    check_empty(executor)
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])

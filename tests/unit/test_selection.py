@@ -7,6 +7,7 @@ import torch
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.request import Request
 from ingot.runtime.selection import Choice, TokenSelector
+from ingot.runtime.token_counts import TokenCounts
 
 VOCAB = 16
 LOGITS = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
@@ -14,8 +15,8 @@ LOGITS = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)) * 3
 
 def select(*params: SamplingParams) -> list[Choice]:
     requests = [Request(f"r{i}", [3, 5], each, 9, output_ids=[5]) for i, each in enumerate(params)]
-    selector = TokenSelector(frozenset(), VOCAB, torch.device("cpu"))
-    return selector.select(requests, LOGITS[: len(params)].clone())
+    counts = TokenCounts(len(params), VOCAB, 9, torch.device("cpu"))
+    return TokenSelector(frozenset(), counts).select(requests, LOGITS[: len(params)].clone())
 
 
 def test_log_probabilities_are_the_model_s_own() -> None:

@@ -1,0 +1,116 @@
+"""Which tokens each request has seen and how often it generated them, on the device, for its penalties.
+
+Owns the table that ``penalize`` reads and ``keep_tokens`` counts in, whose slot is whose, and what a slot
+holds: a request's prompt, its end tokens if they may be banned, its output. A request gets a slot with the
+first token that is chosen for it, and gives it back when it ends or is preempted. ``output_ids`` alone decide
+what a slot holds: what a step has not counted there itself is added from them before the next.
+
+    counts = TokenCounts(max_requests=64, vocab_size=32000, max_tokens=4096, device=device)
+    slots = counts.slots(requests, counted=True)      # the step that follows counts its tokens itself
+    counts.release(request)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, count_dtype
+from ingot.runtime.request import Request
+
+
+@dataclass
+class _Held:
+    """A request's slot, and how many of its output's tokens are counted there."""
+
+    slot: int
+    counted: int = 0
+
+
+class TokenCounts:
+    """A slot for each of up to ``max_requests`` requests that are in the batch at once and have rules."""
+
+    def __init__(self, max_requests: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._shape = (max_requests, vocab_size)
+        self._dtype = count_dtype(max_tokens)
+        self._table: torch.Tensor | None = None
+        self._held: dict[str, _Held] = {}
+        self._free = list(range(max_requests))
+
+    @property
+    def table(self) -> torch.Tensor:
+        """[max_requests, vocab_size]; made when first asked for, and at one address from then on, since
+        graphs hold it.
+        """
+        if self._table is None:
+            with torch.inference_mode(mode=False):  # it outlives the step that asks first
+                self._table = torch.zeros(self._shape, dtype=self._dtype, device=self.device)
+        return self._table
+
+    @property
+    def num_held(self) -> int:
+        """Slots that belong to a request."""
+        return len(self._held)
+
+    @torch.inference_mode()
+    def slots(
+        self, requests: Sequence[Request], ends: Sequence[Collection[int]], *, counted: bool
+    ) -> list[int]:
+        """Each request's slot, which holds all that is known of its tokens by the time a step reads it.
+
+        ``ends``: end tokens of each request that may be banned. ``counted``: the step counts the tokens that
+        it chooses in these slots.
+        """
+        places, values, slots = [], [], []
+        for request, own in zip(requests, ends, strict=True):
+            held = self._held.get(request.request_id)
+            if held is None:
+                held = self._held[request.request_id] = _Held(self._free.pop())
+                self.table[held.slot].zero_()
+                parts = list(self._parts(request.prompt_ids, own))
+            else:
+                parts = []
+            known = len(request.output_ids)
+            if held.counted < known:
+                parts.append((self._known(request.output_ids[held.counted :]), GENERATED))
+                held.counted = known
+            assert held.counted == known + request.num_pending, "a step chose a token and did not count it"
+            held.counted += counted
+            for ids, value in parts:
+                places.append(held.slot * self.vocab_size + ids)
+                values.append(np.full(len(ids), value))
+            slots.append(held.slot)
+        if places:
+            self._add(np.stack([np.concatenate(places), np.concatenate(values)]))
+        return slots
+
+    def release(self, request: Request) -> None:
+        """Take a request's slot back, if it has one: a step under way may still count a token there, before
+        the next request's first step clears it.
+        """
+        held = self._held.pop(request.request_id, None)
+        if held is not None:
+            self._free.append(held.slot)
+
+    def _parts(self, prompt_ids: Sequence[int], ends: Collection[int]) -> Iterator[tuple[np.ndarray, int]]:
+        """Ids, each once, with what they count."""
+        yield np.unique(self._known(prompt_ids)), IN_PROMPT
+        yield np.unique(self._known(list(ends))), ENDS
+
+    def _known(self, token_ids: Sequence[int]) -> np.ndarray:
+        """The ids that are in the vocabulary: placeholders of pictures need not be."""
+        ids = np.array(token_ids, dtype=np.int64)
+        return ids[(ids >= 0) & (ids < self.vocab_size)]
+
+    def _add(self, places_and_values: np.ndarray) -> None:
+        """One copy to the device, from pinned memory where it is a GPU, and one addition; neither waits."""
+        host = torch.from_numpy(places_and_values)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        places, values = host.to(self.device, non_blocking=True)
+        self.table.view(-1).index_add_(0, places, values.to(self._dtype))

@@ -1,0 +1,72 @@
+"""Log-probabilities of chosen tokens, on their way from a step to its requests.
+
+Owns the row in which they travel: the chosen token's log-probability, the K = MAX_LOGPROBS largest, and the
+ids of these; K is the same for all, so that one CUDA graph serves every request. Log-probabilities are the
+model's own: of the raw logits, before penalties, temperature and filters.
+
+    leave_logprobs(logits, token_ids, out)          # out: [rows, ROW_WIDTH] float64
+    found = read_logprobs(out[0].tolist(), token_id, wanted=5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.config.sampling import MAX_LOGPROBS
+from ingot.kernels.checks import runs_on_gpu
+from ingot.kernels.sampling.logprobs import logprobs
+from ingot.runtime.log_normaliser import log_normaliser
+
+ROW_WIDTH = 1 + 2 * MAX_LOGPROBS
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a chosen token under the model itself, and the likeliest tokens as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def read_logprobs(row: Sequence[float], token_id: int, wanted: int) -> TokenLogprobs:
+    """A request's share of a row that ``leave_logprobs`` left: the ``wanted`` likeliest, or all there are."""
+    values, ids = row[1 : 1 + wanted], row[1 + MAX_LOGPROBS : 1 + MAX_LOGPROBS + wanted]
+    top = tuple((int(token), value) for token, value in zip(ids, values, strict=True) if token >= 0)
+    return TokenLogprobs(token_id, row[0], top)
+
+
+def leave_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    """Leave the log-probabilities of B rows in ``out[:B]``; nothing waits for the device.
+
+    Args:
+        logits: [B, V] floating, as the model gave them.
+        token_ids: [B] int64, the chosen tokens.
+        out: [at least B, 1 + 2 K] float64, written to: log-probabilities as float32 rounds them, those of the
+            row's likeliest tokens largest first and the lowest id first among equals, then their ids, -1
+            where V < K.
+    """
+    leave = logprobs if runs_on_gpu(logits) else leave_logprobs_reference
+    leave(logits, token_ids, out)
+
+
+def leave_logprobs_reference(logits: torch.Tensor, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    """``leave_logprobs`` in PyTorch, on any device; row by row, which a CPU's caches hold."""
+    top = out.shape[1] // 2
+    for row, token, place in zip(logits.float(), token_ids, out, strict=False):
+        likeliest = _likeliest(row, top)
+        count = len(likeliest)
+        chosen = row[torch.cat([token[None], likeliest])].double()
+        place[: 1 + count] = (chosen - log_normaliser(row[None])[0]).float().double()
+        place[1 + top :] = -1
+        place[1 + top : 1 + top + count] = likeliest.double()
+
+
+def _likeliest(row: torch.Tensor, count: int) -> torch.Tensor:
+    """[up to count] ids of a row's largest logits, the lowest id first among equals (topk leaves that open)."""
+    least = torch.topk(row, min(count, len(row))).values[-1]
+    ids = (~(row < least)).nonzero().squeeze(1)  # NaN is above all, as for topk and sort
+    return ids[torch.sort(row[ids], descending=True, stable=True).indices[:count]]
