@@ -139,6 +139,7 @@ def test_in_any_company(
             assert_same(rows, expected(kind, device, dtype), [prompt])
 
 
+@pytest.mark.grid(1)
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [16, 64, 2048])
