@@ -68,6 +68,12 @@ def interpreter() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def brief_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds prove with 5 new tokens in place of 16 a golden case: enough to leave a cache's block."""
+    monkeypatch.setattr("ingot.engine.golden.NEW_TOKENS", 5)
+
+
 @pytest.fixture(scope="session")
 def golden(data: Path) -> Path:
     """The golden outputs of the original implementations."""

@@ -10,6 +10,7 @@ computes.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -200,20 +201,7 @@ class QuantConfig(JsonConfig):
 
     def at(self, module: str) -> QuantConfig:
         """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
-        scheme = self.head if module == HEAD else self.scheme
-        if module != HEAD:
-            matched = [s for pattern, s in self.layers.items() if fnmatch.fnmatchcase(module, pattern)]
-            scheme = matched[-1] if matched else scheme
-        info = SCHEMES[scheme]
-        if self.source and info.weight_only and module != HEAD:
-            return QuantConfig(
-                scheme, self.group, self.symmetric, source=self.source, act_order=self.act_order
-            )
-        method = self.method if self.method in info.method and module != HEAD else "round"
-        fields = ("group", "symmetric", "activations", "weight_scales", "rotation")
-        kept = {name: getattr(self, name) for name in fields if len(getattr(info, name)) > 1}
-        alpha = self.alpha if method == "smoothquant" else None
-        return QuantConfig(scheme, method=method, alpha=alpha, **kept)
+        return _of_layer(self, module)
 
     def check_names(self, modules: Iterable[str]) -> None:
         """Refuse patterns that match none of the linear layers ``modules``.
@@ -322,6 +310,25 @@ class QuantConfig(JsonConfig):
             count = len(self.layers)
             parts.append(f"{count} layer {'pattern' if count == 1 else 'patterns'} over {self.scheme}")
         return ", ".join(parts)
+
+
+@functools.lru_cache(maxsize=1024)  # a model asks several times for each layer
+def _of_layer(quant: QuantConfig, module: str) -> QuantConfig:
+    """The config of one linear layer, by its name in the decoder."""
+    scheme = quant.head if module == HEAD else quant.scheme
+    if module != HEAD:
+        matched = [s for pattern, s in quant.layers.items() if fnmatch.fnmatchcase(module, pattern)]
+        scheme = matched[-1] if matched else scheme
+    info = SCHEMES[scheme]
+    if quant.source and info.weight_only and module != HEAD:
+        return QuantConfig(
+            scheme, quant.group, quant.symmetric, source=quant.source, act_order=quant.act_order
+        )
+    method = quant.method if quant.method in info.method and module != HEAD else "round"
+    fields = ("group", "symmetric", "activations", "weight_scales", "rotation")
+    kept = {name: getattr(quant, name) for name in fields if len(getattr(info, name)) > 1}
+    alpha = quant.alpha if method == "smoothquant" else None
+    return QuantConfig(scheme, method=method, alpha=alpha, **kept)
 
 
 def _expect_one(name: str, what: str, seen: object, allowed: Iterable[object], advice: str = "") -> None:

@@ -188,7 +188,6 @@ class TestEditedPlans:
     ) -> None:
         write_plan(engine / "plan.json", FOREIGN)
         shutil.copytree(engine, tmp_path / "whole")
-        assert verify(engine, "cpu").verdict == "proven"
         EDITS[edit](engine)
         with pytest.raises(EngineError, match=r"has changed.*plan\.json was changed.*`ingot tune"):
             LLM(engine, "cpu")
@@ -200,6 +199,10 @@ class TestEditedPlans:
         monkeypatch.setattr(tuning, "gpu", lambda name: torch.device("cpu"))
         with pytest.raises(EngineError, match=r"kernel plan was changed.*delete plan\.json"):
             ingot.tune(engine, ops=["rms_norm"])
+
+    def test_one_that_is_whole_or_deleted_is_not_refused(self, engine: Path) -> None:
+        write_plan(engine / "plan.json", FOREIGN)
+        assert verify(engine, "cpu").verdict == "proven"
         (engine / "plan.json").unlink()
         assert verify(engine, "cpu").verdict == "proven"
 

@@ -108,6 +108,7 @@ def check(
     return ours
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("likely", [True, False])
 @pytest.mark.parametrize("early_stopping", [True, False])
