@@ -18,6 +18,7 @@ from ingot.engine.loader import setting_of
 from ingot.errors import OutOfMemoryError
 from ingot.runtime import executor
 from ingot.runtime.step_buffer import StepBuffer
+from ingot.runtime.token_counts import TokenCounts
 from tests.e2e.terminal import ingot
 from tests.e2e.tiny import write_tiny
 from tests.tiny_models import save_model, tiny_config
@@ -84,6 +85,17 @@ class TestLoadedModels:
         buffer = StepBuffer(40, 3, 7, 5, torch.device("cpu"), 2)
         counts = 0 if buffer._arrivals is None else buffer._arrivals.nbytes
         assert step_buffer_bytes(40, 3, 7, 5, 2) == buffer._device.nbytes + counts
+
+    def test_token_counts(self, checkpoints: dict[str, Path]) -> None:
+        """Beside them sampling takes what depends on the batch alone."""
+        from ingot.engine.memory_sizes import sampling_bytes
+
+        config = read_setting(str(checkpoints["llama"]), dtype="fp32").model
+        rests = set()
+        for batch, seq_len in ((3, 8191), (3, 8192), (6, 8192)):
+            table = TokenCounts(batch, config.vocab_size, seq_len, torch.device("cpu")).table
+            rests.add((sampling_bytes(config, batch, seq_len) - table.nbytes) / batch)
+        assert len(rests) == 1
 
     def test_an_engine_a_checkpoint_and_its_config_are_the_same(
         self, checkpoints: dict[str, Path], tmp_path: Path

@@ -19,6 +19,8 @@ CASES = (
     "int8 cache 32x128 fp16 of 64 fetching early",
     "decode 32/8x128 fp16 alone fetching early",
     "sampling 1 of 151936 fp16 overlapping",
+    "penalties 32 of 151936 bf16",
+    "log-probabilities 32 of 151936 bf16",
     "small_linear 1 fp16 overlapping",
     "small_gate_up 1 bf16",
     "small_gate_up 8 fp16 overlapping",
