@@ -158,7 +158,7 @@ def _which(position: int, entries: Sequence[Entry]) -> str:
     return f"prompt {position}: " if len(entries) > 1 else ""
 
 
-def only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:
+def only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Generator[Piece, None, None]:
     """The pieces of a stream of one request."""
     with closing(pieces):
         for _, piece in pieces:

@@ -9,7 +9,7 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -260,7 +260,7 @@ class LLM:
 
     def stream(
         self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
         The request is checked at once, starts with the first piece, and is aborted when the iterator is

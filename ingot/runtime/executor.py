@@ -175,8 +175,8 @@ class Executor:
         return request_id not in self._owner
 
     def take_logits(self, request_id: str) -> torch.Tensor:
-        """What was kept of all positions (of ``add_hidden`` too), once the request has finished: by default float32
-        [num_tokens, vocab_size] on the CPU.
+        """What was kept of all positions, once the request has finished: of ``add_hidden`` what its ``keep``
+        leaves, of ``add_logits`` by default float32 [num_tokens, vocab_size] on the CPU.
         """
         del self._keep[request_id]
         return torch.cat(self._prompt_logits.pop(request_id))

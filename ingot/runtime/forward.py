@@ -74,7 +74,9 @@ class Forward:
             self._operations[step] = Operations(self.model, self.ways, step)
         return self._operations[step]
 
-    def _recorded(self, batch: ForwardBatch, *, wants_hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _recorded(
+        self, batch: ForwardBatch, *, wants_hidden: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if self.observer is None:
             return self._computed(batch, wants_hidden=wants_hidden)
         record = StepRecord()
@@ -84,7 +86,9 @@ class Forward:
         self.record = record
         return logits, hidden
 
-    def _computed(self, batch: ForwardBatch, *, wants_hidden: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _computed(
+        self, batch: ForwardBatch, *, wants_hidden: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if batch.encoded is not None and batch.max_query_len > 1:
             batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
