@@ -68,17 +68,23 @@ class ActiveRequest:
 
 
 class Reading:
-    """A prompt whose logits at every position are wanted: ``kept`` is what ``keep`` leaves of them."""
+    """A prompt whose logits (or last ``hidden`` states) at every position are wanted: ``kept`` is what
+    ``keep`` leaves of them.
+    """
 
-    def __init__(self, prompt_ids: list[int], keep: Keep, inputs: Sequence[RequestInput] = ()) -> None:
+    def __init__(
+        self, prompt_ids: list[int], keep: Keep, inputs: Sequence[RequestInput] = (), *, hidden: bool = False
+    ) -> None:
         self.kept = torch.empty(0)
+        self._hidden = hidden
         self._prompt_ids = prompt_ids
         self._keep = keep
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
         """Queue the prompt."""
-        executor.add_logits(request_id, self._prompt_ids, self._keep, self._inputs)
+        add = executor.add_hidden if self._hidden else executor.add_logits
+        add(request_id, self._prompt_ids, self._keep, self._inputs)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """The prompt has been computed: there is no text."""

@@ -10,7 +10,8 @@ of the steps only that a loop takes them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
 from queue import Empty, SimpleQueue
 
 import torch
@@ -47,7 +48,8 @@ class Calls:
         requests = []
         for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
             values = with_chat_stops(values, self._text) if entry.is_chat else values
-            self._check(entry, values, f"prompt {position}: " if len(entries) > 1 else "")
+            with _named(_which(position, entries)):
+                self._executor.admission.check(entry.ids, values, entry.inputs)
             context = [] if entry.is_chat else entry.ids
             requests.append(ActiveRequest(entry.ids, values, self._text.tokenizer, context, entry.inputs))
         return requests
@@ -64,11 +66,22 @@ class Calls:
             RequestError: the prompt is empty, too long, or holds unknown ids; or the model does not take its
                 inputs.
         """
-        admission = self._executor.admission
-        admission.check_inputs(entry.inputs)
-        reading = Reading(admission.checked_ids(entry.ids, room=0), keep, entry.inputs)
+        reading = self._reading(entry, keep)
         self._finish([reading])
         return reading.kept
+
+    def read_hidden(self, entries: Sequence[Entry], keep: Keep) -> list[torch.Tensor]:
+        """What ``keep`` leaves of each prompt's last hidden states; the prompts share steps.
+
+        Raises:
+            RequestError: as ``read``, of one of the prompts; nothing is computed then.
+        """
+        readings = []
+        for position, entry in enumerate(entries, start=1):
+            with _named(_which(position, entries)):
+                readings.append(self._reading(entry, keep, hidden=True))
+        self._finish(readings)
+        return [reading.kept for reading in readings]
 
     def stream(self, requests: Sequence[ActiveRequest]) -> Generator[tuple[int, Piece], None, None]:
         """Answer requests piece by piece, from the first ``next`` on: (position of the request, piece)."""
@@ -124,14 +137,39 @@ class Calls:
             self.loop.wait(call)
         return _opened(await news.get())
 
-    def _check(self, entry: Entry, params: SamplingParams, which: str) -> None:
-        """Refuse a request that cannot be served; ``which`` goes before the message."""
-        try:
-            self._executor.admission.check(entry.ids, params, entry.inputs)
-        except RequestError as error:
-            raise RequestError(
-                which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag
-            ) from None
+    def _reading(self, entry: Entry, keep: Keep, *, hidden: bool = False) -> Reading:
+        admission = self._executor.admission
+        admission.check_inputs(entry.inputs)
+        return Reading(admission.checked_ids(entry.ids, room=0), keep, entry.inputs, hidden=hidden)
+
+
+@contextmanager
+def _named(which: str) -> Iterator[None]:
+    """What is refused inside is refused with ``which`` before the message."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(
+            which + error.what, seen=error.seen, allowed=error.allowed, fix=error.fix, flag=error.flag
+        ) from None
+
+
+def _which(position: int, entries: Sequence[Entry]) -> str:
+    return f"prompt {position}: " if len(entries) > 1 else ""
+
+
+def only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Generator[Piece, None, None]:
+    """The pieces of a stream of one request."""
+    with closing(pieces):
+        for _, piece in pieces:
+            yield piece
+
+
+async def only_async_pieces(pieces: AsyncGenerator[tuple[int, Piece], None]) -> AsyncGenerator[Piece, None]:
+    """``only_pieces`` for a coroutine."""
+    async with aclosing(pieces):
+        async for _, piece in pieces:
+            yield piece
 
 
 def _async_call(

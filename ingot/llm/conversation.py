@@ -57,7 +57,7 @@ class Conversation:
         kept = self._fitting(question)
         answer, ended = "", False
         try:
-            with closing(self._llm.stream(self._messages(kept, question), self._params)) as pieces:  # type: ignore[type-var]
+            with closing(self._llm.stream(self._messages(kept, question), self._params)) as pieces:
                 for piece in pieces:
                     answer += piece.text
                     yield piece

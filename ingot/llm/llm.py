@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, closing
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
@@ -29,8 +29,9 @@ from ingot.engine.proof import standing
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
 from ingot.llm.active import ActiveRequest
-from ingot.llm.calls import Calls
+from ingot.llm.calls import Calls, only_async_pieces, only_pieces
 from ingot.llm.defaults import default_params, named_params, params_for
+from ingot.llm.embedding import embed, with_text
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.outputs import Output, Piece
@@ -259,7 +260,7 @@ class LLM:
 
     def stream(
         self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Answer one prompt (or conversation) piece by piece; text never ends in half a character.
 
         The request is checked at once, starts with the first piece, and is aborted when the iterator is
@@ -268,7 +269,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_pieces(self._calls.stream(self._requests(prompt, params, values, one=True)))
+        return only_pieces(self._calls.stream(self._requests(prompt, params, values, one=True)))
 
     def astream(
         self, prompt: PromptLike | Messages, params: SamplingParams | None = None, **values: Any
@@ -278,7 +279,7 @@ class LLM:
         Raises:
             RequestError: as ``generate``.
         """
-        return _only_async_pieces(self._calls.astream(self._requests(prompt, params, values, one=True)))
+        return only_async_pieces(self._calls.astream(self._requests(prompt, params, values, one=True)))
 
     def stream_many(
         self,
@@ -313,6 +314,22 @@ class LLM:
         """
         entry = self._read_entry(prompt)
         return self._calls.read(entry, keep_likelihood(entry.ids))
+
+    def embed(self, prompts: PromptLike | Sequence[PromptLike], pooling: str = "mean") -> torch.Tensor:
+        """One vector per prompt, of its tokens' hidden states behind the final norm (not of unit length):
+        float32 [N, hidden_size] on the CPU. Prompts share steps, with answers too; nothing is generated.
+
+        A ``w4a8`` engine's states are rotated and lack the final norm's weight.
+
+        Args:
+            prompts: one prompt or a list of them, each at most ``max_seq_len`` tokens long.
+            pooling: ``mean`` over all tokens (BOS included), or ``last``: the last token's states.
+
+        Raises:
+            RequestError: unknown pooling, or a prompt is empty (or too long …, as in ``logits``).
+        """
+        entries = [self._read_entry(prompt) for prompt in with_text(split_prompts(prompts))]
+        return embed(self._calls, entries, pooling, self.engine.manifest.model.hidden_size)
 
     def explain(
         self, prompt: PromptLike | Messages, params: SamplingParams | Mapping[str, Any] | None = None
@@ -379,15 +396,3 @@ class LLM:
         many = [prompts] if one else split_prompts(prompts)
         entries = [self._entry(p) for p in many]  # type: ignore[arg-type]
         return self._calls.requests(entries, self._params(params, values, len(entries)))
-
-
-def _only_pieces(pieces: Generator[tuple[int, Piece], None, None]) -> Iterator[Piece]:
-    with closing(pieces):
-        for _, piece in pieces:
-            yield piece
-
-
-async def _only_async_pieces(pieces: AsyncGenerator[tuple[int, Piece], None]) -> AsyncGenerator[Piece, None]:
-    async with aclosing(pieces):
-        async for _, piece in pieces:
-            yield piece

@@ -39,7 +39,7 @@ from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
 from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
@@ -160,12 +160,16 @@ class Executor:
         Raises:
             RequestError: as ``add``.
         """
-        ids = self.admission.checked_ids(prompt_ids, room=0)
-        self.admission.check_inputs(inputs)
-        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
+        request = self._read_request(request_id, prompt_ids, keep, inputs)
         request.all_logits = True
-        self._prompt_logits[request_id] = []
-        self._keep[request_id] = keep
+        self._start(request, request_id)
+
+    def add_hidden(
+        self, request_id: str, prompt_ids: Sequence[int], keep: Keep, inputs: Sequence[RequestInput] = ()
+    ) -> None:
+        """As ``add_logits``, of the hidden states behind the final norm ([count, hidden_size])."""
+        request = self._read_request(request_id, prompt_ids, keep, inputs)
+        request.all_hidden = True
         self._start(request, request_id)
 
     def logits_ready(self, request_id: str) -> bool:
@@ -173,8 +177,8 @@ class Executor:
         return request_id not in self._owner
 
     def take_logits(self, request_id: str) -> torch.Tensor:
-        """What was kept of all positions, once the request has finished: by default float32
-        [num_tokens, vocab_size] on the CPU.
+        """What was kept of all positions, once the request has finished: of ``add_hidden`` what its ``keep``
+        leaves, of ``add_logits`` by default float32 [num_tokens, vocab_size] on the CPU.
         """
         del self._keep[request_id]
         return torch.cat(self._prompt_logits.pop(request_id))
@@ -275,31 +279,41 @@ class Executor:
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:
         """Run a step and give its requests what comes of it."""
-        logits = self.runner.run(batch)
+        hidden = None
+        if any(item.request.all_hidden for item in batch.requests):
+            logits, hidden = self.runner.run_with_hidden(batch)
+        else:
+            logits = self.runner.run(batch)
         self.scheduler.computed(batch)
         updates, rows, sampling = [], [], []
-        row = 0
+        row = token = 0
         for item in batch.requests:
             request = item.request
+            wanted_rows = item.count if request.all_logits else int(item.samples)
             if request.all_logits:
-                pieces = self._prompt_logits[request.request_id]
-                if item.start == 0:
-                    pieces.clear()  # a preempted prompt starts over
-                keep = self._keep[request.request_id]
-                pieces.append(keep(logits[row : row + item.count], item.start))
-                row += item.count
-                if item.samples:
-                    updates.append(self._finished(request, FinishReason.LENGTH))
+                updates += self._kept(item, logits[row : row + item.count])
+            elif request.all_hidden:
+                assert hidden is not None
+                updates += self._kept(item, hidden[token : token + item.count])
             elif item.samples:
                 rows.append(row)
                 sampling.append(request)
-                row += 1
+            row += wanted_rows
+            token += item.count
         if sampling:
             wanted = logits if len(rows) == logits.shape[0] else logits[rows]
             width = max((g.search.num_candidates for g in self._groups.values()), default=0)
             for choice in self.selector.select(sampling, wanted, width):
                 updates += self._apply(choice)
         return updates
+
+    def _kept(self, item: ScheduledRequest, values: torch.Tensor) -> list[Update]:
+        """Keep what a read prompt wants of a step's logits or hidden states; returns its end."""
+        pieces = self._prompt_logits[item.request.request_id]
+        if item.start == 0:
+            pieces.clear()  # a preempted prompt starts over
+        pieces.append(self._keep[item.request.request_id](values, item.start))
+        return [self._finished(item.request, FinishReason.LENGTH)] if item.samples else []
 
     def _apply(self, choice: Choice) -> list[Update]:
         """Give a request its choice; returns the news."""
@@ -356,13 +370,23 @@ class Executor:
     def _owner_of(self, request: Request) -> str:
         return self._owner[request.request_id]
 
+    def _read_request(
+        self, request_id: str, prompt_ids: Sequence[int], keep: Keep, inputs: Sequence[RequestInput]
+    ) -> Request:
+        ids = self.admission.checked_ids(prompt_ids, room=0)
+        self.admission.check_inputs(inputs)
+        request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
+        self._prompt_logits[request_id] = []
+        self._keep[request_id] = keep
+        return request
+
     def _start(self, request: Request, owner: str) -> None:
         self._own(request, owner)
         self.scheduler.add(request)
 
     def _own(self, request: Request, owner: str) -> None:
         self._owner[request.request_id] = owner
-        if request.all_logits or self.selector.needs_host(request):
+        if request.all_logits or request.all_hidden or self.selector.needs_host(request):
             self._host_bound.add(request.request_id)
 
     def _end(self, request: Request) -> None:

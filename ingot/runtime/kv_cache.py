@@ -50,7 +50,7 @@ class BlockManager:
         The last token is never taken from the cache: its logits are wanted.
         """
         assert not request.blocks
-        if not self.prefix_reuse or request.all_logits:
+        if not self.prefix_reuse or request.all_logits or request.all_hidden:
             return 0
         for index in range((request.num_tokens - 1) // self.block_size):
             block = self._by_hash.get(self._block_hash(request, index))

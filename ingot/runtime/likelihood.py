@@ -1,4 +1,4 @@
-"""What a prompt's logits say of the prompt itself.
+"""What a prompt's logits and hidden states say of the prompt itself.
 
 Owns log-probabilities of given tokens, and what is kept of a chunk. Knows no request.
 
@@ -36,3 +36,13 @@ def keep_likelihood(prompt_ids: Sequence[int]) -> Keep:
         return target_logprobs(logits[: len(targets)], targets.long()).cpu()
 
     return keep
+
+
+def keep_sum(hidden: torch.Tensor, start: int) -> torch.Tensor:
+    """The sum of a chunk's hidden states, float32 [1, hidden_size] on the CPU."""
+    return hidden.sum(0, keepdim=True, dtype=torch.float32).cpu()
+
+
+def keep_last(hidden: torch.Tensor, start: int) -> torch.Tensor:
+    """The hidden states of a chunk's last token, float32 [1, hidden_size] on the CPU."""
+    return hidden[-1:].to("cpu", torch.float32, copy=True)  # a view would hold the whole chunk

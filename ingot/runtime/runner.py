@@ -106,6 +106,16 @@ class Runner:
         return logits
 
     @torch.inference_mode()
+    def run_with_hidden(self, step: ScheduledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """``run``, without a graph, and the hidden states of all the step's tokens behind the final norm,
+        [T, hidden_size] in the model's dtype.
+        """
+        self._prepare(step)
+        logits, hidden = self.forward.with_hidden(self._eager_batch(step, ()))
+        self.forward.observed(self.forward.record)
+        return logits, hidden
+
+    @torch.inference_mode()
     def launch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> TokensInFlight:
         """Start a step and the drawing of its tokens; nothing waits for the device.
 

@@ -53,7 +53,8 @@ def test_examples_that_use_an_engine(engine: Path, name: str, capsys: pytest.Cap
 
 
 def test_examples_are_short() -> None:
-    lengths = {f.name: len(f.read_text().splitlines()) for f in EXAMPLES.glob("*.py") if f.name != "demo.py"}
+    pages = [f for f in EXAMPLES.glob("*.py") if f.name not in ("demo.py", "langchain_docs.py")]
+    lengths = {f.name: len(f.read_text().splitlines()) for f in pages}
     assert len(lengths) >= 6
     assert max(lengths.values()) <= 40
 

@@ -1,0 +1,18 @@
+"""LangChain's interfaces over an engine in this process.
+
+Owns the translation between LangChain's messages, values and results and those of ``LLM``. Knows no HTTP, and
+nothing that ``LLM`` does not show.
+
+    chat = ChatIngot(model="engines/qwen", temperature=0.7, max_tokens=128)
+    print(chat.invoke("Why is the sky blue?").text)
+"""
+
+from importlib.util import find_spec
+
+if find_spec("langchain_core") is None:
+    raise ImportError("ingot.langchain needs langchain-core; to fix: pip install ingot[langchain]")
+
+from ingot.langchain.chat import ChatIngot
+from ingot.langchain.embeddings import IngotEmbeddings
+
+__all__ = ["ChatIngot", "IngotEmbeddings"]

@@ -1,0 +1,266 @@
+"""An engine as LangChain's chat model.
+
+Owns ``ChatIngot``. Knows neither chat formats nor steps: conversations and parameters go to ``LLM``.
+
+    ChatIngot(model=LLM("engines/qwen"), temperature=0.7).invoke("Hello").text
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
+from pydantic import ConfigDict, Field, model_validator
+
+from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.langchain.messages import NO_TOOLS, as_conversation, as_logprobs, usage
+from ingot.langchain.values import sampling_values
+from ingot.llm import LLM
+from ingot.llm.outputs import Answer, Output, Piece
+
+
+class ChatIngot(BaseChatModel):
+    """A chat model that answers by an engine in this process.
+
+    ``invoke``, ``stream``, ``batch`` and their async forms, from any number of threads and tasks, share the
+    engine's steps. A dropped stream or a cancelled task ends its own request alone.
+
+    Attributes:
+        llm: an ``LLM``, or the folder or Hugging Face id to open one from. ``model`` is the same argument.
+        model_name: what results call the model; by default the folder's name, or the architecture.
+        params: values that the fields below are put over; None: the engine's defaults.
+        temperature, top_p, top_k, max_tokens, seed, stop: as in ``SamplingParams``.
+        logprobs: return each token's log-probability, in ``response_metadata["logprobs"]``.
+        top_logprobs: return the likeliest tokens' too, so many of them.
+        streaming: answer ``invoke`` by a stream, so that callbacks get each piece.
+
+    Every field of ``SamplingParams`` may also be given to a call: ``invoke(..., min_p=0.1)``.
+
+    Raises:
+        ValidationError: pydantic's; a value is out of range or unknown.
+        EngineError, CheckpointError, DeviceError: the folder cannot be opened.
+        RequestError: by a call, which asks for tools, pictures or another model.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    llm: LLM = Field(alias="model")
+    model_name: str
+    params: SamplingParams | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    streaming: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _opened(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """The arguments with an ``LLM`` in place of a folder, and a name."""
+        values = dict(values)
+        llm = values.pop("model", None) or values.pop("llm", None)
+        if llm is None:
+            raise RequestError("no engine was given", fix="ChatIngot(model=LLM(...) or a folder)")
+        if isinstance(llm, (str, Path)):
+            name = Path(llm).resolve().name if Path(llm).exists() else str(llm)
+            llm = LLM(llm)
+        else:
+            name = llm.engine.manifest.model.architecture if isinstance(llm, LLM) else ""
+        return {"model_name": name, "llm": llm} | values
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        """Values out of range are refused here and not by the first call."""
+        self._params(None, {})
+        return self
+
+    @property
+    def _llm_type(self) -> str:
+        return "ingot"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """What decides an answer, for LangChain's caches and traces."""
+        manifest = self.llm.engine.manifest
+        # A checkpoint in memory has no hashes: what it answers is known only while it is there.
+        known = (
+            json.dumps(manifest.to_json(), sort_keys=True) if manifest.tensors else f"object {id(self.llm)}"
+        )
+        return {
+            "model_name": self.model_name,
+            "engine": hashlib.sha256(known.encode()).hexdigest(),
+            "params": str(self._params(None, {})),
+        }
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The engine's own tokens of a text, without special ones."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
+    ) -> int:
+        """Tokens of the prompt that a conversation becomes."""
+        if tools:
+            _refuse_tools()
+        return len(self.llm.chat_ids(as_conversation(messages)))
+
+    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **kwargs: Any) -> NoReturn:
+        """Not supported yet, nor is ``with_structured_output``, which needs it.
+
+        Raises:
+            RequestError: always.
+        """
+        _refuse_tools()
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        """Answer conversations in flight together: as many as the engine's batch holds, unless the config
+        sets ``max_concurrency``.
+        """
+        most = self.llm.executor.max_batch_size
+        configs = [{"max_concurrency": most} | one for one in get_config_list(config, len(inputs))]
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        params = self._params(stop, kwargs)
+        return self._result(self.llm.generate(as_conversation(messages), params)[0])
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        params = self._params(stop, kwargs)
+        return self._result((await self.llm.agenerate(as_conversation(messages), params))[0])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        conversation, params = as_conversation(messages), self._stream_params(stop, kwargs)
+        chunk_of = self._chunks(conversation)
+        with closing(self.llm.stream(conversation, params)) as pieces:
+            for piece in pieces:
+                chunk = chunk_of(piece)
+                if chunk is not None:
+                    if run_manager is not None:
+                        run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                    yield chunk
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        conversation, params = as_conversation(messages), self._stream_params(stop, kwargs)
+        chunk_of = self._chunks(conversation)
+        async with aclosing(self.llm.astream(conversation, params)) as pieces:
+            async for piece in pieces:
+                chunk = chunk_of(piece)
+                if chunk is not None:
+                    if run_manager is not None:
+                        await run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                    yield chunk
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self.llm.tokenizer is None:
+            raise RequestError(
+                "the engine has no tokenizer", fix="add its files to the checkpoint and build again"
+            )
+        return self.llm.tokenizer
+
+    def _params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
+        fields = {name: getattr(self, name) for name in _FIELDS}
+        if stop:
+            kwargs = kwargs | {"stop": stop}
+        return (self.params or self.llm.default_params).replace(**sampling_values(fields, kwargs))
+
+    def _stream_params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
+        params = self._params(stop, kwargs)
+        if params.n > 1:
+            raise RequestError("a stream has one answer", seen=f"n={params.n}", allowed="n=1", flag="n")
+        return params
+
+    def _result(self, output: Output) -> ChatResult:
+        generations = []
+        for answer in output.answers:
+            message = AIMessage(
+                content=answer.text or "",
+                usage_metadata=usage(len(output.prompt_token_ids), len(answer.token_ids)),
+            )
+            info = self._ending(answer)
+            if answer.logprobs is not None:
+                info["logprobs"] = as_logprobs(answer.logprobs, self.llm.tokenizer)
+            generations.append(ChatGeneration(message=message, generation_info=info))
+        return ChatResult(generations=generations)
+
+    def _chunks(self, conversation: list[dict[str, str]]) -> Callable[[Piece], ChatGenerationChunk | None]:
+        """What makes chunks of one answer's pieces; a piece that adds nothing gives None."""
+        num_tokens = 0
+
+        def chunk_of(piece: Piece) -> ChatGenerationChunk | None:
+            nonlocal num_tokens
+            num_tokens += len(piece.token_ids)
+            ends = piece.finish_reason is not None
+            if not (piece.text or piece.logprobs or ends):
+                return None
+            info: dict[str, Any] = {}
+            if piece.logprobs:
+                info["logprobs"] = as_logprobs(piece.logprobs, self.llm.tokenizer)
+            message = AIMessageChunk(content=piece.text)
+            if ends:
+                info |= self._ending(piece)
+                message.chunk_position = "last"
+                message.usage_metadata = usage(len(self.llm.chat_ids(conversation)), num_tokens)
+            return ChatGenerationChunk(message=message, generation_info=info)
+
+        return chunk_of
+
+    def _ending(self, answer: Answer | Piece) -> dict[str, Any]:
+        return {
+            "finish_reason": answer.finish_reason,
+            "model_name": self.model_name,
+            "model_provider": "ingot",
+        }
+
+
+_FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "logprobs", "top_logprobs")
+
+
+def _refuse_tools() -> NoReturn:
+    raise RequestError(NO_TOOLS, seen="tools, or structured output", fix="a prompt that asks for the form")

@@ -1,0 +1,48 @@
+"""Prompts as vectors.
+
+Owns how a prompt's last hidden states become one vector. Knows no scheduling: the states come chunk by chunk.
+
+    embed(calls, entries, "mean", hidden_size)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.errors import RequestError
+from ingot.llm.calls import Calls
+from ingot.llm.prompts import Entry
+from ingot.runtime.likelihood import keep_last, keep_sum
+
+_KEPT = {"mean": keep_sum, "last": keep_last}
+
+
+def with_text(prompts: Sequence[Any]) -> Sequence[Any]:
+    """The prompts, if none is the empty text, which a tokenizer's BOS would hide.
+
+    Raises:
+        RequestError: one is.
+    """
+    for position, prompt in enumerate(prompts, start=1):
+        if isinstance(prompt, str) and not prompt:
+            raise RequestError(f"prompt {position}: the text is empty", fix="leave it out")
+    return prompts
+
+
+def embed(calls: Calls, entries: Sequence[Entry], pooling: str, hidden_size: int) -> torch.Tensor:
+    """Vectors of prompts that run together, float32 [N, hidden_size] on the CPU.
+
+    Raises:
+        RequestError: unknown pooling, or a prompt cannot be computed.
+    """
+    if pooling not in _KEPT:
+        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), flag="pooling")
+    if not entries:
+        return torch.empty(0, hidden_size)
+    chunks = calls.read_hidden(entries, _KEPT[pooling])  # of each prompt [its chunks, hidden_size]
+    if pooling == "last":
+        return torch.stack([kept[-1] for kept in chunks])
+    return torch.stack([kept.sum(0) / len(entry.ids) for kept, entry in zip(chunks, entries, strict=True)])
