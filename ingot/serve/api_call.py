@@ -42,6 +42,7 @@ class ApiCall(ABC):
     id_prefix: str
     kind: str
     chunk_kind: str
+    names_no_usage: bool  # chunks before the last have ``usage: null``, where a client asked for usage
 
     def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
         self.model = model
@@ -51,6 +52,7 @@ class ApiCall(ABC):
         options = body.stream_options
         self._with_usage = bool(options and options.include_usage)
         self._usage_always = self._with_usage and bool(options and options.continuous_usage_stats)
+        self._no_usage = {"usage": None} if self._with_usage and self.names_no_usage else {}
 
     async def answer(self) -> dict[str, Any]:
         """The whole answer.
@@ -75,8 +77,8 @@ class ApiCall(ABC):
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
                 head = self._head(self.chunk_kind)
                 async for choice in self.parts(found):
-                    usage = {"usage": _usage(found) if self._usage_always else None}
-                    yield event(head | {"choices": [choice]} | (usage if self._with_usage else {}))
+                    usage = {"usage": _usage(found)} if self._usage_always else self._no_usage
+                    yield event(head | {"choices": [choice]} | usage)
                 if self._with_usage:
                     yield event(head | {"choices": [], "usage": _usage(found)})
         yield DONE

@@ -31,6 +31,7 @@ class ChatCall(ApiCall):
     id_prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
+    names_no_usage = True
 
     def __init__(self, model: ServedModel, body: ChatRequest) -> None:
         super().__init__(model, body, body.n or 1)

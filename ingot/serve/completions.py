@@ -31,6 +31,7 @@ class CompletionCall(ApiCall):
 
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"
+    names_no_usage = False  # the published schema has no null there
 
     def __init__(self, model: ServedModel, body: CompletionRequest) -> None:
         self._prompts = _prompts(body.prompt)

@@ -25,6 +25,7 @@ from ingot.serve.api_call import event
 from ingot.serve.errors import ApiError
 
 BODY_SECONDS = 60.0  # for a body to arrive, and for a client to take one piece of an answer
+HEADER_BYTES = 64 << 10
 Value = TypeVar("Value")
 _log = logging.getLogger(__name__)
 
@@ -147,20 +148,27 @@ class EventStream(Response):
 
 
 class Guard:
-    """In front of all routes: the key, and no new requests while the server stops."""
+    """In front of all routes: the size of the headers, and the key."""
 
     def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self._app = app
         self._wanted = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] != "/health" and not self._is_allowed(scope):
-            text = "send the server's key as Authorization: Bearer …"
-            headers = {"WWW-Authenticate": "Bearer"}
-            refusal = ApiError(401, text, code="invalid_api_key", headers=headers)
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        else:
             await error_answer(refusal)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            text = f"the headers are larger than {HEADER_BYTES} bytes"
+            return ApiError(431, text, code="headers_too_large")
+        if scope["path"] == "/health" or self._is_allowed(scope):
+            return None
+        text = "send the server's key as Authorization: Bearer …"
+        return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _is_allowed(self, scope: Scope) -> bool:
         if self._wanted is None:

@@ -22,12 +22,14 @@ from ingot.errors import ConfigError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import unavailable
+from ingot.serve.http import HEADER_BYTES
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
 from ingot.serve.protocol import Load
 
-_HEADER_BYTES = 64 << 10
 _KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+_UNREAD_BYTES = 128 << 10  # that the system keeps for a client; by default it would be megabytes
 _LAST_SECONDS = 5.0  # for the last errors to be read, after the drain
 
 
@@ -58,6 +60,7 @@ async def serve(
             server = _Server(ServerState(models, config, metrics), api_key)
             stop.then(server.stop)
             address, port = listener.getsockname()[:2]
+            listener.listen(_BACKLOG)  # who is told of the server can connect
             on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
             await server.serve(sockets=[listener])
         except _StoppedError:
@@ -92,6 +95,7 @@ def listening(config: ServeConfig) -> Iterator[socket.socket]:
         family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
         found = socket.socket(family, kind)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         found.bind(address)
     except OSError as error:
         seen = f"{config.host}:{config.port}: {error.strerror or error}"
@@ -116,7 +120,8 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(state.config.drain_seconds + _LAST_SECONDS),
-                h11_max_incomplete_event_size=_HEADER_BYTES,
+                backlog=_BACKLOG,
+                h11_max_incomplete_event_size=HEADER_BYTES,
             )
         )
 
