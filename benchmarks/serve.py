@@ -56,7 +56,9 @@ def start_server(engine: str, threads: int) -> tuple[subprocess.Popen[str], int]
     """A server on a free port."""
     words = [sys.executable, "-m", "ingot", "serve", engine, "--port", "0", "--name", "m", "--unproven"]
     words += ["--threads", str(threads)]
-    server = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+    server = subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
+    )
     assert server.stderr is not None
     for line in server.stderr:
         if line.startswith("serving"):

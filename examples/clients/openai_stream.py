@@ -30,7 +30,9 @@ async def main(url: str) -> None:
     """Both questions share the engine's decode steps."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         model = (await client.models.list()).data[0].id
-        await asyncio.gather(*(ask(client, model, text) for text in ("Hello!", "Tell me a story about a fox.")))
+        await asyncio.gather(
+            *(ask(client, model, text) for text in ("Hello!", "Tell me a story about a fox."))
+        )
 
 
 asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"))

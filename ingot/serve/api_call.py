@@ -9,7 +9,6 @@ kinds say (``chat.py``, ``completions.py``). Knows no HTTP.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -61,7 +60,7 @@ class ApiCall(ABC):
             ApiError: it cannot be served.
         """
         with self.model.engine.places(self.count):
-            jobs = await asyncio.to_thread(self.jobs)
+            jobs = await self.model.in_thread(self.jobs)
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=False) as found:
                 await found.finish()
                 return self._head(self.kind) | {"choices": self.choices(found), "usage": _usage(found)}
@@ -73,7 +72,7 @@ class ApiCall(ABC):
             ApiError: it cannot be served, or was ended.
         """
         with self.model.engine.places(self.count):
-            jobs = await asyncio.to_thread(self.jobs)
+            jobs = await self.model.in_thread(self.jobs)
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
                 head = self._head(self.chunk_kind)
                 async for choice in self.parts(found):

@@ -7,7 +7,6 @@ Owns which path does what, and the shape of everything that goes wrong. Knows no
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from ingot.serve.schemas import (
 from ingot.serve.tokens import detokenize, tokenize
 from ingot.version import VERSION
 
+_SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
 _LEFT = 499  # nobody reads it
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
@@ -76,9 +76,10 @@ class ServerState:
 
 
 def make_app(state: ServerState, api_key: str | None) -> FastAPI:
-    """The application; pages that document it are off, since they would need no key's reader."""
+    """The application; FastAPI's own pages are off."""
     app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
-    app.add_middleware(Guard, api_key=api_key)
+    most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
+    app.add_middleware(Guard, api_key=api_key, most_open=most_open)
     for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientLeftError, _gone)):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _broken)
@@ -103,14 +104,14 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
         body = decode(TokenizeRequest, await read_body(request, state.config.max_body))
         model = state.find(body.model)
         with model.engine.places(1):
-            return json_answer(await until_left(request, asyncio.to_thread(tokenize, model, body)))
+            return json_answer(await until_left(request, model.in_thread(tokenize, model, body)))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
         body = decode(DetokenizeRequest, await read_body(request, state.config.max_body))
         model = state.find(body.model)
         with model.engine.places(1):
-            return json_answer(await until_left(request, asyncio.to_thread(detokenize, model, body)))
+            return json_answer(await until_left(request, model.in_thread(detokenize, model, body)))
 
 
 def _add_facts(app: FastAPI, state: ServerState) -> None:

@@ -10,6 +10,7 @@ server's.
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 
 import torch
@@ -50,7 +51,10 @@ def main(descriptor: int) -> int:
     """Serve one engine over a socket; returns the process's exit code.
 
     The process ends when the server closes the socket (0), or after an error, which it reports first (1).
+    Signals that stop a group of processes are the server's: it lets answers end.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PrintableLog())
     link = Link(socket.socket(fileno=descriptor))

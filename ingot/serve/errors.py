@@ -65,8 +65,8 @@ def unsupported(field: str, what: str) -> ApiError:
 
 
 def too_busy(name: str, limit: int) -> ApiError:
-    """The queue of an engine is full."""
-    text = f"{name} already has {limit} answers under way or waiting; try again later"
+    """The queue of an engine, or the whole server, is full."""
+    text = f"{name} already has {limit} requests under way or waiting; try again later"
     return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
 
 

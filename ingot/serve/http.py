@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ingot.serve.api_call import event
-from ingot.serve.errors import ApiError
+from ingot.serve.errors import ApiError, too_busy
 
 BODY_SECONDS = 60.0  # for a body to arrive, and for a client to take one piece of an answer
 HEADER_BYTES = 64 << 10
@@ -119,6 +119,8 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
             await _cancelled(sending, leaving)
             await self._events.aclose()
@@ -148,25 +150,34 @@ class EventStream(Response):
 
 
 class Guard:
-    """In front of all routes: the size of the headers, and the key."""
+    """In front of all routes: the size of the headers, the key, and a bound on bodies under way."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None, most_open: int) -> None:
         self._app = app
+        self._most_open = most_open
+        self._open = 0
         self._wanted = None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
-            await self._app(scope, receive, send)
-        else:
+        if refusal is not None:
             await error_answer(refusal)(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
             text = f"the headers are larger than {HEADER_BYTES} bytes"
             return ApiError(431, text, code="headers_too_large")
-        if scope["path"] == "/health" or self._is_allowed(scope):
+        if scope["path"] == "/health":
             return None
+        if self._is_allowed(scope):
+            full = scope["method"] == "POST" and self._open >= self._most_open
+            return too_busy("the server", self._open) if full else None
         text = "send the server's key as Authorization: Bearer …"
         return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 

@@ -8,10 +8,11 @@ Knows no HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ingot.config.sampling import SamplingParams
 from ingot.engine.describe import read_text_side
@@ -25,6 +26,7 @@ from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused
 
+Value = TypeVar("Value")
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
 
 
@@ -112,6 +114,16 @@ class ServedModel:
                 f"{field} or lower max_tokens."
             )
             raise bad_request(text, field, "context_length_exceeded")
+
+    async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
+        """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
+        place in the queue is taken as long as it runs.
+        """
+        running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        try:
+            return await asyncio.shield(running)
+        finally:
+            await asyncio.wait({running})
 
     def with_chat_stops(self, params: SamplingParams) -> SamplingParams:
         """The values with the chat format's own stop strings."""

@@ -13,7 +13,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -174,9 +173,18 @@ def started(*words: object) -> Iterator[Server]:
         assert port is not None, "".join(lines)
         yield Server(process, port, lines)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
+        engines = Server(process, 0, lines).engine_pids()
+        process.kill()
         process.wait()
+        wait_for("the engines to follow their server", lambda: all(map(is_gone, engines)))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def wait_for(what: str, condition: Any) -> None:

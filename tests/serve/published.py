@@ -1,7 +1,7 @@
 """OpenAI's published schema, as JSON Schema.
 
-Owns the reading of single components of openai-openapi.yaml (87,000 lines, of which a test needs hundreds) and
-of its ``nullable``, which JSON Schema does not have.
+Owns the reading of single components of openai-openapi.yaml (87,000 lines, of which a test needs hundreds),
+and of its ``nullable``, which JSON Schema does not have.
 
     Published(path).check("CreateChatCompletionResponse", answer)
 """

@@ -64,13 +64,19 @@ def test_extras_reach_the_engine(server: Server) -> None:
     ("values", "kind", "code"),
     [
         ({"model": "none"}, openai.NotFoundError, "model_not_found"),
-        ({"messages": [{"role": "user", "content": "a b " * 2000}]}, openai.BadRequestError, "context_length_exceeded"),
+        (
+            {"messages": [{"role": "user", "content": "a b " * 2000}]},
+            openai.BadRequestError,
+            "context_length_exceeded",
+        ),
         ({"n": 0}, openai.BadRequestError, None),
         ({"stream": True, "max_tokens": 4000}, openai.BadRequestError, "context_length_exceeded"),
     ],
     ids=["model", "long", "n", "stream"],
 )
-def test_errors_are_its_own(server: Server, values: Any, kind: type[openai.APIStatusError], code: str) -> None:
+def test_errors_are_its_own(
+    server: Server, values: Any, kind: type[openai.APIStatusError], code: str
+) -> None:
     with client(server) as api, pytest.raises(kind) as caught:
         api.chat.completions.create(**{**CHAT, **values})
     assert caught.value.code == code

@@ -19,14 +19,17 @@ import pytest
 from ingot import LLM, SamplingParams
 from ingot.config.serve import ServeConfig
 from ingot.errors import ConfigError
+from ingot.serve import engine_process
 from ingot.serve import link as link_module
 from ingot.serve.answering import Answering, Job
 from ingot.serve.engine_process import EngineLoop
 from ingot.serve.errors import ApiError
+from ingot.serve.http import Guard
 from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Failed,
     FrameError,
     FromEngine,
     Gauges,
@@ -44,7 +47,7 @@ from ingot.serve.protocol import (
 from ingot.serve.server import listening
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT
-from tests.unit.fake_executor import check_empty, fake_executor
+from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
 
 PARAMS = SamplingParams(max_new_tokens=3)
 TO_ENGINE = [
@@ -175,11 +178,32 @@ class TestEngineLoop:
 
     def test_an_abort_frees_the_place_before_the_next_step(self) -> None:
         long = SamplingParams(max_new_tokens=40).to_json()
-        steps, executor = self.run(
-            Add("a", [1], long), Add("b", [2], PARAMS.to_json()), Abort("a"), until=3
-        )
+        steps, executor = self.run(Add("a", [1], long), Add("b", [2], PARAMS.to_json()), Abort("a"), until=3)
         assert [news.id for step in steps for news in step.news] == ["b"] * 3
         check_empty(executor)
+
+    def test_an_engine_whose_step_fails_says_so_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        executor, runner = fake_executor()
+        monkeypatch.setattr(engine_process, "_open", lambda load: executor)
+        monkeypatch.setattr(runner, "run", lambda step: 1 / 0)
+        monkeypatch.setattr(engine_process.signal, "signal", lambda number, action: None)
+        ours, theirs = socket.socketpair()
+        splitter: Splitter[Any] = Splitter(FromEngine)
+        found: list[Any] = []
+
+        def ask() -> None:
+            ours.sendall(frame(TO_ENGINE[0]))
+            found.extend(splitter.feed(ours.recv(1 << 20)))
+            ours.sendall(frame(Add("a", [1], PARAMS.to_json())))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with pytest.raises(ZeroDivisionError):
+            engine_process.main(theirs.detach())
+        asking.join()
+        found += splitter.feed(ours.recv(1 << 20))
+        assert found[0] == Ready(VOCAB, executor.max_batch_size, executor.max_seq_len)
+        assert found[1] == Failed("the engine failed: ZeroDivisionError: division by zero")
 
 
 def test_scores_do_not_depend_on_chunks(llm: LLM) -> None:
@@ -250,6 +274,31 @@ class TestAnswering:
         with pytest.raises(ApiError, match="dead"):
             asyncio.run(main())
         assert texts == ["A"]
+
+
+def test_requests_are_bounded_before_their_bodies_are_read() -> None:
+    """Two posts are under way, the third is refused unread; other methods are not counted out."""
+
+    async def main() -> list[int]:
+        finish, statuses = asyncio.Event(), []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await finish.wait()
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        guard: Any = Guard(app, None, most_open=2)
+        scopes = [{"type": "http", "method": m, "path": "/", "headers": []} for m in ("POST", "POST", "GET")]
+        open_ones = [asyncio.create_task(guard(scope, None, send)) for scope in scopes]
+        await asyncio.sleep(0)
+        await guard(scopes[0], None, send)
+        finish.set()
+        await asyncio.gather(*open_ones)
+        await guard(scopes[0], None, send)
+        return statuses
+
+    assert asyncio.run(main()) == [429, 0]
 
 
 class TestVerb:

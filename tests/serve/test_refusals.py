@@ -157,7 +157,11 @@ def test_what_asks_for_nothing_is_let_through(server: Server, values: dict[str, 
 def test_a_prompt_that_is_too_long(server: Server, path: str, body: dict[str, Any], field: str) -> None:
     before = server.metric("ingot_prompt_tokens_total")
     reply = server.post(path, body | {"stream": True})
-    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", field)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        400,
+        "context_length_exceeded",
+        field,
+    )
     assert str(MAX_SEQ_LEN) in reply.error["message"]
     assert server.metric("ingot_prompt_tokens_total") == before
 
@@ -203,10 +207,10 @@ def test_headers_are_bounded(server: Server) -> None:
     reply = server.request("GET", "/version", headers={"X-Long": "a" * 70_000})
     assert (reply.status, reply.error["code"]) == (431, "headers_too_large")
     endless = b"GET /version HTTP/1.1\r\nX-Long: " + b"a" * 1_000_000
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        with contextlib.suppress(ConnectionError):
-            connection.sendall(endless)
-            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+    address = ("127.0.0.1", server.port)
+    with socket.create_connection(address) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(endless)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

@@ -121,7 +121,7 @@ def check_stream(events: list[Any], values: dict[str, Any], usage: dict[str, int
 
 
 def without_first_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer without the nulls of an echoed prompt's first token: OpenAI's own, which its schema lacks."""
+    """The answer without the nulls of an echoed prompt's first token, which the schema lacks."""
     choices = []
     for choice in answer["choices"]:
         lists = choice["logprobs"] and {
