@@ -33,6 +33,7 @@ from ingot.cli.inspect import inspect
 from ingot.cli.plan import plan
 from ingot.cli.repro import repro
 from ingot.cli.run import run
+from ingot.cli.serve import serve
 from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
@@ -160,7 +161,7 @@ def _main(
 
 _VERBS: dict[str, tuple[Any, ...]] = {
     "Build": (plan, build, tune, doctor),
-    "Run": (run, chat, explain),
+    "Run": (run, chat, serve, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
 }

@@ -8,7 +8,6 @@ Owns the way from prompts and messages to outputs. Knows nothing of HTTP, termin
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,15 +16,12 @@ from typing import Any, Self, overload
 
 import torch
 
-from ingot.checkpoint.hub import resolve_checkpoint
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.quant import QuantConfig
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.device import dtype_name, resolve_device
-from ingot.engine.loader import Engine, engine_in_memory, load_engine
-from ingot.engine.manifest import is_engine, refuse_build_values
-from ingot.engine.proof import standing
+from ingot.engine.loader import Engine
 from ingot.engine.random_weights import engine_from_config
 from ingot.errors import RequestError
 from ingot.llm.active import ActiveRequest
@@ -34,6 +30,7 @@ from ingot.llm.defaults import default_params, named_params, params_for
 from ingot.llm.embedding import embed, with_text
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
+from ingot.llm.opening import executor_of, open_engine
 from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import Entry, Messages, PromptLike, chat_ids, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
@@ -41,10 +38,7 @@ from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.graphs import KINDS
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
-from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
-
-_log = logging.getLogger(__name__)
 
 
 class LLM:
@@ -85,26 +79,14 @@ class LLM:
         chat_template: str | None = None,
         revision: str | None = None,
     ) -> None:
-        place = resolve_device(device)
-        lengths = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
-        limits: dict[str, Any] = {**lengths, "runtime": runtime}
-        if is_engine(Path(path)):
-            given = {"chat_template": chat_template, "layers": layers, "quant": quant}
-            refuse_build_values(Path(path), given)
-            engine = load_engine(Path(path), place, compute_dtype, **limits)
-            doubt = standing(Path(path))
-            if doubt is not None:
-                _log.warning("%s", doubt)
-        else:
-            engine = engine_in_memory(
-                resolve_checkpoint(path, revision=revision),
-                place,
-                compute_dtype,
-                layers=layers,
-                quant=quant,
-                chat_template=chat_template,
-                **limits,
-            )
+        engine = open_engine(
+            path,
+            resolve_device(device),
+            compute_dtype,
+            given={"chat_template": chat_template, "layers": layers, "quant": quant},
+            revision=revision,
+            limits={"max_batch_size": max_batch_size, "max_seq_len": max_seq_len, "runtime": runtime},
+        )
         self._setup(engine, runtime or RuntimeConfig())
 
     @classmethod
@@ -156,18 +138,9 @@ class LLM:
         return cls.of_engine(engine, runtime)
 
     def _setup(self, engine: Engine, runtime: RuntimeConfig) -> None:
-        limits = engine.manifest.build
         self.engine = engine
-        self.runtime = runtime = runtime.of_engine(limits.kv_dtype)
-        self.executor = make_executor(
-            engine.model,
-            engine.device,
-            engine.dtype,
-            stop_ids=frozenset(engine.text.stop_ids),
-            max_batch_size=limits.max_batch_size,
-            max_seq_len=limits.max_seq_len,
-            config=runtime,
-        )
+        self.runtime = runtime = runtime.of_engine(engine.manifest.build.kv_dtype)
+        self.executor = executor_of(engine, runtime)
         self._calls = Calls(self.executor, engine.text)
 
     def __repr__(self) -> str:

@@ -52,8 +52,8 @@ def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRul
     return Entry(ids, False, tuple(inputs))
 
 
-def chat_ids(messages: Messages, text: TextParts) -> list[int]:
-    """Token ids of the prompt that a conversation becomes.
+def chat_ids(messages: Messages, text: TextParts, variables: Mapping[str, Any] | None = None) -> list[int]:
+    """Token ids of the prompt that a conversation becomes; ``variables`` are the template's own.
 
     Raises:
         RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
@@ -68,7 +68,7 @@ def chat_ids(messages: Messages, text: TextParts) -> list[int]:
         raise RequestError(
             "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
         )
-    return text.chat.prompt_ids(messages, text.tokenizer)
+    return text.chat.prompt_ids(messages, text.tokenizer, variables=variables)
 
 
 def with_chat_stops(params: SamplingParams, text: TextParts) -> SamplingParams:

@@ -1,0 +1,50 @@
+"""How a server listens, and what it refuses.
+
+Owns the limits of ``ingot serve`` and their ranges. Knows no HTTP.
+
+    ServeConfig(port=0, max_queue=16)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingot.config.base import JsonConfig
+from ingot.errors import ConfigError
+
+_MOST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class ServeConfig(JsonConfig):
+    """Address and limits of a server.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        max_queue: answers that may wait beside a full batch, per engine; more are refused with 429.
+        max_body: bytes of a request's body.
+        max_unread: pieces of a stream that a client may leave unread before its request is ended.
+        drain_seconds: how long answers under way may go on after SIGTERM.
+
+    Raises:
+        ConfigError: a value is out of range; it names the flag.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    max_queue: int = 256
+    max_body: int = 8 << 20
+    max_unread: int = 4096
+    drain_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= _MOST_PORT:
+            raise ConfigError(
+                "port is out of range", seen=self.port, allowed=f"0 to {_MOST_PORT}", flag="--port"
+            )
+        for name, least in (("max_queue", 0), ("max_body", 1024), ("max_unread", 1), ("drain_seconds", 0)):
+            if not getattr(self, name) >= least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{name} is too small", seen=getattr(self, name), allowed=f">= {least}", flag=flag
+                )

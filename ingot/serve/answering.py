@@ -1,0 +1,159 @@
+"""What one HTTP request asked of an engine, and what has come of it.
+
+Owns the text of its answers, stop strings, and the bounded buffer between an engine that never waits and a
+client that may read slowly. Lives in the event loop's thread. Knows no sockets and no JSON.
+
+    async with engine.answering([Job(ids, params)], by_piece=True) as found:
+        async for choice, piece in found.pieces(): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from ingot.config.sampling import SamplingParams
+from ingot.llm.outputs import Answer, AnswerAssembler, Piece
+from ingot.processors.tokenizer import Tokenizer
+from ingot.runtime.executor import Update
+from ingot.runtime.request import FinishReason
+from ingot.runtime.selection import TokenLogprobs
+from ingot.serve.errors import ApiError
+from ingot.serve.protocol import Logprob, News
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
+    log-probabilities are wanted, with so many likeliest tokens. ``params`` None: nothing else is."""
+
+    ids: list[int]
+    params: SamplingParams | None
+    context: Sequence[int] = ()
+    score: int | None = None
+
+
+class Answering:
+    """Jobs and their answers; answers are counted through all jobs (choice = job * n + index).
+
+    Attributes:
+        scores: of each job that is to be scored, once they are there.
+        num_tokens: tokens of all answers so far.
+        started: when it began (``time.monotonic``).
+        last: when the newest token of each answer came, by job and index.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], tokenizer: Tokenizer | None, *, by_piece: bool, most_unread: int
+    ) -> None:
+        self.jobs = jobs
+        self.scores: dict[int, list[TokenLogprobs]] = {}
+        self.num_tokens = 0
+        self.started = time.monotonic()
+        self.last: dict[tuple[int, int], float] = {}
+        self.error: ApiError | None = None
+        self._assemblers = [
+            [AnswerAssembler(tokenizer, job.params, list(job.context), i) for i in range(job.params.n)]
+            if job.params is not None
+            else []
+            for job in jobs
+        ]
+        self._open = sum(map(len, self._assemblers)) + sum(job.score is not None for job in jobs)
+        self._by_piece = by_piece
+        self._most_unread = most_unread * max(1, sum(map(len, self._assemblers)))
+        self._unread: deque[tuple[int, Piece]] = deque()
+        self._wake = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self._open == 0 or self.error is not None
+
+    def job_done(self, position: int) -> bool:
+        """Whether all answers to one prompt have ended."""
+        return all(assembler.done for assembler in self._assemblers[position])
+
+    def answers(self, position: int) -> list[Answer]:
+        """The answers to one prompt."""
+        return [assembler.answer for assembler in self._assemblers[position]]
+
+    def take(self, position: int, news: News) -> bool:
+        """Take in what a step brought; returns whether a stop string ended the answer ahead of the engine."""
+        assembler = self._assemblers[position][news.index]
+        if assembler.done:  # the engine hears of a stop string one step late
+            return False
+        piece = assembler.add(_update(news))
+        self.num_tokens += len(piece.token_ids)
+        if piece.finish_reason is not None:
+            self._open -= 1
+        if self._by_piece:
+            self._keep(sum(map(len, self._assemblers[:position])) + news.index, piece)
+        elif self.done:
+            self._wake.set()
+        return assembler.done and news.finish_reason is None
+
+    def take_scores(self, position: int, logprobs: Sequence[Logprob]) -> None:
+        """Take in the log-probabilities of a prompt."""
+        self.scores[position] = [_logprobs(one) for one in logprobs]
+        self._open -= 1
+        self._wake.set()
+
+    def fail(self, error: ApiError) -> None:
+        """End the request by an error; what came before it is given out first."""
+        if self.error is None:
+            self.error = error
+            self._wake.set()
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """(choice, piece) as they come.
+
+        Raises:
+            ApiError: the request was ended.
+        """
+        while True:
+            while self._unread:
+                yield self._unread.popleft()
+            if self.done:
+                break
+            self._wake.clear()
+            await self._wake.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def finish(self) -> None:
+        """Wait for the end; raises as ``pieces``."""
+        while not self.done:
+            self._wake.clear()
+            await self._wake.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def scored(self) -> None:
+        """Wait for the scores of all jobs that want them; raises as ``pieces``."""
+        while not all(job.score is None or i in self.scores for i, job in enumerate(self.jobs)):
+            if self.error is not None:
+                raise self.error
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _keep(self, choice: int, piece: Piece) -> None:
+        if len(self._unread) >= self._most_unread:
+            self._unread.clear()
+            text = f"the client left {self._most_unread} pieces of the answer unread"
+            self.fail(ApiError(500, text, code="client_too_slow"))
+            return
+        self._unread.append((choice, piece))
+        self._wake.set()
+
+
+def _update(news: News) -> Update:
+    reason = None if news.finish_reason is None else FinishReason(news.finish_reason)
+    logprobs = tuple(map(_logprobs, news.logprobs))
+    return Update(news.id, news.index, news.token_ids, reason, news.stop_id, logprobs)
+
+
+def _logprobs(one: Logprob) -> TokenLogprobs:
+    return TokenLogprobs(one.token_id, one.logprob, one.top)

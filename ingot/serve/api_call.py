@@ -1,0 +1,116 @@
+"""One call of the API for answers, of either kind.
+
+Owns the order of things: room in the queue, ids, answers, chunks. What a body or a chunk looks like, the two
+kinds say (``chat.py``, ``completions.py``). Knows no HTTP.
+
+    await ChatCall(model, body).answer()
+    async for event in ChatCall(model, body).events(): ...
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from ingot.llm.outputs import Piece
+from ingot.serve.answering import Answering, Job
+from ingot.serve.model import ServedModel
+from ingot.serve.schemas import Sampling
+
+DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+def event(value: Any) -> bytes:
+    """A server-sent event."""
+    return b"data: " + _encoder.encode(value) + b"\n\n"
+
+
+class ApiCall(ABC):
+    """A checked request.
+
+    Attributes:
+        count: answers that it asks for.
+    """
+
+    id_prefix: str
+    kind: str
+    chunk_kind: str
+    names_no_usage: bool  # chunks before the last have ``usage: null``, where a client asked for usage
+
+    def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
+        self.model = model
+        self.count = count
+        self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
+        options = body.stream_options
+        self._with_usage = bool(options and options.include_usage)
+        self._usage_always = self._with_usage and bool(options and options.continuous_usage_stats)
+        self._no_usage = {"usage": None} if self._with_usage and self.names_no_usage else {}
+
+    async def answer(self) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            ApiError: it cannot be served.
+        """
+        with self.model.engine.places(self.count):
+            jobs = await self.model.in_thread(self.jobs)
+            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=False) as found:
+                await found.finish()
+                return self._head(self.kind) | {"choices": self.choices(found), "usage": _usage(found)}
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as events, the last of them ``[DONE]``; closing it ends the request.
+
+        Raises:
+            ApiError: it cannot be served, or was ended.
+        """
+        with self.model.engine.places(self.count):
+            jobs = await self.model.in_thread(self.jobs)
+            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
+                head = self._head(self.chunk_kind)
+                async for choice in self.parts(found):
+                    usage = {"usage": _usage(found)} if self._usage_always else self._no_usage
+                    yield event(head | {"choices": [choice]} | usage)
+                if self._with_usage:
+                    yield event(head | {"choices": [], "usage": _usage(found)})
+        yield DONE
+
+    @abstractmethod
+    def jobs(self) -> list[Job]:
+        """What the engine is asked; runs in a thread of its own.
+
+        Raises:
+            ApiError: a prompt cannot be served.
+        """
+
+    @abstractmethod
+    def choices(self, found: Answering) -> list[dict[str, Any]]:
+        """Of the whole answer."""
+
+    @abstractmethod
+    def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
+        """The one choice of each chunk."""
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
+
+
+def shown(piece: Piece, *, is_first: bool) -> bool:
+    """Whether a piece makes a chunk: text that is held back comes with a later one."""
+    return bool(is_first or piece.text or piece.finish_reason or piece.logprobs)
+
+
+def _usage(found: Answering) -> dict[str, int]:
+    prompt = sum(len(job.ids) for job in found.jobs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": found.num_tokens,
+        "total_tokens": prompt + found.num_tokens,
+    }

@@ -1,0 +1,171 @@
+"""The routes.
+
+Owns which path does what, and the shape of everything that goes wrong. Knows no socket and no process.
+
+    app = make_app(ServerState({"pocket-chat": model}, config, metrics), api_key=None)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingot.config.serve import ServeConfig
+from ingot.serve.api_call import ApiCall
+from ingot.serve.chat import ChatCall
+from ingot.serve.completions import CompletionCall
+from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.http import (
+    ClientLeftError,
+    Guard,
+    error_answer,
+    event_stream,
+    json_answer,
+    read_body,
+    until_left,
+)
+from ingot.serve.metrics import Metrics
+from ingot.serve.model import ServedModel
+from ingot.serve.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampling,
+    TokenizeRequest,
+    decode,
+)
+from ingot.serve.tokens import detokenize, tokenize
+from ingot.version import VERSION
+
+_SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
+_LEFT = 499  # nobody reads it
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_log = logging.getLogger(__name__)
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+@dataclass
+class ServerState:
+    """What all requests share; ``stopping``: no new ones are taken."""
+
+    models: dict[str, ServedModel]
+    config: ServeConfig
+    metrics: Metrics
+    stopping: bool = False
+
+    def find(self, name: str | None) -> ServedModel:
+        """The model of a request; None is the only one.
+
+        Raises:
+            ApiError: there is none of this name (404), or the server is stopping (503).
+        """
+        if self.stopping:
+            raise unavailable("the server is stopping", "server_stopping")
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            text = f"no such model: {name!r:.200}; this server has {', '.join(self.models)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+        return self.models[name]
+
+
+def make_app(state: ServerState, api_key: str | None) -> FastAPI:
+    """The application; FastAPI's own pages are off."""
+    app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
+    most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
+    app.add_middleware(Guard, api_key=api_key, most_open=most_open)
+    for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientLeftError, _gone)):
+        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(Exception, _broken)
+    _add_answers(app, state)
+    _add_facts(app, state)
+    return app
+
+
+def _add_answers(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = decode(ChatRequest, await read_body(request, state.config.max_body))
+        return await _respond(request, body, ChatCall(state.find(body.model), body))
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = decode(CompletionRequest, await read_body(request, state.config.max_body))
+        return await _respond(request, body, CompletionCall(state.find(body.model), body))
+
+    @app.post("/tokenize")
+    async def to_tokens(request: Request) -> Response:
+        body = decode(TokenizeRequest, await read_body(request, state.config.max_body))
+        model = state.find(body.model)
+        with model.engine.places(1):
+            return json_answer(await until_left(request, model.in_thread(tokenize, model, body)))
+
+    @app.post("/detokenize")
+    async def to_text(request: Request) -> Response:
+        body = decode(DetokenizeRequest, await read_body(request, state.config.max_body))
+        model = state.find(body.model)
+        with model.engine.places(1):
+            return json_answer(await until_left(request, model.in_thread(detokenize, model, body)))
+
+
+def _add_facts(app: FastAPI, state: ServerState) -> None:
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_answer({"object": "list", "data": [model.facts() for model in state.models.values()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return json_answer(state.find(name).facts())
+
+    @app.get("/health")
+    async def health() -> Response:
+        lost = {name: model.engine.lost for name, model in state.models.items() if model.engine.lost}
+        if state.stopping or lost:
+            return error_answer(
+                unavailable("stopping" if state.stopping else f"lost: {', '.join(lost)}", "unhealthy")
+            )
+        return json_answer({"status": "ok"})
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json_answer({"version": VERSION})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        for name, model in state.models.items():
+            alive, proven = model.engine.lost is None, model.side.doubt is None
+            state.metrics.of(name).state(model.engine.gauges, proven=proven, alive=alive)
+        return Response(state.metrics.text(), headers={"content-type": _PROMETHEUS})
+
+
+async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
+    if body.stream:
+        return await event_stream(request, call.events())
+    return json_answer(await until_left(request, call.answer()))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_answer(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_LEFT)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    text = f"{request.method} {request.url.path:.200}: {error.detail}"
+    return error_answer(ApiError(error.status_code, text, headers=dict(error.headers or {})))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A bug: the log has the details, the client has none."""
+    return error_answer(ApiError(500, "internal error", code="internal_error"))

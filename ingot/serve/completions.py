@@ -1,0 +1,126 @@
+"""``/v1/completions``.
+
+Owns prompts of every form, ``echo``, and the shape of choices. Knows no HTTP.
+
+    await CompletionCall(model, decode(CompletionRequest, data)).answer()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, cast
+
+from ingot.llm.outputs import Answer
+from ingot.serve.answering import Answering, Job
+from ingot.serve.api_call import ApiCall, shown
+from ingot.serve.errors import bad_request, unsupported
+from ingot.serve.logprob_text import LogprobLists, joined
+from ingot.serve.model import ServedModel
+from ingot.serve.sampling import sampling_params
+from ingot.serve.schemas import CompletionRequest
+
+_MAX_TOKENS = 16  # the API's default
+
+
+class CompletionCall(ApiCall):
+    """Prompts to continue, each ``n`` times.
+
+    Raises:
+        ApiError: a value cannot be served.
+    """
+
+    id_prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+    names_no_usage = False  # the published schema has no null there
+
+    def __init__(self, model: ServedModel, body: CompletionRequest) -> None:
+        self._prompts = _prompts(body.prompt)
+        self._n = body.n or 1
+        super().__init__(model, body, len(self._prompts) * self._n)
+        if body.best_of is not None and body.best_of != self._n:
+            raise unsupported("best_of", "a best_of other than n")
+        self._asked = body.max_tokens
+        if self._asked == 0 and not body.echo:
+            raise bad_request("max_tokens: Expected `int` >= 1, unless echo is true", "max_tokens")
+        limit = _MAX_TOKENS if self._asked is None else self._asked
+        self._echo = bool(body.echo)
+        self._logprobs = body.logprobs
+        params = sampling_params(
+            body, model.defaults.params, max_tokens=max(limit, 1), logprobs=body.logprobs
+        )
+        self._params = params if limit else None
+
+    def jobs(self) -> list[Job]:
+        """One for each prompt."""
+        score = self._logprobs if self._echo else None
+        jobs = []
+        for prompt in self._prompts:
+            ids = self.model.prompt_ids(prompt)
+            self.model.check_ids(ids, 1 if self._asked is None else self._asked, "prompt")
+            jobs.append(Job(ids, self._params, ids, score))
+        return jobs
+
+    def choices(self, found: Answering) -> list[dict[str, Any]]:
+        """``n`` in a row for each prompt."""
+        choices: list[dict[str, Any]] = []
+        for position in range(len(self._prompts)):
+            answers: Sequence[Answer | None] = found.answers(position)
+            for answer in answers or [None] * self._n:
+                text, lists, logprobs = self._begin(found, position)
+                if answer is not None:
+                    text += answer.text or ""
+                    logprobs = None if logprobs is None else joined(logprobs, lists.of(answer.logprobs or []))
+                reason = "length" if answer is None else answer.finish_reason
+                choices.append(_choice(len(choices), text, logprobs, reason))
+        return choices
+
+    async def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
+        """Pieces of text; the first of each choice begins with the prompt, if it is echoed."""
+        await found.scored()
+        if self._params is None:
+            for choice in self.choices(found):
+                yield choice
+            return
+        begun: dict[int, LogprobLists] = {}
+        async for index, piece in found.pieces():
+            is_first = index not in begun
+            if not shown(piece, is_first=is_first):
+                continue
+            text, logprobs = piece.text, None
+            if is_first:
+                before, begun[index], logprobs = self._begin(found, index // self._n)
+                text = before + text
+            if self._logprobs is not None:
+                new = begun[index].of(piece.logprobs)
+                logprobs = new if logprobs is None else joined(logprobs, new)
+            yield _choice(index, text, logprobs, piece.finish_reason)
+
+    def _begin(self, found: Answering, position: int) -> tuple[str, LogprobLists, dict[str, Any] | None]:
+        """What stands before an answer: the echoed prompt, or nothing; with what counts its tokens."""
+        lists = LogprobLists(self.model.tokenizer)
+        logprobs = None if self._logprobs is None else lists.of([])
+        if not self._echo:
+            return "", lists, logprobs
+        ids, prompt = found.jobs[position].ids, self._prompts[position]
+        if self._logprobs is not None:
+            logprobs = lists.prompt(ids, found.scores[position])
+        text = prompt if isinstance(prompt, str) else self.model.tokenizer.decode(ids)
+        return text, lists, logprobs
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
+    """The prompts of a request: a text, ids, or a list of either."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(one) for one in prompt}
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if len(kinds) > 1:
+        raise bad_request("prompt: texts and token ids are mixed in one list", "prompt")
+    return prompt

@@ -1,0 +1,98 @@
+"""Errors as clients of the OpenAI API expect them.
+
+Owns their JSON shape, HTTP status and names. Knows no route.
+
+    raise ApiError(404, "no such model", code="model_not_found", param="model")
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from ingot.errors import RequestError
+from ingot.version import VERSION
+
+RETRY_SECONDS = 1
+_FIELD = re.compile(r"[a-z_]+(\[\d+\])?(\.[a-z_]+(\[\d+\])?)*")
+_CLIENT_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that says no.
+
+    Args:
+        status: of HTTP; below 500 the request is at fault.
+        message: for people.
+        param: the field at fault.
+        code: a word for programs.
+        headers: of the answer, ``Retry-After`` among them.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = {"server": f"ingot/{VERSION}", **(headers or {})}
+
+    def body(self) -> dict[str, Any]:
+        """``{"error": {message, type, param, code}}``."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported(field: str, what: str) -> ApiError:
+    """A field that Ingot does not serve yet; ``what`` goes into "… is not supported"."""
+    return bad_request(f"{field}: {what} is not supported by this server", field, "unsupported_parameter")
+
+
+def too_busy(name: str, limit: int) -> ApiError:
+    """The queue of an engine, or the whole server, is full."""
+    text = f"{name} already has {limit} requests under way or waiting; try again later"
+    return ApiError(429, text, code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """An engine, or the whole server, takes no requests."""
+    return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def refused(error: RequestError) -> ApiError:
+    """What Ingot's own checks say of a request, with the field by its name in the API."""
+    field = error.fix if error.fix is not None and _FIELD.fullmatch(error.fix) else None
+    message = str(error)
+    for ours, theirs in _CLIENT_NAMES.items():
+        message = message.replace(ours, theirs)
+    return bad_request(message, _CLIENT_NAMES.get(field or "", field))
+
+
+def invalid_body(error: Exception) -> ApiError:
+    """What decoding a body raised."""
+    if isinstance(error, RecursionError):
+        return bad_request("the body is nested too deeply", code="invalid_json")
+    if not isinstance(error, msgspec.ValidationError):
+        return bad_request(f"the body is not valid JSON: {error}", code="invalid_json")
+    text, _, place = str(error).partition(" - at `$.")
+    field = place.rstrip("`") or None
+    missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
+    if missing is not None:
+        field = f"{field}.{missing[1]}" if field else missing[1]
+    return bad_request(f"{field}: {text}" if field else text, field)

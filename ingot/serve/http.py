@@ -1,0 +1,205 @@
+"""Between HTTP and the calls of the API.
+
+Owns the reading of bodies, answers as JSON and as events, the key, and what happens when a client leaves.
+Knows no route and no engine.
+
+    body = await read_body(request, most=8 << 20)
+    return json_answer(await until_left(request, call.answer()))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ingot.serve.api_call import event
+from ingot.serve.errors import ApiError, too_busy
+
+BODY_SECONDS = 60.0  # for a body to arrive, and for a client to take one piece of an answer
+HEADER_BYTES = 64 << 10
+Value = TypeVar("Value")
+_log = logging.getLogger(__name__)
+
+
+class ClientLeftError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The body, read no further than ``most`` bytes.
+
+    Raises:
+        ApiError: it is too large (413), no JSON by its type (415), or does not arrive (408).
+        ClientLeftError: the client left before its end.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
+    too_large = ApiError(413, f"the body is larger than {most} bytes", code="request_too_large")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most:
+        raise too_large
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", code="request_timeout") from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    return bytes(data)
+
+
+def json_answer(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def error_answer(error: ApiError) -> Response:
+    """An error before an answer has begun."""
+    return json_answer(error.body(), error.status, error.headers)
+
+
+async def until_left(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+    """What ``work`` returns; it is cancelled when the client leaves.
+
+    Raises:
+        ClientLeftError: the client has left.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeftError
+        return working.result()
+    finally:
+        await _cancelled(working, leaving)
+
+
+async def event_stream(request: Request, events: AsyncGenerator[bytes, None]) -> Response:
+    """An answer that comes in events. It begins with the first of them, so that an error before it has a
+    status of its own.
+
+    Raises:
+        ApiError, ClientLeftError: before the first event.
+    """
+    try:
+        first = await until_left(request, _next(events))
+    except BaseException:
+        await events.aclose()
+        raise
+    return EventStream(first, events)
+
+
+class EventStream(Response):
+    """Events until they end, their source fails, or the client leaves or takes none for too long."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            await _cancelled(sending, leaving)
+            await self._events.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        clock = asyncio.get_running_loop().time
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS) as patience:
+                await send(start)
+                async for data in self._all():
+                    patience.reschedule(clock() + BODY_SECONDS)
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    patience.reschedule(None)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _all(self) -> AsyncGenerator[bytes, None]:
+        yield self._first
+        try:
+            async for data in self._events:
+                yield data
+        except ApiError as error:
+            yield event(error.body())
+        except Exception:
+            _log.exception("an answer failed")
+            yield event(ApiError(500, "internal error").body())
+
+
+class Guard:
+    """In front of all routes: the size of the headers, the key, and a bound on bodies under way."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, most_open: int) -> None:
+        self._app = app
+        self._most_open = most_open
+        self._open = 0
+        self._wanted = None if api_key is None else f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await error_answer(refusal)(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
+            text = f"the headers are larger than {HEADER_BYTES} bytes"
+            return ApiError(431, text, code="headers_too_large")
+        if scope["path"] == "/health":
+            return None
+        if self._is_allowed(scope):
+            full = scope["method"] == "POST" and self._open >= self._most_open
+            return too_busy("the server", self._open) if full else None
+        text = "send the server's key as Authorization: Bearer …"
+        return ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if self._wanted is None:
+            return True
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """End tasks and wait until they have."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

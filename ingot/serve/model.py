@@ -1,0 +1,148 @@
+"""A model that clients name: an engine's process and its text side.
+
+Owns the way from a request's prompt to checked token ids, and what is told of the model. Reads no weights.
+Knows no HTTP.
+
+    model.chat_ids([{"role": "user", "content": "Hi"}], {})
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingot.config.sampling import SamplingParams
+from ingot.engine.describe import read_text_side
+from ingot.engine.manifest import Manifest, is_engine
+from ingot.engine.proof import standing
+from ingot.engine.text import TextParts
+from ingot.errors import EngineError, RequestError
+from ingot.llm.defaults import Defaults, read_defaults
+from ingot.llm.prompts import chat_ids, prompt_entry, with_chat_stops
+from ingot.processors.tokenizer import Tokenizer
+from ingot.serve.engine_client import EngineClient
+from ingot.serve.errors import ApiError, bad_request, refused
+
+Value = TypeVar("Value")
+CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What is known of a model without its weights; ``doubt``: why it is not to be trusted, None: it is."""
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    text: TextParts
+    tokenizer: Tokenizer
+    defaults: Defaults
+    doubt: str | None
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> TextSide:
+        """Of an engine's or a checkpoint's folder.
+
+        Raises:
+            EngineError, CheckpointError: it cannot be read, or has no tokenizer.
+        """
+        manifest, text = read_text_side(folder)
+        if text.tokenizer is None:
+            raise EngineError(
+                "the engine has no tokenizer, so it cannot be served",
+                seen=folder,
+                fix="add the tokenizer's files to the checkpoint and build it again",
+            )
+        doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
+        return cls(name, folder, manifest, text, text.tokenizer, read_defaults(manifest.generation), doubt)
+
+
+class ServedModel:
+    """A text side and the engine that runs it."""
+
+    def __init__(self, side: TextSide, engine: EngineClient) -> None:
+        self.side = side
+        self.name = side.name
+        self.engine = engine
+        self.tokenizer = side.tokenizer
+        self.defaults = side.defaults
+        self.max_seq_len = engine.limits.max_seq_len
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+        """Ids of a conversation; special tokens that a user typed stay text. May take seconds.
+
+        Raises:
+            ApiError: the messages do not fit the chat format.
+        """
+        try:
+            return chat_ids(messages, self.side.text, variables)
+        except RequestError as error:
+            raise self._told(error, "messages") from None
+
+    def prompt_ids(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a prompt that is used as it is; its special tokens are parsed, as ``LLM.generate`` does.
+
+        Raises:
+            ApiError: it cannot be encoded.
+        """
+        try:
+            if isinstance(prompt, str) and not add_special_tokens:
+                return self.tokenizer.encode(prompt, add_special_tokens=False)
+            return prompt_entry(prompt, self.side.text).ids
+        except RequestError as error:
+            raise self._told(error, "prompt") from None
+
+    def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
+        """Refuse a prompt that the engine cannot take, with so many new tokens.
+
+        Raises:
+            ApiError: it is empty, holds unknown ids, or is too long (``context_length_exceeded``).
+        """
+        limits = self.engine.limits
+        if not ids:
+            raise bad_request(f"{field} is empty", field)
+        if max(ids) >= limits.vocab_size:
+            text = f"{field} holds the token id {max(ids)}; the model's are below {limits.vocab_size}"
+            raise bad_request(text, field)
+        if len(ids) + new_tokens > limits.max_seq_len:
+            text = (
+                f"This model's maximum context length is {limits.max_seq_len} tokens. The request needs "
+                f"{len(ids) + new_tokens}: {len(ids)} in {field}, {new_tokens} for the answer. Shorten "
+                f"{field} or lower max_tokens."
+            )
+            raise bad_request(text, field, "context_length_exceeded")
+
+    async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
+        """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
+        place in the queue is taken as long as it runs.
+        """
+        running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        try:
+            return await asyncio.shield(running)
+        finally:
+            await asyncio.wait({running})
+
+    def with_chat_stops(self, params: SamplingParams) -> SamplingParams:
+        """The values with the chat format's own stop strings."""
+        return with_chat_stops(params, self.side.text)
+
+    def facts(self) -> dict[str, Any]:
+        """The model as ``/v1/models`` lists it; ``unproven`` says why it is."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": int(self.engine.started),
+            "owned_by": "ingot",
+            "max_model_len": self.max_seq_len,
+            "unproven": self.side.doubt,
+        }
+
+    def _told(self, error: RequestError, field: str) -> ApiError:
+        """The error without the place of the model's files."""
+        found = refused(error)
+        found.message = found.message.replace(str(self.side.folder), self.name)
+        found.param = found.param or field
+        return found

@@ -1,0 +1,168 @@
+"""What the server's process and an engine's process say to each other.
+
+Owns the messages and their frames: four bytes of length, big-endian, and a msgpack array whose first element
+names the type. Decoding builds these types and nothing else. Knows no sockets.
+
+    splitter = Splitter(ToEngine)
+    splitter.feed(frame(Abort("7"))) == [Abort("7")]
+
+The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score`` and ``Abort`` one way and one
+``Step`` per step of the executor the other way. ``Failed`` is the last thing an engine says. The end of the
+stream ends the engine's process, and to the server it is the engine's death.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+MOST_BYTES = 256 << 20  # of a frame: log-probabilities of a long prompt take a few dozen MiB
+_HEAD = 4
+
+Message = TypeVar("Message")
+Reason = Literal["stop", "length", "abort"]
+
+
+class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """What to open; None: the library's default. ``runtime``: fields of ``RuntimeConfig``."""
+
+    path: str
+    device: str | None = None
+    threads: int | None = None
+    max_batch_size: int | None = None
+    max_seq_len: int | None = None
+    runtime: dict[str, Any] = {}
+
+
+class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id."""
+
+    id: str
+    prompt_ids: list[int]
+    params: dict[str, Any]
+
+
+class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A prompt whose tokens' log-probabilities are wanted, each with the ``top`` likeliest tokens."""
+
+    id: str
+    prompt_ids: list[int]
+    top: int
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """End a request, or one of its answers; an unknown id is ignored."""
+
+    id: str
+    index: int | None = None
+
+
+ToEngine = Load | Add | Score | Abort
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The engine is loaded; its limits in this process."""
+
+    vocab_size: int
+    max_batch_size: int
+    max_seq_len: int
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The engine could not be loaded, or a step failed: the parts of an ``IngotError``."""
+
+    what: str
+    seen: str | None = None
+    allowed: str | None = None
+    fix: str | None = None
+
+
+class Logprob(msgspec.Struct, array_like=True, frozen=True):
+    """A token's log-probability under the model, and the likeliest tokens at its place as (id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class News(msgspec.Struct, array_like=True, frozen=True):
+    """What a step brought one answer, as the executor's ``Update``; ``error`` ends the whole request."""
+
+    id: str
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: Reason | None = None
+    stop_id: int | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    error: str | None = None
+
+
+class Scored(msgspec.Struct, array_like=True, frozen=True):
+    """A scored prompt: one entry for each token but the first."""
+
+    id: str
+    logprobs: list[Logprob]
+
+
+class Gauges(msgspec.Struct, array_like=True, frozen=True):
+    """The executor after a step; ``cache_usage`` is the used fraction of its KV cache."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+
+
+class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """The news of all requests from one step, in one frame."""
+
+    news: list[News]
+    scored: list[Scored]
+    gauges: Gauges
+
+
+FromEngine = Ready | Failed | Step
+
+
+class FrameError(Exception):
+    """What came is no frame of this protocol."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: ToEngine | FromEngine) -> bytes:
+    """A message as it is sent."""
+    data = _encoder.encode(message)
+    return len(data).to_bytes(_HEAD, "big") + data
+
+
+class Splitter(Generic[Message]):
+    """Bytes as they come → whole messages of one direction."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(kind)
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """The messages that are complete with ``data``.
+
+        Raises:
+            FrameError: a frame is too long, or holds no message of this direction.
+        """
+        held, start, found = self._held, 0, []
+        held += data
+        while len(held) - start >= _HEAD:
+            size = int.from_bytes(held[start : start + _HEAD], "big")
+            if size > MOST_BYTES:
+                raise FrameError(f"a frame of {size} bytes")
+            end = start + _HEAD + size
+            if len(held) < end:
+                break
+            try:
+                found.append(self._decoder.decode(memoryview(held)[start + _HEAD : end]))
+            except msgspec.DecodeError as error:
+                raise FrameError(f"a frame that is no message: {error}") from None
+            start = end
+        del held[:start]
+        return found

@@ -1,0 +1,43 @@
+"""A request's values as sampling parameters.
+
+Owns the names of the API and its defaults where they differ from Ingot's. Knows no prompt.
+
+    params = sampling_params(body, defaults, max_tokens=64, logprobs=None)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.config.sampling import SamplingParams
+from ingot.errors import RequestError
+from ingot.serve.errors import refused
+from ingot.serve.schemas import Sampling
+
+_SAME = (
+    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed",
+    "ignore_eos", "stop_token_ids", "n",
+)  # fmt: skip
+
+
+def sampling_params(
+    body: Sampling, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    """The engine's defaults with what the request names.
+
+    Args:
+        max_tokens: of each answer; None: to the engine's maximum length.
+        logprobs: as in ``SamplingParams``.
+
+    Raises:
+        ApiError: a value is out of range; it names the field.
+    """
+    values: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
+    values |= {"stop": body.stop, "min_new_tokens": body.min_tokens}
+    if body.top_k is not None:
+        values["top_k"] = max(body.top_k, 0)  # clients write -1 for all tokens
+    named = {name: value for name, value in values.items() if value is not None}
+    try:
+        return defaults.replace(max_new_tokens=max_tokens, logprobs=logprobs, **named)
+    except RequestError as error:
+        raise refused(error) from None

@@ -1,0 +1,159 @@
+"""The bodies that clients send.
+
+Owns their fields, types and bounds. Decoding refuses what is out of bounds, NaN and Infinity, and ignores
+fields that are not here. Fields that change the answer and are not served yet are listed in ``REFUSED``.
+Knows no engine.
+
+    decode(ChatRequest, b'{"model": "m", "messages": []}')
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ingot.config.sampling import MAX_LOGPROBS
+from ingot.serve.errors import invalid_body, unsupported
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+Integer = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=1, le=1 << 30)]
+Size = Annotated[int, Meta(ge=0, le=1 << 30)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Stops = Annotated[list[Stop], Meta(max_length=16)]
+StopIds = Annotated[list[Size], Meta(max_length=64)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Ids = Annotated[list[Size], Meta(min_length=1)]
+
+
+class StreamOptions(msgspec.Struct):
+    """Of a stream: ``continuous_usage_stats`` puts the usage so far into every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """What both ways to ask for an answer share; None: not given."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Size | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: Integer | None = None
+    stop: Stop | Stops | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Size | None = None
+    stop_token_ids: StopIds | None = None
+    logit_bias: Any = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """Of ``/v1/chat/completions``."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+    continue_final_message: Any = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """Of ``/v1/completions``."""
+
+    prompt: str | Annotated[list[str | Size | Ids], Meta(min_length=1, max_length=1 << 20)]
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Of ``/tokenize``: a text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Of ``/detokenize``."""
+
+    tokens: list[Size]
+    model: str | None = None
+
+
+# Field → what it asks for; values that ask for nothing are let through.
+REFUSED = {
+    "tools": "tool calling",
+    "functions": "function calling",
+    "tool_choice": "tool calling",
+    "function_call": "function calling",
+    "response_format": "structured output",
+    "guided_json": "structured output",
+    "guided_regex": "structured output",
+    "guided_choice": "structured output",
+    "guided_grammar": "structured output",
+    "structured_outputs": "structured output",
+    "logit_bias": "a bias of logits",
+    "audio": "audio output",
+    "modalities": "output other than text",
+    "prediction": "a predicted output",
+    "web_search_options": "web search",
+    "chat_template": "a template in a request",
+    "continue_final_message": "continuing a message",
+    "suffix": "inserting before a suffix",
+}
+_NOTHING = {
+    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+}
+
+
+def decode(kind: type[Body], data: bytes) -> Body:
+    """A body of this kind.
+
+    Raises:
+        ApiError: it is not JSON, a value is of the wrong type or out of bounds, or a field is not served yet.
+    """
+    try:
+        body = msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid_body(error) from None
+    for field, what in REFUSED.items():
+        value = getattr(body, field, None)
+        if value and value not in _NOTHING.get(field, ()):
+            raise unsupported(field, what)
+    return body

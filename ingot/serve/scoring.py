@@ -1,0 +1,43 @@
+"""Log-probabilities of a prompt's own tokens.
+
+Owns what is kept of each chunk's logits, and its way to messages. Knows no request.
+
+    executor.add_logits("7", ids, keep_scores(ids, top=5))
+    scores(ids, executor.take_logits("7"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ingot.runtime.likelihood import Keep
+from ingot.runtime.log_normaliser import log_normaliser
+from ingot.serve.protocol import Logprob
+
+
+def keep_scores(prompt_ids: Sequence[int], top: int) -> Keep:
+    """Of a chunk's logits, for each token that follows: its log-probability, the ``top`` highest ones and
+    their ids, float64 [count, 1 + 2 * top] on the CPU. After the last token nothing follows.
+    """
+
+    def keep(logits: torch.Tensor, start: int) -> torch.Tensor:
+        following = prompt_ids[start + 1 : start + 1 + len(logits)]
+        targets = torch.tensor(following, dtype=torch.int64, device=logits.device)
+        logprobs = logits[: len(following)].double() - log_normaliser(logits[: len(following)])
+        best = logprobs.topk(min(top, logprobs.shape[1]), dim=1)
+        chosen = logprobs.gather(1, targets[:, None])
+        return torch.cat([chosen, best.values, best.indices.double()], dim=1).cpu()
+
+    return keep
+
+
+def scores(prompt_ids: Sequence[int], kept: torch.Tensor) -> list[Logprob]:
+    """What was kept of a whole prompt, as one entry for each token but the first."""
+    width = (kept.shape[1] - 1) // 2
+    found = []
+    for token, (chosen, *rest) in zip(prompt_ids[1:], kept.tolist(), strict=True):
+        top = zip(map(int, rest[width:]), rest[:width], strict=True)
+        found.append(Logprob(token, chosen, tuple(top)))
+    return found

@@ -1,0 +1,192 @@
+"""The server's life: start engines, listen, stop.
+
+Owns the order of these, and the signals: SIGTERM and Ctrl-C stop accepting and let answers under way go
+on for ``drain_seconds``; a second one ends at once. Knows no route.
+
+    asyncio.run(serve([TextSide.read("pocket-chat", folder)], {"pocket-chat": Load(path)}, ServeConfig()))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
+
+import uvicorn
+
+from ingot.config.serve import ServeConfig
+from ingot.errors import ConfigError
+from ingot.serve.app import ServerState, make_app
+from ingot.serve.engine_client import EngineClient
+from ingot.serve.errors import unavailable
+from ingot.serve.http import HEADER_BYTES
+from ingot.serve.metrics import Metrics
+from ingot.serve.model import ServedModel, TextSide
+from ingot.serve.protocol import Load
+
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+_UNREAD_BYTES = 128 << 10  # that the system keeps for a client; by default it would be megabytes
+_LAST_SECONDS = 5.0  # for the last errors to be read, after the drain
+
+
+async def serve(
+    sides: Sequence[TextSide],
+    loads: Mapping[str, Load],
+    config: ServeConfig,
+    *,
+    api_key: str | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> bool:
+    """Serve models until a signal; returns whether it was Ctrl-C.
+
+    Args:
+        sides, loads: of each model; ``loads`` by its name.
+        on_ready: called with the server's URL once it takes requests.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        EngineError: an engine could not be loaded.
+    """
+    with listening(config) as listener, _Stop() as stop:
+        metrics, engines = Metrics(), []
+        starts = [EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name)) for s in sides]
+        try:
+            engines = await stop.or_result(asyncio.ensure_future(_started(starts)))
+            models = {s.name: ServedModel(s, e) for s, e in zip(sides, engines, strict=True)}
+            server = _Server(ServerState(models, config, metrics), api_key)
+            stop.then(server.stop)
+            address, port = listener.getsockname()[:2]
+            listener.listen(_BACKLOG)  # who is told of the server can connect
+            on_ready(f"http://{f'[{address}]' if ':' in address else address}:{port}")
+            await server.serve(sockets=[listener])
+        except _StoppedError:
+            pass
+        finally:
+            await asyncio.gather(*(engine.close() for engine in engines))
+        return stop.by_interrupt
+
+
+async def _started(starts: Sequence[Coroutine[Any, Any, EngineClient]]) -> list[EngineClient]:
+    """All engines; where one cannot be loaded, or a signal comes, the others end, too."""
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        for found in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(found, EngineClient):
+                await found.close()
+        raise
+
+
+@contextlib.contextmanager
+def listening(config: ServeConfig) -> Iterator[socket.socket]:
+    """A bound socket, so that a taken port is known before engines are loaded.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
+        found.bind(address)
+    except OSError as error:
+        seen = f"{config.host}:{config.port}: {error.strerror or error}"
+        raise ConfigError("cannot listen on this address", seen=seen, flag="--host, --port") from None
+    with found:
+        yield found
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: it would end by the signal, and not with 0."""
+
+    def __init__(self, state: ServerState, api_key: str | None) -> None:
+        self._state = state
+        super().__init__(
+            uvicorn.Config(
+                make_app(state, api_key),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(state.config.drain_seconds + _LAST_SECONDS),
+                backlog=_BACKLOG,
+                h11_max_incomplete_event_size=HEADER_BYTES,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals as they are."""
+        yield
+
+    def stop(self, *, at_once: bool) -> None:
+        """Take no more requests; let those under way go on to the deadline."""
+        self._state.stopping = self.should_exit = True
+        self.force_exit = at_once
+        loop = asyncio.get_running_loop()
+        loop.call_later(0 if at_once else self._state.config.drain_seconds, self._fail_all)
+
+    def _fail_all(self) -> None:
+        for model in self._state.models.values():
+            model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
+
+
+class _StoppedError(Exception):
+    """A signal came before the engines were loaded."""
+
+
+class _Stop:
+    """SIGTERM and Ctrl-C while it is open."""
+
+    def __init__(self) -> None:
+        self.by_interrupt = False
+        self._first = asyncio.Event()
+        self._stop: Callable[..., None] = lambda at_once: None
+
+    def __enter__(self) -> _Stop:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._come, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    def then(self, stop: Callable[..., None]) -> None:
+        """What a signal does from now on; ``at_once``: it is the second one."""
+        self._stop = stop
+
+    async def or_result(self, work: asyncio.Future[list[EngineClient]]) -> list[EngineClient]:
+        """What ``work`` returns.
+
+        Raises:
+            _StoppedError: a signal came first; the work is cancelled.
+        """
+        waiting = asyncio.ensure_future(self._first.wait())
+        both: set[asyncio.Future[Any]] = {work, waiting}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise _StoppedError
+            return work.result()
+        finally:
+            waiting.cancel()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def _come(self, number: int) -> None:
+        at_once = self._first.is_set()
+        self.by_interrupt |= number == signal.SIGINT
+        self._first.set()
+        self._stop(at_once=at_once)

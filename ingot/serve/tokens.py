@@ -1,0 +1,37 @@
+"""``/tokenize`` and ``/detokenize``.
+
+Owns their answers, in vLLM's shape. Knows no HTTP.
+
+    tokenize(model, TokenizeRequest(prompt="Hello"))["count"]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingot.serve.errors import bad_request
+from ingot.serve.model import ServedModel
+from ingot.serve.schemas import DetokenizeRequest, TokenizeRequest
+
+
+def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
+    """The ids that a prompt or a conversation becomes in a request. May take seconds.
+
+    Raises:
+        ApiError: not one of the two is given, or it cannot be encoded.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("give prompt or messages, not both", "prompt")
+    if body.messages is not None:
+        ids = model.chat_ids(body.messages, body.chat_template_kwargs or {})
+    else:
+        ids = model.prompt_ids(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [model.tokenizer.token_text(token) for token in ids]
+    return found
+
+
+def detokenize(model: ServedModel, body: DetokenizeRequest) -> dict[str, Any]:
+    """The text of ids, special tokens included; ids outside the vocabulary are nothing."""
+    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

@@ -1,0 +1,200 @@
+"""A server in processes of its own, and a client that hides nothing.
+
+Owns the start and the end of servers, plain requests, and server-sent events as they come. Uses the standard
+library alone: what the official client does with the same bytes is another test's business.
+
+    with started(engine, "--max-queue", 1) as server:
+        server.post("/v1/completions", {"model": "m", "prompt": "Hi"}).json
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0  # seconds; only a failing test waits this long
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error's four fields."""
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+
+class Stream:
+    """Events of one answer as they come."""
+
+    def __init__(self, connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._response = response
+        self.status = response.status
+
+    def __iter__(self) -> Iterator[Any]:
+        """Values of ``data:`` lines; the text ``[DONE]`` as it is."""
+        for line in self._response:
+            if line.strip():
+                assert line.startswith(b"data: "), line
+                text = line.removeprefix(b"data: ").strip()
+                yield "[DONE]" if text == b"[DONE]" else json.loads(text)
+
+    def close(self) -> None:
+        """Leave."""
+        self._connection.sock and self._connection.sock.close()
+        self._response.close()
+        self._connection.close()
+
+
+class Server:
+    """A server that has started."""
+
+    def __init__(self, process: subprocess.Popen[str], port: int, lines: list[str]) -> None:
+        self.process = process
+        self.port = port
+        self.lines = lines
+        self.headers: dict[str, str] = {}
+
+    def request(
+        self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    ) -> Reply:
+        """Send a request on a connection of its own; ``body``: bytes as they are, anything else as JSON."""
+        connection, response = self._sent(method, path, body, headers)
+        try:
+            found = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, found, response.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Reply:
+        return self.request("GET", path)
+
+    def post(self, path: str, body: object) -> Reply:
+        return self.request("POST", path, body)
+
+    def stream(self, path: str, body: dict[str, Any]) -> Stream:
+        """Ask for a stream; what is before its first event is read."""
+        return Stream(*self._sent("POST", path, {**body, "stream": True}, None))
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """All events of a stream but ``[DONE]``, which is the last."""
+        *events, last = self.stream(path, body)
+        assert last == "[DONE]"
+        return events
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of a metric, all its labels but ``labels`` summed up."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        rows = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", self.get("/metrics").data.decode(), re.M)
+        assert rows, name
+        return sum(float(value) for found, value in rows if all(one in found for one in wanted))
+
+    def idle(self) -> bool:
+        """Whether the engines have nothing to do."""
+        return self.metric("ingot_num_requests_running") + self.metric("ingot_num_requests_waiting") == 0
+
+    def engine_pids(self) -> list[int]:
+        """Processes that the server started and that run an engine."""
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and (folder / "stat").exists():
+                try:
+                    parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                    words = (folder / "cmdline").read_bytes()
+                except OSError:
+                    continue
+                if parent == self.process.pid and b"engine_process" in words:
+                    found.append(int(folder.name))
+        return sorted(found)
+
+    def _sent(
+        self, method: str, path: str, body: object, headers: dict[str, str] | None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.request(method, path, data, {**JSON, **self.headers} if headers is None else headers)
+        return connection, connection.getresponse()
+
+
+def launch(*words: object) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start ``ingot serve``; the lines that it writes to stderr are collected as they come."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment.pop("INGOT_API_KEY", None)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ingot", "serve", *map(str, words), "--device", "cpu", "--threads", "1"],
+        env=environment,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines: list[str] = []
+
+    def collect() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+
+    threading.Thread(target=collect, daemon=True).start()
+    return process, lines
+
+
+@contextmanager
+def started(*words: object) -> Iterator[Server]:
+    """A server on a free port, until the block ends."""
+    process, lines = launch(*words, "--port", 0)
+    try:
+        wait_for("the server to start", lambda: process.poll() is not None or _port(lines) is not None)
+        port = _port(lines)
+        assert port is not None, "".join(lines)
+        yield Server(process, port, lines)
+    finally:
+        engines = Server(process, 0, lines).engine_pids()
+        process.kill()
+        process.wait()
+        wait_for("the engines to follow their server", lambda: all(map(is_gone, engines)))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def wait_for(what: str, condition: Any) -> None:
+    """Until a condition holds."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"still waiting for {what}"
+        time.sleep(0.02)
+
+
+def _port(lines: list[str]) -> int | None:
+    found = re.search(r"^serving .* on http://127\.0\.0\.1:(\d+)$", "".join(lines), re.M)
+    return int(found[1]) if found else None

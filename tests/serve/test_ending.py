@@ -1,0 +1,103 @@
+"""How a server and its engines end, and what clients see of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.serve.client import Server, is_gone, launch, started, wait_for
+from tests.serve.conftest import completion
+
+COMPLETIONS = "/v1/completions"
+LONG = {"max_tokens": 480, "ignore_eos": True}
+
+
+def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
+    """Its open requests end by an error and no finish reason, new ones are refused; the other goes on. After
+    SIGTERM and the time to drain, what is still open ends by an error, too, and the exit code is 0.
+    """
+    words = ("--name", "a", "--name", "b", "--max-batch-size", 8, "--drain-seconds", 0.3)
+    with started(engine, engine, *words) as server, ThreadPoolExecutor(8) as pool:
+        assert [one["id"] for one in server.get("/v1/models").json["data"]] == ["a", "b"]
+        first, second = server.engine_pids()
+        streams = [iter(server.stream(COMPLETIONS, completion(**LONG) | {"model": "a"})) for _ in range(3)]
+        for stream in streams:
+            next(stream)
+        whole = pool.submit(server.post, COMPLETIONS, completion(**LONG) | {"model": "a"})
+        wait_for("all to run", lambda: server.metric("ingot_num_requests_running", model_name="a") == 4)
+        other = pool.submit(server.events, COMPLETIONS, completion(max_tokens=60) | {"model": "b"})
+        wait_for("the other to run", lambda: server.metric("ingot_num_requests_running", model_name="b") == 1)
+        os.kill(first, signal.SIGKILL)
+        for stream in streams:
+            *chunks, last = stream
+            assert set(last) == {"error"}
+            assert last["error"]["code"] == "engine_dead"
+            assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
+        assert (whole.result().status, whole.result().error["code"]) == (500, "engine_dead")
+        assert other.result()[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+        reply = server.post(COMPLETIONS, completion() | {"model": "a"})
+        assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        assert "retry-after" in reply.headers
+        assert server.get("/health").status == 503
+        assert server.post(COMPLETIONS, completion(max_tokens=1) | {"model": "b"}).status == 200
+        assert server.metric("ingot_engine_alive", model_name="a") == 0
+        assert server.metric("ingot_engine_alive", model_name="b") == 1
+        stream = iter(server.stream(COMPLETIONS, completion(**LONG, n=8) | {"model": "b"}))
+        next(stream)
+        server.process.terminate()
+        *chunks, last = stream
+        assert last["error"]["code"] == "server_stopping"
+        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
+        assert server.process.wait(timeout=30) == 0
+        assert is_gone(second)
+        assert "Traceback" not in "".join(server.lines)
+
+
+def test_sigterm_lets_answers_end(engine: Path) -> None:
+    """What runs goes on to its end, nothing new is taken, and the exit code is 0."""
+    values = {"max_tokens": 120, "ignore_eos": True}
+    with started(engine) as server, ThreadPoolExecutor(4) as pool:
+        streams = [iter(server.stream(COMPLETIONS, completion(**values))) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        whole = pool.submit(server.post, COMPLETIONS, completion(**values))
+        wait_for("all to run", lambda: server.metric("ingot_num_requests_running") == 3)
+        (engine_pid,) = server.engine_pids()
+        server.process.terminate()
+        os.kill(engine_pid, signal.SIGTERM)  # as a supervisor does that stops all of a service's processes
+        wait_for("the port to be closed", lambda: not accepts(server))
+        for stream in streams:
+            *_, last, done = stream
+            assert done == "[DONE]"
+            assert last["choices"][0]["finish_reason"] == "length"
+        assert whole.result().json["usage"]["completion_tokens"] == values["max_tokens"]
+        assert server.process.wait(timeout=30) == 0
+        assert is_gone(engine_pid)
+        assert "Traceback" not in "".join(server.lines)
+
+
+def test_sigterm_while_engines_load(engine: Path) -> None:
+    process, lines = launch(engine, "--port", 0)
+    pids: list[int] = []
+    server = Server(process, 0, lines)
+
+    def loading() -> bool:
+        pids.extend(server.engine_pids())
+        return bool(pids)
+
+    wait_for("an engine's process", loading)
+    process.terminate()
+    assert process.wait(timeout=30) == 0
+    assert all(map(is_gone, pids))
+    assert "Traceback" not in "".join(lines)
+
+
+def accepts(server: Server) -> Any:
+    """Whether a new connection is taken."""
+    try:
+        return server.get("/health").status
+    except OSError:
+        return None

@@ -1,0 +1,354 @@
+"""The server's parts one by one: frames, the link of an engine, buffers, scores, the verb."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ingot import LLM, SamplingParams
+from ingot.config.serve import ServeConfig
+from ingot.errors import ConfigError
+from ingot.serve import engine_process
+from ingot.serve import link as link_module
+from ingot.serve.answering import Answering, Job
+from ingot.serve.engine_process import EngineLoop
+from ingot.serve.errors import ApiError
+from ingot.serve.http import Guard
+from ingot.serve.link import Link, LinkClosedError
+from ingot.serve.protocol import (
+    Abort,
+    Add,
+    Failed,
+    FrameError,
+    FromEngine,
+    Gauges,
+    Load,
+    Logprob,
+    News,
+    Ready,
+    Score,
+    Scored,
+    Splitter,
+    Step,
+    ToEngine,
+    frame,
+)
+from ingot.serve.server import listening
+from tests.e2e.terminal import ingot
+from tests.serve.client import ROOT
+from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
+
+PARAMS = SamplingParams(max_new_tokens=3)
+TO_ENGINE = [
+    Load("engine", threads=1, runtime={"token_budget": 5}),
+    Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json()),
+    Score("8", [1, 2, 3], 5),
+    Abort("7"),
+    Abort("7", 2),
+]
+LOGPROB = Logprob(5, -0.5, ((5, -0.5), (6, float("-inf"))))
+FROM_ENGINE = [
+    Ready(100, 4, 64),
+    Step([News("7", 1, (5, 6), "stop", 9, (LOGPROB,))], [Scored("8", [LOGPROB])], Gauges(1, 2, 0.5)),
+]
+
+
+class TestFrames:
+    @pytest.mark.parametrize("size", [1, 3, 1000])
+    @pytest.mark.parametrize(("kind", "messages"), [(ToEngine, TO_ENGINE), (FromEngine, FROM_ENGINE)])
+    def test_messages_arrive_however_they_are_cut(self, kind: Any, messages: list[Any], size: int) -> None:
+        data = b"".join(map(frame, messages))
+        splitter: Splitter[Any] = Splitter(kind)
+        found = [m for i in range(0, len(data), size) for m in splitter.feed(data[i : i + size])]
+        assert found == messages
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            pickle.dumps({"a": 1}),
+            msgspec.msgpack.encode(["Exec", "import os"]),
+            msgspec.msgpack.encode(["Add", "7", ["x"], {}]),
+            msgspec.msgpack.encode({"type": "Abort"}),
+            b"",
+        ],
+    )
+    def test_nothing_else_is_a_message(self, body: bytes) -> None:
+        with pytest.raises(FrameError):
+            Splitter(ToEngine).feed(len(body).to_bytes(4, "big") + body)
+
+    def test_an_engine_is_told_nothing_that_engines_say(self) -> None:
+        with pytest.raises(FrameError):
+            Splitter(ToEngine).feed(frame(FROM_ENGINE[0]))
+
+    def test_a_frame_is_bounded(self) -> None:
+        with pytest.raises(FrameError, match="4294967295 bytes"):
+            Splitter(ToEngine).feed(b"\xff\xff\xff\xff")
+
+
+class TestLink:
+    def test_a_server_that_does_not_read_holds_nobody_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Up to a bound; then the engine waits until it is read from."""
+        ours, theirs = socket.socketpair()
+        engine = Link(theirs)
+        monkeypatch.setattr(link_module, "MOST_UNSENT", 4 << 20)
+        big = Step([News("7", 0, tuple(range(1000)))] * 300, [], Gauges())
+        count = 3
+        for _ in range(count):
+            engine.send(big)
+            assert engine.exchange(wait=False) == []
+        while len(engine._unsent) <= 4 << 20:
+            engine.send(big)
+            count += 1
+        waiting = threading.Thread(target=engine.exchange, kwargs={"wait": False})
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        splitter: Splitter[Any] = Splitter(FromEngine)
+        found: list[Any] = []
+        while waiting.is_alive():
+            found += splitter.feed(ours.recv(1 << 20))
+        threading.Thread(target=engine.flush).start()
+        while len(found) < count:
+            found += splitter.feed(ours.recv(1 << 20))
+        assert found == [big] * count
+
+    def test_its_end_is_told(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.sendall(frame(Abort("7")))
+        ours.close()
+        engine = Link(theirs)
+        with pytest.raises(LinkClosedError):
+            engine.exchange(wait=True)
+
+
+class TestEngineLoop:
+    """The loop over an executor without a model."""
+
+    def run(self, *messages: ToEngine, until: int) -> tuple[list[Step], Any]:
+        """Steps until ``until`` news have come."""
+        executor, _ = fake_executor()
+        ours, theirs = socket.socketpair()
+        loop = EngineLoop(executor, Link(theirs))
+        ours.sendall(b"".join(map(frame, messages)))
+        found: list[Step] = []
+
+        def read() -> None:
+            splitter: Splitter[Any] = Splitter(FromEngine)
+            while sum(len(step.news) + len(step.scored) for step in found) < until:
+                found.extend(splitter.feed(ours.recv(1 << 20)))
+            ours.close()
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        with pytest.raises(LinkClosedError):
+            loop.run()
+        reading.join()
+        return found, executor
+
+    def test_requests_share_frames(self) -> None:
+        params = PARAMS.to_json()
+        steps, executor = self.run(Add("a", [1, 2], params), Add("b", [3], params), until=6)
+        assert [sorted(news.id for news in step.news) for step in steps] == [["a", "b"]] * 3
+        assert [news.finish_reason for news in steps[-1].news] == ["length", "length"]
+        assert steps[0].gauges.running == 2
+        assert steps[-1].gauges == Gauges()
+        check_empty(executor)
+
+    def test_a_request_that_cannot_be_served_ends_alone(self) -> None:
+        params = PARAMS.to_json()
+        steps, executor = self.run(
+            Add("a", [1, 99], params), Add("b", [3], {**params, "top_p": 7}), Score("c", [], 1),
+            Add("d", [3], params), Abort("none"), until=6,
+        )  # fmt: skip
+        errors = {news.id: news.error for step in steps for news in step.news if news.error}
+        assert set(errors) == {"a", "b", "c"}
+        assert "outside the vocabulary" in str(errors["a"])
+        check_empty(executor)
+
+    def test_an_abort_frees_the_place_before_the_next_step(self) -> None:
+        long = SamplingParams(max_new_tokens=40).to_json()
+        steps, executor = self.run(Add("a", [1], long), Add("b", [2], PARAMS.to_json()), Abort("a"), until=3)
+        assert [news.id for step in steps for news in step.news] == ["b"] * 3
+        check_empty(executor)
+
+    def test_an_engine_whose_step_fails_says_so_and_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        executor, runner = fake_executor()
+        monkeypatch.setattr(engine_process, "_open", lambda load: executor)
+        monkeypatch.setattr(runner, "run", lambda step: 1 / 0)
+        monkeypatch.setattr(engine_process.signal, "signal", lambda number, action: None)
+        ours, theirs = socket.socketpair()
+        splitter: Splitter[Any] = Splitter(FromEngine)
+        found: list[Any] = []
+
+        def ask() -> None:
+            ours.sendall(frame(TO_ENGINE[0]))
+            found.extend(splitter.feed(ours.recv(1 << 20)))
+            ours.sendall(frame(Add("a", [1], PARAMS.to_json())))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        with pytest.raises(ZeroDivisionError):
+            engine_process.main(theirs.detach())
+        asking.join()
+        found += splitter.feed(ours.recv(1 << 20))
+        assert found[0] == Ready(VOCAB, executor.max_batch_size, executor.max_seq_len)
+        assert found[1] == Failed("the engine failed: ZeroDivisionError: division by zero")
+
+
+def test_scores_do_not_depend_on_chunks(llm: LLM) -> None:
+    from ingot.serve.scoring import keep_scores, scores
+
+    ids = llm.prompt_ids("A fire broke out in a hotel. 55 people were brought to safety.")
+    logits = llm.logits(ids)
+    keep = keep_scores(ids, top=2)
+    whole = scores(ids, keep(logits, 0))
+    import torch
+
+    assert scores(ids, torch.cat([keep(logits[:5], 0), keep(logits[5:6], 5), keep(logits[6:], 6)])) == whole
+    assert [one.logprob for one in whole] == pytest.approx(llm.log_likelihood(ids).tolist(), abs=1e-5)
+    assert [one.token_id for one in whole] == ids[1:]
+    best = logits.argmax(dim=1).tolist()
+    assert [one.top[0][0] for one in whole] == best[:-1]
+
+
+class TestAnswering:
+    def answering(self, llm: LLM, **values: Any) -> Answering:
+        job = Job([1, 2], SamplingParams(stop=("zzz",), **values))
+        return Answering([job], llm.tokenizer, by_piece=True, most_unread=3)
+
+    def read(self, found: Answering) -> list[tuple[int, str, str | None]]:
+        async def main() -> list[tuple[int, str, str | None]]:
+            return [(index, piece.text, piece.finish_reason) async for index, piece in found.pieces()]
+
+        return asyncio.run(main())
+
+    def test_pieces(self, llm: LLM) -> None:
+        found = self.answering(llm, n=2)
+        for index, token in ((0, 65), (1, 66), (0, 67)):
+            assert not found.take(0, News("7", index, (token,)))
+        found.take(0, News("7", 0, (), "stop", 5))
+        found.take(0, News("7", 1, (68,), "length"))
+        assert self.read(found) == [
+            (0, "A", None), (1, "B", None), (0, "C", None), (0, "", "stop"), (1, "D", "length"),
+        ]  # fmt: skip
+
+    def test_a_stop_string_ends_the_answer_ahead_of_the_engine(self, llm: LLM) -> None:
+        found = self.answering(llm)
+        (z,) = llm.prompt_ids("z")
+        assert [found.take(0, News("7", 0, (z,))) for _ in range(3)] == [False, False, True]
+        assert not found.take(0, News("7", 0, (z,)))
+        assert found.num_tokens == 3
+        assert self.read(found)[-1] == (0, "", "stop")
+
+    def test_the_buffer_is_bounded(self, llm: LLM) -> None:
+        found = self.answering(llm, n=2)
+        for _ in range(6):
+            found.take(0, News("7", 0, (65,)))
+        assert found.error is None
+        found.take(0, News("7", 1, (65,)))
+        assert found.error is not None
+        with pytest.raises(ApiError, match="left 6 pieces"):
+            self.read(found)
+
+    def test_what_came_before_an_error_is_given_out(self, llm: LLM) -> None:
+        found = self.answering(llm)
+        found.take(0, News("7", 0, (65,)))
+        found.fail(ApiError(500, "dead"))
+        texts = []
+
+        async def main() -> None:
+            async for _, piece in found.pieces():
+                texts.append(piece.text)
+
+        with pytest.raises(ApiError, match="dead"):
+            asyncio.run(main())
+        assert texts == ["A"]
+
+
+def test_requests_are_bounded_before_their_bodies_are_read() -> None:
+    """Two posts are under way, the third is refused unread; other methods are not counted out."""
+
+    async def main() -> list[int]:
+        finish, statuses = asyncio.Event(), []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await finish.wait()
+
+        async def send(message: Any) -> None:
+            statuses.append(message.get("status", 0))
+
+        guard: Any = Guard(app, None, most_open=2)
+        scopes = [{"type": "http", "method": m, "path": "/", "headers": []} for m in ("POST", "POST", "GET")]
+        open_ones = [asyncio.create_task(guard(scope, None, send)) for scope in scopes]
+        await asyncio.sleep(0)
+        await guard(scopes[0], None, send)
+        finish.set()
+        await asyncio.gather(*open_ones)
+        await guard(scopes[0], None, send)
+        return statuses
+
+    assert asyncio.run(main()) == [429, 0]
+
+
+class TestVerb:
+    @pytest.mark.parametrize(
+        ("words", "text"),
+        [
+            (("{checkpoint}",), "is a checkpoint, of which no engine was built"),
+            (("{unproven}",), "built without golden cases"),
+            (("{engine}", "{engine}"), "two engines have the same name"),
+            (("{engine}", "--name", "a", "--name", "b"), "one name for each engine"),
+            (("{engine}", "--port", 70000), "--port: "),
+            (("{engine}", "--max-queue", -1), "--max-queue: "),
+            (("{engine}", "--api-key", " "), "printable"),
+            (("{engine}", "--max-seq-len", 10**6, "--port", 0), "built for a smaller max_seq_len"),
+            (("{engine}", "--host", "203.0.113.1"), "cannot listen on this address"),
+            (("nowhere/at/all",), "nowhere"),
+        ],
+        ids=lambda value: str(value)[:40],
+    )
+    def test_what_is_refused(self, engine: Path, tmp_path: Path, words: tuple[Any, ...], text: str) -> None:
+        unproven = tmp_path / "unproven"
+        if "{unproven}" in words:
+            shutil.copytree(engine, unproven)
+            (unproven / "proof.json").unlink()
+        places = {"engine": engine, "checkpoint": ROOT / "models" / "pocket-chat", "unproven": unproven}
+        result = ingot("serve", *(str(word).format(**places) for word in words))
+        assert result.exit_code in (1, 2)
+        assert text in result.stderr
+        assert "Traceback" not in result.stderr
+
+    def test_a_port_that_is_taken(self) -> None:
+        with listening(ServeConfig(port=0)) as first:
+            first.listen()
+            port = first.getsockname()[1]
+            with pytest.raises(ConfigError, match="cannot listen"), listening(ServeConfig(port=port)):
+                pass
+
+    def test_no_other_verb_imports_the_server(self) -> None:
+        code = (
+            "import sys; import ingot, ingot.cli.main\n"
+            "import json; print(json.dumps(sorted(set(sys.modules) & "
+            "{'fastapi', 'uvicorn', 'msgspec', 'starlette', 'prometheus_client', 'ingot.serve'})))"
+        )
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+        assert json.loads(found.stdout) == []
+
+    def test_limits_travel_as_json(self) -> None:
+        config = ServeConfig(port=0, max_queue=3, drain_seconds=0.5)
+        assert ServeConfig.from_json(config.to_json()) == config
+        assert ServeConfig().host == "127.0.0.1"
+        for values in ({"port": -1}, {"max_queue": -1}, {"max_unread": 0}, {"drain_seconds": float("nan")}):
+            with pytest.raises(ConfigError):
+                ServeConfig(**values)
