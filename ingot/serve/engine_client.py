@@ -161,9 +161,11 @@ class EngineClient(asyncio.Protocol):
             self._drop(answering)
 
     async def close(self) -> None:
-        """End the process: the closed socket tells it, and a signal if it does not listen."""
+        """End the process: the closed socket tells it, and a signal if it does not listen, or still loads."""
         self.lost = self.lost or "the server is stopping"
         self._transport.abort()
+        if self._loaded.cancelled():
+            self._process.kill()
         for _ in range(int(_END_SECONDS / 0.05)):
             if self._process.poll() is not None:
                 return

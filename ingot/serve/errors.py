@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from ingot.errors import RequestError
-from ingot.version import VERSION
 
 RETRY_SECONDS = 1
 _FIELD = re.compile(r"[a-z_]+(\[\d+\])?(\.[a-z_]+(\[\d+\])?)*")
@@ -46,7 +45,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers = {"server": f"ingot/{VERSION}", **(headers or {})}
+        self.headers = headers or {}
 
     def body(self) -> dict[str, Any]:
         """``{"error": {message, type, param, code}}``."""
