@@ -1,6 +1,6 @@
 """``ingot bench``: how fast an engine is on this machine.
 
-Owns its three verbs, and where tables and JSON go. Knows no measurement.
+Owns the verbs that measure a model, and where tables and JSON go. Knows no measurement.
 
     ingot bench latency engines/pocket-chat --batch 1,8
 """
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
+from ingot.cli.bench_serving import serving
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import field_flags, given, option, set_threads
 from ingot.cli.limits import runtime_values
@@ -30,10 +31,11 @@ _REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answ
 
 bench = typer.Typer(
     name="bench",
-    help="Measure speed on this machine: latency, throughput, kernels.",
+    help="Measure speed on this machine: latency, throughput, kernels; and of servers.",
     no_args_is_help=True,
     add_completion=False,
 )
+bench.command()(serving)
 
 
 @bench.command()
