@@ -9,6 +9,7 @@ Owns the package's only use of aiohttp, and what a server's refusals mean. Knows
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -120,14 +121,22 @@ class Client:
 
 @asynccontextmanager
 async def opened(target: Target) -> AsyncIterator[Client]:
-    """A client without a limit of its own on connections."""
+    """A client without a limit of its own on connections.
+
+    Garbage collection skips what was there before: it would stop the client for long, as PyTorch is imported.
+    """
     headers = {"Content-Type": "application/json"}
     if target.api_key is not None:
         headers["Authorization"] = f"Bearer {target.api_key}"
     limit = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=limit) as session:
-        yield Client(target, session)
+        gc.collect()
+        gc.freeze()
+        try:
+            yield Client(target, session)
+        finally:
+            gc.unfreeze()
 
 
 def _fix(kind: str) -> str:

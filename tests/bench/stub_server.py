@@ -34,8 +34,7 @@ class Stub:
             after three tokens), "error" (reported within the stream), "json" (a chunk that is none),
             "empty" (no tokens), "hang" (no answer).
         faulty: whether the request of this number (from 0) has the fault.
-        sent: times at which the chunks of each request were sent.
-        bodies: the requests, in the order in which they came.
+        bodies, sent: the requests in the order in which they came, and when their chunks were sent.
     """
 
     first_s: float = 0.01
@@ -48,8 +47,8 @@ class Stub:
     most_tokens: int | None = None
     fault: int | str | None = None
     faulty: Callable[[int], bool] = lambda number: True
-    sent: list[list[float]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    sent: list[list[float]] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The requests of one connection, one after another."""
@@ -70,7 +69,9 @@ class Stub:
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
             _whole(writer, 401, {"error": {"message": "Incorrect API key"}})
         elif path == "/sent":
-            _whole(writer, 200, self.sent)
+            _whole(
+                writer, 200, [[b["prompt"], times] for b, times in zip(self.bodies, self.sent, strict=True)]
+            )
         elif path == "/v1/models" and self.models is not None:
             _whole(writer, 200, {"data": [{"id": name, "owned_by": "stub"} for name in self.models]})
         elif method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
@@ -81,7 +82,9 @@ class Stub:
 
     async def _complete(self, body: dict[str, Any], chat: bool, writer: asyncio.StreamWriter) -> bool:
         number = len(self.bodies)
+        times: list[float] = []
         self.bodies.append(body)
+        self.sent.append(times)
         fault = self.fault if self.faulty(number) else None
         if fault == "hang":
             await asyncio.sleep(60)
@@ -95,7 +98,7 @@ class Stub:
             b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         wanted = body["max_tokens"] if self.most_tokens is None else min(body["max_tokens"], self.most_tokens)
-        if not await self._stream(wanted, chat, fault, writer):
+        if not await self._stream(wanted, chat, fault, writer, times):
             return False
         if self.usage and body.get("stream_options", {}).get("include_usage"):
             counts = {"prompt_tokens": _prompt_tokens(body), "completion_tokens": wanted}
@@ -104,10 +107,10 @@ class Stub:
         writer.write(_END)
         return True
 
-    async def _stream(self, wanted: int, chat: bool, fault: object, writer: asyncio.StreamWriter) -> bool:
+    async def _stream(
+        self, wanted: int, chat: bool, fault: object, writer: asyncio.StreamWriter, times: list[float]
+    ) -> bool:
         """The tokens at their pace; whether the connection still stands."""
-        times: list[float] = []
-        self.sent.append(times)
         if chat and self.role_at_once:
             _event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
         due = time.perf_counter() + self.first_s
