@@ -40,8 +40,8 @@ class TextLatency(Latency):
 
 
 def character_figures(runs: Sequence[Run], decode: Decode) -> dict[str, Any]:
-    """``s_per_character``: seconds of each run over the characters of an answer, their mean in the batch; None
-    where no answer has any. ``characters``: of an answer, in each run.
+    """``s_per_character``: seconds of each run over the characters of an answer, on average in the batch;
+    None where no answer has any. ``characters``: of an answer, in each run.
     """
     counts = [sum(len(decode(ids)) for ids in run.token_ids) / len(run.token_ids) for run in runs]
     times = [run.seconds / count for run, count in zip(runs, counts, strict=True) if count]
