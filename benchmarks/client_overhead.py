@@ -27,7 +27,7 @@ import torch
 from ingot.bench.answer import Answer
 from ingot.bench.client import opened
 from ingot.bench.machine import machine
-from ingot.bench.run import spread
+from ingot.bench.run import spread_with_mean
 from ingot.bench.target import Prompt, Target
 
 FIRST_MS, PROMPT = 50.0, 512
@@ -64,11 +64,11 @@ def compare(answers: list[Answer], sent: list[list[float]], gap_ms: float) -> di
     seen = [gap for answer in answers for gap in answer.gaps_s]
     told = [after - before for times in sent for before, after in pairwise(times)]
     return {
-        "itl_ms": spread(seen, 1e3),
-        "stub_itl_ms": spread(told, 1e3),
+        "itl_ms": spread_with_mean(seen, 1e3),
+        "stub_itl_ms": spread_with_mean(told, 1e3),
         "nominal_itl_ms": gap_ms,
-        "delay_ms": spread(delays, 1e3),
-        "tpot_ms": spread([a.tpot_s for a in answers if a.tpot_s is not None], 1e3),
+        "delay_ms": spread_with_mean(delays, 1e3),
+        "tpot_ms": spread_with_mean([a.tpot_s for a in answers if a.tpot_s is not None], 1e3),
     }
 
 

@@ -89,9 +89,15 @@ def median(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | None:
-    """Median, mean, 90th and 99th percentile, least and most, each times ``scale``; None for no values."""
+    """Median, 90th and 99th percentile, least and most, each times ``scale``; None for no values."""
     if not values:
         return None
-    told = {f"p{percent}": percentile(values, percent) for percent in (50, 90, 99)}
-    told |= {"mean": sum(values) / len(values), "least": min(values), "most": max(values)}
+    told = {"p50": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
+    told |= {"least": min(values), "most": max(values)}
     return {name: round(value * scale, 6) for name, value in told.items()}
+
+
+def spread_with_mean(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | None:
+    """``spread``, and ``mean``."""
+    found = spread(values, scale)
+    return found and found | {"mean": round(sum(values) / len(values) * scale, 6)}

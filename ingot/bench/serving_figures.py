@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ingot.bench.answer import Answer
-from ingot.bench.run import spread
+from ingot.bench.run import spread_with_mean
 from ingot.errors import ConfigError
 
 LIMITS = ("ttft", "tpot", "e2e")
@@ -71,11 +71,11 @@ def serving_entry(
         "prompt_tokens_per_s": round(sum(prompts) / seconds, 2) if known else None,
         "good_per_s": round(sum(_good(a, limits_ms) for a in done) / seconds, 4) if limits_ms else None,
         "in_flight": round(sum(a.e2e_s for a in done) / seconds, 2),
-        "ttft_ms": spread([a.ttft_s for a in done], 1e3),
-        "tpot_ms": spread([a.tpot_s for a in done if a.tpot_s is not None], 1e3),
-        "itl_ms": spread([gap for a in done for gap in a.gaps_s], 1e3),
-        "e2e_ms": spread([a.e2e_s for a in done], 1e3),
-        "late_ms": spread([a.late_s for a in answers], 1e3),
+        "ttft_ms": spread_with_mean([a.ttft_s for a in done], 1e3),
+        "tpot_ms": spread_with_mean([a.tpot_s for a in done if a.tpot_s is not None], 1e3),
+        "itl_ms": spread_with_mean([gap for a in done for gap in a.gaps_s], 1e3),
+        "e2e_ms": spread_with_mean([a.e2e_s for a in done], 1e3),
+        "late_ms": spread_with_mean([a.late_s for a in answers], 1e3),
         "output_tokens": tokens,
         "prompt_tokens": sum(prompts) if known else None,
         "tokens_per_chunk": round(tokens / chunks, 3) if chunks else None,

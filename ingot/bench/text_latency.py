@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ingot.bench.latency import Latency
 from ingot.bench.load import Ask, PromptSource
-from ingot.bench.run import Run, spread
+from ingot.bench.run import Run, spread_with_mean
 from ingot.errors import ConfigError
 
 Decode = Callable[[Sequence[int]], str]
@@ -45,4 +45,4 @@ def character_figures(runs: Sequence[Run], decode: Decode) -> dict[str, Any]:
     """
     counts = [sum(len(decode(ids)) for ids in run.token_ids) / len(run.token_ids) for run in runs]
     times = [run.seconds / count for run, count in zip(runs, counts, strict=True) if count]
-    return {"s_per_character": spread(times), "characters": counts}
+    return {"s_per_character": spread_with_mean(times), "characters": counts}
