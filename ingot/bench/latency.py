@@ -7,7 +7,7 @@ Owns the method and its figures. Knows no engine and no output format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +46,19 @@ class Latency(JsonConfig):
         """Tokens of a request, prompt and output together."""
         return self.prompt_tokens + self.new_tokens
 
+    def prompts(self, source: PromptSource, asks: Sequence[Ask]) -> list[list[int]]:
+        """A prompt for each request: new random ones."""
+        return source.prompts(asks)
 
-def measure_latency(side: Side, wanted: Latency, ceiling: Ceiling, say: Say = silent) -> list[dict[str, Any]]:
-    """One entry a batch size, in the order asked for.
+
+def measure_latency(
+    side: Side,
+    wanted: Latency,
+    ceiling: Ceiling,
+    say: Say = silent,
+    told: Callable[[list[Run]], dict[str, Any]] = lambda runs: {},
+) -> list[dict[str, Any]]:
+    """One entry a batch size, in the order asked for; ``told`` adds figures of the whole runs.
 
     Before a batch size is timed, one whole run of it is thrown away. Its figures:
     ``ttft_ms``: time of one new token for the whole batch. ``decode_ms``: (time of N new tokens - time of
@@ -62,7 +72,7 @@ def measure_latency(side: Side, wanted: Latency, ceiling: Ceiling, say: Say = si
         ConfigError: a batch or a request is larger than the side can take.
     """
     check_fits(side, wanted.most, wanted.longest)
-    return list(_entries(side, wanted, ceiling, say))
+    return list(_entries(side, wanted, ceiling, say, told))
 
 
 def check_fits(side: Side, batch: int, longest: int) -> None:
@@ -93,19 +103,22 @@ def check_length(longest: int, most: int, what: str, flag: str) -> None:
         )
 
 
-def _entries(side: Side, wanted: Latency, ceiling: Ceiling, say: Say) -> Iterator[dict[str, Any]]:
+def _entries(
+    side: Side, wanted: Latency, ceiling: Ceiling, say: Say, told: Callable[[list[Run]], dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     source = PromptSource(side.vocab_size)
     for batch in wanted.batches:
         whole = (Ask(wanted.prompt_tokens, wanted.new_tokens),) * batch
         one = (Ask(wanted.prompt_tokens, 1),) * batch
         say(f"{side.name}: batch {batch}, warming up")
-        side.answer(whole, source.prompts(whole))
+        side.answer(whole, wanted.prompts(source, whole))
         firsts, runs = [], []
         for repeat in range(wanted.repeats):
             say(f"{side.name}: batch {batch}, run {repeat + 1} of {wanted.repeats}")
-            firsts.append(side.answer(one, source.prompts(one)))
-            runs.append(side.answer(whole, source.prompts(whole)) if wanted.new_tokens > 1 else firsts[-1])
-        yield latency_entry(side, wanted, batch, firsts, runs, ceiling)
+            firsts.append(side.answer(one, wanted.prompts(source, one)))
+            again = wanted.new_tokens > 1
+            runs.append(side.answer(whole, wanted.prompts(source, whole)) if again else firsts[-1])
+        yield latency_entry(side, wanted, batch, firsts, runs, ceiling) | told(runs)
 
 
 def latency_entry(

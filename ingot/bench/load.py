@@ -103,8 +103,8 @@ class PromptSource:
         return [self._rng.choices(self._ids, k=a.prompt_tokens) for a in asks]
 
 
-def parse_batches(text: str) -> list[int]:
-    """``"1,8,32"`` → [1, 8, 32].
+def parse_batches(text: str, flag: str = "--batch", what: str = "batch sizes") -> list[int]:
+    """``"1,8,32"`` → [1, 8, 32]; ``flag`` and ``what`` are named in the error.
 
     Raises:
         ConfigError: it is no list of whole numbers from 1.
@@ -112,10 +112,10 @@ def parse_batches(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
         raise ConfigError(
-            "batch sizes must be positive integers separated by commas",
+            f"{what} must be positive integers separated by commas",
             seen=repr(text),
             allowed="for example 1,8,32",
-            flag="--batch",
+            flag=flag,
         )
     return [int(part) for part in parts]
 

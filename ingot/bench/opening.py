@@ -47,7 +47,11 @@ class IngotSide(OpenEngine):
     """An ``LLM`` whose requests are streamed, all in flight together."""
 
     def __init__(self, spec: SideSpec) -> None:
-        runtime = spec.runtime(cache_tokens=spec.cache_tokens, batch_invariant=spec.batch_invariant)
+        runtime = spec.runtime(
+            cache_tokens=spec.cache_tokens,
+            batch_invariant=spec.batch_invariant,
+            prefix_reuse=spec.prefix_reuse,
+        )
         built = spec.path is not None and is_engine(Path(spec.path))
         size = spec.engine_batch_size if built else spec.max_batch_size
         super().__init__(spec, runtime, size, spec.random_weights)
@@ -113,12 +117,14 @@ class IngotSide(OpenEngine):
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
         params = [SamplingParams(max_new_tokens=a.new_tokens, ignore_eos=True) for a in asks]
         arrivals: list[list[float]] = [[] for _ in asks]
+        token_ids: list[list[int]] = [[] for _ in asks]
         clock = time.perf_counter
         start = clock()
         for position, piece in self.llm.stream_many(prompts, params):
             now = clock()
             arrivals[position] += [now] * len(piece.token_ids)
-        return Run.of(start, arrivals, clock())
+            token_ids[position] += piece.token_ids
+        return Run.of(start, arrivals, clock(), token_ids)
 
     def facts(self) -> dict[str, Any]:
         engine, executor = self.llm.engine, self.llm.executor
@@ -170,13 +176,16 @@ class HuggingFaceSide(OpenClass):
     def answer(self, asks: Sequence[Ask], prompts: Sequence[list[int]]) -> Run:
         """In batches of ``max_batch_size`` in order; a batch runs until its longest answer ends."""
         arrivals: list[list[float]] = []
+        token_ids: list[list[int]] = []
         start = time.perf_counter()
         for first in range(0, len(asks), self.max_batch_size):
             part = slice(first, first + self.max_batch_size)
             arrived = _Arrivals()
-            self.complete(prompts[part], max(a.new_tokens for a in asks[part]), streamer=arrived)
+            done = self.complete(prompts[part], max(a.new_tokens for a in asks[part]), streamer=arrived)
             arrivals += [arrived.times[: a.new_tokens] for a in asks[part]]
-        return Run.of(start, arrivals, time.perf_counter())
+            rows = zip(done.tolist(), asks[part], strict=True)
+            token_ids += [row[: a.new_tokens] for row, a in rows]
+        return Run.of(start, arrivals, time.perf_counter(), token_ids)
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -22,8 +22,8 @@ _DPI = 110
 _LINE, _TITLE_LINE = 13.0, 26.0
 
 
-def check_matplotlib() -> None:
-    """Say early what would only fail once all is measured.
+def check_matplotlib(without: str = "--no-png (the HTML needs no library)") -> None:
+    """Say early what would only fail once all is measured; ``without`` is how to do without the PNG.
 
     Raises:
         DeviceError: matplotlib is not installed.
@@ -31,7 +31,7 @@ def check_matplotlib() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise DeviceError(
             "matplotlib is not installed, and the PNG needs it",
-            fix="pip install 'ingot[sweep]', or --no-png (the HTML needs no library)",
+            fix=f"pip install 'ingot[sweep]', or {without}",
         )
 
 

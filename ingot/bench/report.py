@@ -61,6 +61,7 @@ def _who(side: Record) -> str:
 
 def _latency(record: Record, side: Record) -> Table:
     wanted = record["wanted"]
+    of_text = "prompt" in wanted
     rows = [
         (
             str(r["batch"]),
@@ -70,6 +71,7 @@ def _latency(record: Record, side: Record) -> Table:
             *numbers(r, "prompt_tokens_per_s output_tokens_per_s requests_per_s"),
             percent(r["mbu"]),
             percent(r["mfu_prefill"]),
+            *([_digits(r["s_per_character"])] if of_text else ()),
         )
         for r in side["results"]
     ]
@@ -90,7 +92,13 @@ def _latency(record: Record, side: Record) -> Table:
         "p90",
     )
     rates = ("prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
-    return Table(title, (*columns, *rates), tuple(rows))
+    text = ("s/character, mean",) if of_text else ()
+    return Table(title, (*columns, *rates, *text), tuple(rows))
+
+
+def _digits(seconds: Record | None) -> str:
+    """A mean, to three digits."""
+    return "-" if seconds is None else f"{seconds['mean']:.3g}"
 
 
 def _throughput(record: Record, side: Record) -> Table:

@@ -27,6 +27,7 @@ class Run:
         tokens: output tokens that arrived.
         together_s: between two tokens of a request while every request decodes: after the last first token,
             before the first last one. Empty where some request ends before all have begun.
+        token_ids: the output tokens, by request.
     """
 
     seconds: float
@@ -34,9 +35,16 @@ class Run:
     tpot_s: tuple[float, ...]
     tokens: tuple[int, ...]
     together_s: tuple[float, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
-    def of(cls, start: float, arrivals: Sequence[Sequence[float]], end: float) -> Self:
+    def of(
+        cls,
+        start: float,
+        arrivals: Sequence[Sequence[float]],
+        end: float,
+        token_ids: Sequence[Sequence[int]] = (),
+    ) -> Self:
         """From the clock's readings: the call, every token of every request (at least one each), the end."""
         return cls(
             end - start,
@@ -44,10 +52,11 @@ class Run:
             tuple((times[-1] - times[0]) / (len(times) - 1) for times in arrivals if len(times) > 1),
             tuple(len(times) for times in arrivals),
             _together(arrivals),
+            tuple(map(tuple, token_ids)),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """To the microsecond."""
+        """To the microsecond, without the tokens."""
         return {
             "seconds": round(self.seconds, 6),
             "ttft_s": [round(t, 6) for t in self.ttft_s],
@@ -86,3 +95,9 @@ def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | No
     told = {"p50": percentile(values, 50), "p90": percentile(values, 90), "p99": percentile(values, 99)}
     told |= {"least": min(values), "most": max(values)}
     return {name: round(value * scale, 6) for name, value in told.items()}
+
+
+def spread_with_mean(values: Sequence[float], scale: float = 1.0) -> dict[str, float] | None:
+    """``spread``, and ``mean``."""
+    found = spread(values, scale)
+    return found and found | {"mean": round(sum(values) / len(values) * scale, 6)}

@@ -22,7 +22,8 @@ from ingot.bench.kernels import Kernels, measure_kernels, read_shape
 from ingot.bench.latency import Latency, check_fits, measure_latency
 from ingot.bench.machine import machine
 from ingot.bench.opening import open_side
-from ingot.bench.side import Say, Side, SideSpec, check_classes, silent, told_apart
+from ingot.bench.side import Say, Side, SideSpec, check_classes, read_tokenizer, silent, told_apart
+from ingot.bench.text_latency import TextLatency, character_figures
 from ingot.bench.throughput import Throughput, measure_throughput
 from ingot.compare.memory import gpu_memory
 from ingot.device import dtype_name, resolve_device
@@ -30,9 +31,12 @@ from ingot.errors import DeviceError
 
 SCHEMA = 1
 METHOD = "greedy, end tokens ignored, new random prompts at every call so that no prefix is reused"
+TEXT_METHOD = "greedy, end tokens ignored, the text as the prompt of every request, no prefix reuse"
+_TEXT = "--prompt-tokens instead of --text"
 Record = dict[str, Any]
 _COMPARED = {
     "latency": ("batch", "ttft", "decode", "output_tokens_per_s"),
+    "text": ("batch", "ttft", "decode", "s_per_character"),
     "throughput": ("output_tokens_per_s", "ttft", "tpot"),
 }
 
@@ -64,8 +68,10 @@ def bench(
         sides.append(measure(against, wanted, ceiling, say)[0])
     verb = "latency" if isinstance(wanted, Latency) else "throughput"
     record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
+    if isinstance(wanted, TextLatency):
+        record["method"] = TEXT_METHOD
     if against is not None:
-        record["ratios"] = compare(verb, *sides)
+        record["ratios"] = compare("text" if isinstance(wanted, TextLatency) else verb, *sides)
     return record
 
 
@@ -126,7 +132,10 @@ def _measure_side(
             torch.cuda.reset_peak_memory_stats(side.device)
     say(f"warming up {side.name}")
     side.warm_up(most)
-    if isinstance(wanted, Latency):
+    if isinstance(wanted, TextLatency):
+        decode = read_tokenizer(spec, _TEXT).decode
+        results = measure_latency(side, wanted, ceiling, say, lambda runs: character_figures(runs, decode))
+    elif isinstance(wanted, Latency):
         results = measure_latency(side, wanted, ceiling, say)
     else:
         results = [measure_throughput(side, wanted.load, wanted.repeats, ceiling, say)]
@@ -173,8 +182,9 @@ def _record(
 def _times_better(name: str, ours: Record, theirs: Record) -> float | None:
     if name.endswith("_per_s"):
         return _ratio(ours[name], theirs[name])
-    times = (side[f"{name}_ms"] for side in (theirs, ours))
-    return _ratio(*(None if told is None else told["p50"] for told in times))
+    field, figure = (name, "mean") if name == "s_per_character" else (f"{name}_ms", "p50")
+    times = (side[field] for side in (theirs, ours))
+    return _ratio(*(None if told is None else told[figure] for told in times))
 
 
 def _ratio(a: float | None, b: float | None) -> float | None:

@@ -41,6 +41,7 @@ class SideSpec(ModelSpec):
         engine_batch_size: requests in one step of an engine, at most what it was built for; None: that.
         cache_tokens: for Ingot; None: the library's default.
         batch_invariant: a request's bits do not depend on what runs beside it; not for ``hf``.
+        prefix_reuse: let an engine reuse equal beginnings of prompts; not for ``hf``.
         name: what the record calls it; None: its kind.
     """
 
@@ -49,6 +50,7 @@ class SideSpec(ModelSpec):
     engine_batch_size: int | None = None
     cache_tokens: int | None = None
     batch_invariant: bool = False
+    prefix_reuse: bool = True
     name: str | None = None
 
     @property
@@ -116,8 +118,8 @@ def check_classes(specs: Iterable[SideSpec]) -> None:
             check_huggingface(spec.path)
 
 
-def read_tokenizer(spec: SideSpec) -> Tokenizer:
-    """The tokenizer of what the spec names, without its weights.
+def read_tokenizer(spec: SideSpec, without: str = "--mixed or --fixed instead of --requests") -> Tokenizer:
+    """The tokenizer of what the spec names, without its weights; ``without`` is how to do without one.
 
     Raises:
         ConfigError: there is none.
@@ -128,6 +130,6 @@ def read_tokenizer(spec: SideSpec) -> Tokenizer:
         raise ConfigError(
             "counting the tokens of texts needs a tokenizer",
             seen=spec.path or spec.random_weights,
-            flag="--mixed or --fixed instead of --requests, or an engine with a tokenizer",
+            flag=f"{without}, or an engine with a tokenizer",
         )
     return tokenizer

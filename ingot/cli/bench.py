@@ -1,6 +1,6 @@
 """``ingot bench``: how fast an engine is on this machine.
 
-Owns its three verbs, and where tables and JSON go. Knows no measurement.
+Owns the verbs that measure a model, and where tables and JSON go. Knows no measurement.
 
     ingot bench latency engines/pocket-chat --batch 1,8
 """
@@ -14,26 +14,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
+from ingot.cli.bench_serving import serving
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import field_flags, given, option, set_threads
 from ingot.cli.limits import runtime_values
 from ingot.cli.steps import status_shown
 
 if TYPE_CHECKING:
+    from ingot.bench.latency import Latency
     from ingot.bench.load import Load
     from ingot.bench.report import Record
     from ingot.bench.side import SideSpec
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
 LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
+_TEXT = "A file whose text is the prompt; measures seconds per generated character, too."
 _REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answer."
 
 bench = typer.Typer(
     name="bench",
-    help="Measure speed on this machine: latency, throughput, kernels.",
+    help="Measure speed on this machine: latency, throughput, kernels; and of servers.",
     no_args_is_help=True,
     add_completion=False,
 )
+bench.command()(serving)
 
 
 @bench.command()
@@ -42,6 +46,7 @@ def latency(
     flags: SideFlags,
     batch: Batch = BATCHES,
     repeats: Annotated[int, option("Timed runs of each batch size.")] = LATENCY_REPEATS,
+    text: Annotated[Path | None, option(_TEXT)] = None,
 ) -> None:
     """Time batches of equal requests: time to first token and time per decode step."""
     from ingot.bench.latency import Latency
@@ -50,6 +55,8 @@ def latency(
 
     wanted = Latency(tuple(parse_batches(batch)), flags.prompt_tokens, flags.new_tokens, repeats)
     spec = _side(flags, wanted.most)
+    if text is not None:
+        spec, wanted = spec.replace(prefix_reuse=False), _of_text(spec, wanted, text)
     set_threads(flags.threads)
     with status_shown("starting") as say:
         record = measured(spec, wanted, _other(spec, flags.against), command=command_line(), say=say)
@@ -166,6 +173,20 @@ def _sharegpt(spec: SideSpec, file: Path, limit: int | None) -> Load:
     from ingot.bench.side import read_tokenizer
 
     return sharegpt_load(file, read_tokenizer(spec).encode, limit, _longest(spec))
+
+
+def _of_text(spec: SideSpec, wanted: Latency, file: Path) -> Latency:
+    """The same batches with a file's text as every prompt."""
+    from ingot.bench.side import read_tokenizer
+    from ingot.bench.text_latency import TextLatency
+    from ingot.config.json_text import read_text
+
+    try:
+        text = read_text(file)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}", param_hint="--text") from None
+    ids = read_tokenizer(spec, "--prompt-tokens instead of --text").encode(text)
+    return TextLatency.of(ids, wanted.batches, wanted.new_tokens, wanted.repeats)
 
 
 def _longest(spec: SideSpec) -> int | None:

@@ -1,0 +1,102 @@
+"""What ``ingot bench serving`` adds to the times of a server whose pace is known.
+
+A stub in a process of its own streams 64 answers at 100 tokens/s each and notes when it sends every token.
+Processes of one machine share the clock on Linux, so the client's times are compared with the stub's, token
+by token. The stub's own unsteadiness is in both.
+
+    python benchmarks/client_overhead.py --json docs/results/client_overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ingot.bench.answer import Answer
+from ingot.bench.client import opened
+from ingot.bench.machine import machine
+from ingot.bench.run import spread_with_mean
+from ingot.bench.target import Prompt, Target
+
+FIRST_MS, PROMPT = 50.0, 512
+
+
+@contextmanager
+def stub(gap_ms: float) -> Iterator[str]:
+    words = [sys.executable, "-m", "tests.bench.stub_server", "--first-ms", str(FIRST_MS)]
+    with subprocess.Popen([*words, "--gap-ms", str(gap_ms)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+async def stream(url: str, streams: int, tokens: int) -> tuple[list[Answer], float]:
+    """The answers of ``streams`` requests at once, and the client's share of a core."""
+    target = Target(url, "stub")
+    bodies = [target.body("stub", Prompt([number] * PROMPT, tokens)) for number in range(streams)]
+    async with opened(target) as client:
+        start, cpu = time.perf_counter(), time.process_time()
+        answers = await asyncio.gather(*(client.send(body, start) for body in bodies))
+        share = (time.process_time() - cpu) / (time.perf_counter() - start)
+    return answers, share
+
+
+def compare(answers: list[Answer], sent: list[list[float]], gap_ms: float) -> dict[str, Any]:
+    """Client beside stub, both in the same order; ``delay_ms`` is from the stub's note to the client's."""
+    delays = []
+    for answer, times in zip(answers, sent, strict=True):
+        arrivals = accumulate(answer.gaps_s, initial=answer.sent + answer.ttft_s)
+        delays += [seen - told for seen, told in zip(arrivals, times, strict=True)]
+    seen = [gap for answer in answers for gap in answer.gaps_s]
+    told = [after - before for times in sent for before, after in pairwise(times)]
+    return {
+        "itl_ms": spread_with_mean(seen, 1e3),
+        "stub_itl_ms": spread_with_mean(told, 1e3),
+        "nominal_itl_ms": gap_ms,
+        "delay_ms": spread_with_mean(delays, 1e3),
+        "tpot_ms": spread_with_mean([a.tpot_s for a in answers if a.tpot_s is not None], 1e3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--gap-ms", type=float, default=10.0)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    with stub(asked.gap_ms) as url:
+        answers, share = asyncio.run(stream(url, asked.streams, asked.tokens))
+        failed = [answer.told for answer in answers if answer.error is not None]
+        assert not failed, failed
+        with urllib.request.urlopen(f"{url}/sent") as response:
+            sent = {prompt[0]: times for prompt, times in json.load(response)}
+    record = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": machine(torch.device("cpu")),
+        "streams": asked.streams,
+        "tokens": asked.tokens,
+        "client_cpu": round(share, 3),
+        **compare(answers, [sent[number] for number in range(asked.streams)], asked.gap_ms),
+    }
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()
