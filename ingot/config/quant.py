@@ -201,7 +201,7 @@ class QuantConfig(JsonConfig):
 
     def at(self, module: str) -> QuantConfig:
         """The config of one linear layer, by its name in the decoder: ``layers`` and ``head`` are decided."""
-        return _of_layer(self, module)
+        return _of_layer(self, tuple(self.layers.items()), module)
 
     def check_names(self, modules: Iterable[str]) -> None:
         """Refuse patterns that match none of the linear layers ``modules``.
@@ -313,11 +313,13 @@ class QuantConfig(JsonConfig):
 
 
 @functools.lru_cache(maxsize=1024)  # a model asks several times for each layer
-def _of_layer(quant: QuantConfig, module: str) -> QuantConfig:
-    """The config of one linear layer, by its name in the decoder."""
+def _of_layer(quant: QuantConfig, layers: tuple[tuple[str, str], ...], module: str) -> QuantConfig:
+    """The config of one linear layer; ``layers`` are the config's own, whose order counts and which a
+    comparison of configs does not see.
+    """
     scheme = quant.head if module == HEAD else quant.scheme
     if module != HEAD:
-        matched = [s for pattern, s in quant.layers.items() if fnmatch.fnmatchcase(module, pattern)]
+        matched = [s for pattern, s in layers if fnmatch.fnmatchcase(module, pattern)]
         scheme = matched[-1] if matched else scheme
     info = SCHEMES[scheme]
     if quant.source and info.weight_only and module != HEAD:

@@ -146,6 +146,18 @@ def test_the_last_pattern_counts() -> None:
     assert QuantConfig("w4a16", layers={"*": "w4a16"}).at("lm_head").scheme == "none"
 
 
+def test_patterns_in_another_order_choose_otherwise() -> None:
+    """Though the configs are equal, and one was asked before the other."""
+    patterns = {"layers.0.*": "w8a16", "*.o_proj": "none"}
+    one, other = (
+        QuantConfig("w4a16", layers=patterns),
+        QuantConfig("w4a16", layers=dict([*patterns.items()][::-1])),
+    )
+    assert one == other
+    schemes = [config.at("layers.0.self_attn.o_proj").scheme for config in (one, other)]
+    assert schemes == ["none", "w8a16"]
+
+
 def test_a_pattern_that_matches_nothing_is_refused() -> None:
     config = QuantConfig("w8a16", layers={"layers.9.*": "none", "*": "w8a16"})
     with pytest.raises(ConfigError, match=r"match no linear layer; seen: \['layers.9.\*'\].*layers.0.mlp"):
