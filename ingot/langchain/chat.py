@@ -64,7 +64,7 @@ class ChatIngot(BaseChatModel):
     max_tokens: int | None = None
     seed: int | None = None
     stop: list[str] | None = None
-    logprobs: bool = False
+    logprobs: bool | None = None
     top_logprobs: int | None = None
     streaming: bool = False
 
@@ -73,7 +73,10 @@ class ChatIngot(BaseChatModel):
     def _opened(cls, values: dict[str, Any]) -> dict[str, Any]:
         """The arguments with an ``LLM`` in place of a folder, and a name."""
         values = dict(values)
-        llm = values.pop("model", None) or values.pop("llm", None)
+        given = [llm for name in ("model", "llm") if (llm := values.pop(name, None)) is not None]
+        if len(given) > 1:
+            raise RequestError("model and llm are the same argument", fix="give only one")
+        llm = given[0] if given else None
         if llm is None:
             raise RequestError("no engine was given", fix="ChatIngot(model=LLM(...) or a folder)")
         if isinstance(llm, (str, Path)):

@@ -25,7 +25,7 @@ def sampling_values(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[
     Raises:
         RequestError: there is no such value, or the call asks for tools or another model.
     """
-    given = {name: value for name, value in call.items() if value not in (None, [], ()) or name == "stop"}
+    given = {name: value for name, value in call.items() if value not in (None, [], ())}
     for name in given:
         if name in _TOOLS:
             raise RequestError(NO_TOOLS, seen=name, flag=name)
@@ -43,8 +43,11 @@ def sampling_values(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[
 def _named(values: dict[str, Any]) -> dict[str, Any]:
     """``logprobs`` (a boolean) and ``top_logprobs`` (a number) are one number in ``SamplingParams``."""
     wanted, top = values.pop("logprobs", None), values.pop("top_logprobs", None)
-    if isinstance(wanted, bool):
-        wanted = 0 if wanted else None
+    found = named_values(values)
     if top is not None:
-        wanted = top
-    return named_values(values) | ({} if wanted is None else {"logprobs": wanted})
+        found["logprobs"] = top
+    elif isinstance(wanted, bool):
+        found["logprobs"] = 0 if wanted else None
+    elif wanted is not None:
+        found["logprobs"] = wanted
+    return found

@@ -15,7 +15,7 @@ import torch
 
 from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder, DecoderLayer
-from ingot.layers.forms import Norm, Rows
+from ingot.layers.forms import Norm
 from ingot.layers.mlp import GatedMLP
 from ingot.layers.products import LayerProducts, Product
 from ingot.layers.ways import Step, Ways
@@ -63,25 +63,25 @@ class Operations:
 
     def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Embedded tokens [T, hidden_size], written over → logits [L, vocab_size] of the wanted ones."""
-        return self.head(self.through(hidden, batch, caches)[0], batch)
+        return self.head(self.through(hidden, batch, caches)[0])
 
     def through(
         self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
-    ) -> tuple[Rows, torch.Tensor]:
-        """Embedded tokens [T, hidden_size], written over → what the head's product takes, and the hidden
-        states [T, hidden_size] behind the last layer, before the final norm.
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Embedded tokens [T, hidden_size], written over → the head's rows [L, hidden_size] of the wanted
+        ones, and the hidden states [T, hidden_size] behind the last layer, before the final norm.
         """
         decoder = self._decoder
         rope = None if decoder.rotary is None else decoder.rotary.table
         x, hidden = self._starts[0].form.norm(self._norms[0], hidden)
         for layer, cache, products in zip(decoder.layers, caches, self.layers, strict=True):
             x, hidden = layer(x, hidden, batch, cache, rope, products)
-        return x, hidden
-
-    def head(self, x: Rows, batch: ForwardBatch) -> torch.Tensor:
-        """What ``through`` leaves for the head → logits [L, vocab_size] of the wanted tokens."""
         assert isinstance(x, torch.Tensor)
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]
-        return self._decoder.capped(self._starts[-1].whole(x))
+        return x, hidden
+
+    def head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows that ``through`` gives [L, hidden_size] → logits [L, vocab_size]."""
+        return self._decoder.capped(self._starts[-1].whole(rows))

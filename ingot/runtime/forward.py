@@ -93,11 +93,11 @@ class Forward:
             batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
         operations = self.operations(self._kind(batch))
-        x, hidden = operations.through(self._embedded(batch), batch, self.caches)
+        rows, hidden = operations.through(self._embedded(batch), batch, self.caches)
         # ``forward`` itself: a tap on the norm has seen these tokens, or sees them when the head takes them.
         normed = self.model.norm.forward(hidden)[0] if wants_hidden else None
         del hidden  # memory of a long prompt
-        return operations.head(x, batch), normed
+        return operations.head(rows), normed
 
     def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         """[T, hidden_size]."""

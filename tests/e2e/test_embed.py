@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from transformers import AutoModel
 
 from ingot import LLM, RuntimeConfig, SamplingParams
 from ingot.errors import RequestError
+from ingot.runtime.likelihood import keep_sum
 from tests.e2e.mixed import Make
 from tests.e2e.watch import check_idle
 from tests.tiny_models import random_ids
@@ -50,15 +50,15 @@ def test_a_prompt_in_chunks_is_the_prompt_at_once(make: Make, pooling: str) -> N
 
 
 def test_a_preempted_prompt_counts_its_tokens_once(make: Make) -> None:
-    whole, small = make("llama"), make("llama", cache_tokens=128, token_budget=16)
-    prompts = [random_ids(90, seed=1), random_ids(90, seed=2)]
-    answer = threading.Thread(
-        target=small.generate, args=([random_ids(40, seed=3)], SamplingParams(max_new_tokens=60))
-    )
-    answer.start()
-    found = small.embed(prompts)
-    answer.join()
-    torch.testing.assert_close(found, whole.embed(prompts), rtol=1e-5, atol=1e-5)
+    executor = make("llama", cache_tokens=128, token_budget=16).executor
+    prompt, before = random_ids(90, seed=1), executor.num_preemptions
+    executor.add("answer", random_ids(30, seed=3), SamplingParams(max_new_tokens=20))
+    executor.add_hidden("prompt", prompt, keep_sum)
+    while executor.has_work:
+        executor.step()
+    found = executor.take_logits("prompt").sum(0) / len(prompt)
+    assert executor.num_preemptions > before
+    torch.testing.assert_close(found, make("llama").embed([prompt])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_more_prompts_than_the_batch_holds_and_again_after_a_prefix_was_cached(make: Make) -> None:
@@ -128,3 +128,10 @@ def test_text_is_tokenized_and_the_empty_text_refused(tiny: Path) -> None:
     torch.testing.assert_close(llm.embed("Hello"), llm.embed([ids]))
     with pytest.raises(RequestError, match="prompt 2: the text is empty"):
         llm.embed(["Hello", ""])
+
+
+@pytest.mark.gpu
+def test_fused_steps_on_a_gpu_give_the_same(make: Make) -> None:
+    expected = make("llama").embed(PROMPTS)
+    found = make("llama", "cuda", dtype="fp16").embed(PROMPTS)  # the first has one token, as a decode has
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.03)

@@ -145,6 +145,10 @@ def test_logprobs_if_asked(chat: ChatIngot, pocket: LLM) -> None:
     assert [e["token_id"] for e in found] == [e["token_id"] for e in content]
     assert all(e["top_logprobs"] == [] for e in found)
     assert "logprobs" not in chat.invoke("What is 12 + 30?").response_metadata
+    always = chat.model_copy(update={"top_logprobs": 2})
+    assert always.invoke("What is 12 + 30?").response_metadata["logprobs"]["content"] == content
+    assert "logprobs" not in always.invoke("What is 12 + 30?", logprobs=False).response_metadata
+    assert ChatIngot(model=pocket, params=SamplingParams(logprobs=3))._params(None, {}).logprobs == 3
 
 
 class Tokens(BaseCallbackHandler):
@@ -304,6 +308,7 @@ def test_values_of_a_call_that_are_refused(chat: ChatIngot, values: dict[str, An
         ({"timeout": 3}, "timeout"),
         ({"stop": [""]}, "a stop string must be non-empty"),
         ({"model": None}, "no engine was given"),
+        ({"llm": "engines/other"}, "model and llm are the same argument"),
         ({"model": 3}, "instance of LLM"),
     ],
 )
