@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    before = os.getloadavg()[0]
     rounds = [measured(asked.streams, asked.tokens, asked.gap_ms) for _ in range(asked.rounds)]
     record = {
         "command": " ".join(["python", *sys.argv]),
@@ -104,9 +106,11 @@ def main() -> None:
         "streams": asked.streams,
         "tokens": asked.tokens,
         "nominal_itl_ms": asked.gap_ms,
+        "load_average": least_most([before, os.getloadavg()[0]]),
         "rounds": rounds,
         "mean_itl_ms": least_most(r["itl_ms"]["mean"] for r in rounds),
         "median_itl_ms": least_most(r["itl_ms"]["p50"] for r in rounds),
+        "stub_median_itl_ms": least_most(r["stub_itl_ms"]["p50"] for r in rounds),
         "median_delay_ms": least_most(r["delay_ms"]["p50"] for r in rounds),
         "p99_delay_ms": least_most(r["delay_ms"]["p99"] for r in rounds),
         "client_cpu": least_most(r["client_cpu"] for r in rounds),
