@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -55,7 +56,7 @@ async def stream(url: str, streams: int, tokens: int) -> tuple[list[Answer], flo
     return answers, share
 
 
-def compare(answers: list[Answer], sent: list[list[float]], gap_ms: float) -> dict[str, Any]:
+def compare(answers: list[Answer], sent: list[list[float]]) -> dict[str, Any]:
     """Client beside stub, both in the same order; ``delay_ms`` is from the stub's note to the client's."""
     delays = []
     for answer, times in zip(answers, sent, strict=True):
@@ -66,10 +67,27 @@ def compare(answers: list[Answer], sent: list[list[float]], gap_ms: float) -> di
     return {
         "itl_ms": spread_with_mean(seen, 1e3),
         "stub_itl_ms": spread_with_mean(told, 1e3),
-        "nominal_itl_ms": gap_ms,
         "delay_ms": spread_with_mean(delays, 1e3),
         "tpot_ms": spread_with_mean([a.tpot_s for a in answers if a.tpot_s is not None], 1e3),
     }
+
+
+def least_most(values: Iterable[float]) -> list[float]:
+    """Over all rounds."""
+    found = list(values)
+    return [min(found), max(found)]
+
+
+def measured(streams: int, tokens: int, gap_ms: float) -> dict[str, Any]:
+    """One round, with a stub of its own."""
+    with stub(gap_ms) as url:
+        answers, share = asyncio.run(stream(url, streams, tokens))
+        failed = [answer.told for answer in answers if answer.error is not None]
+        assert not failed, failed
+        with urllib.request.urlopen(f"{url}/sent") as response:
+            sent = {prompt[0]: times for prompt, times in json.load(response)}
+    times = [sent[number] for number in range(streams)]
+    return {"client_cpu": round(share, 3), **compare(answers, times)}
 
 
 def main() -> None:
@@ -77,21 +95,25 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=500)
     parser.add_argument("--gap-ms", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    with stub(asked.gap_ms) as url:
-        answers, share = asyncio.run(stream(url, asked.streams, asked.tokens))
-        failed = [answer.told for answer in answers if answer.error is not None]
-        assert not failed, failed
-        with urllib.request.urlopen(f"{url}/sent") as response:
-            sent = {prompt[0]: times for prompt, times in json.load(response)}
+    before = os.getloadavg()[0]
+    rounds = [measured(asked.streams, asked.tokens, asked.gap_ms) for _ in range(asked.rounds)]
     record = {
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(torch.device("cpu")),
         "streams": asked.streams,
         "tokens": asked.tokens,
-        "client_cpu": round(share, 3),
-        **compare(answers, [sent[number] for number in range(asked.streams)], asked.gap_ms),
+        "nominal_itl_ms": asked.gap_ms,
+        "load_average": least_most([before, os.getloadavg()[0]]),
+        "rounds": rounds,
+        "mean_itl_ms": least_most(r["itl_ms"]["mean"] for r in rounds),
+        "median_itl_ms": least_most(r["itl_ms"]["p50"] for r in rounds),
+        "stub_median_itl_ms": least_most(r["stub_itl_ms"]["p50"] for r in rounds),
+        "median_delay_ms": least_most(r["delay_ms"]["p50"] for r in rounds),
+        "p99_delay_ms": least_most(r["delay_ms"]["p99"] for r in rounds),
+        "client_cpu": least_most(r["client_cpu"] for r in rounds),
     }
     if asked.json is not None:
         asked.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

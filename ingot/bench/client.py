@@ -43,7 +43,7 @@ class Client:
         wanted = self.target.model
         try:
             async with self._session.get(f"{self.target.base}/v1/models") as response:
-                status, text = response.status, await response.text()
+                status, text = response.status, await response.text(errors="replace")
                 self.facts["software"] = response.headers.get("Server")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._unreachable(error) from None
@@ -87,7 +87,7 @@ class Client:
         url = self.target.base + PATHS[self.target.endpoint]
         async with self._session.post(url, data=body) as response:
             if response.status != 200:
-                raise StreamError(f"HTTP {response.status}", _words(await response.text()))
+                raise StreamError(f"HTTP {response.status}", _words(await response.text(errors="replace")))
             if response.content_type != _STREAM:
                 raise StreamError("not a stream", f"content type {response.content_type}")
             try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MIXED, MIXED_BATCH, HF_BATCH = 256, 256, 32
 LATENCY_REPEATS, THROUGHPUT_REPEATS = 5, 3
-_TEXT = "A file whose text is the prompt; measures seconds per generated character, too."
+_TEXT = "A file whose text is the prompt, of any length; adds seconds per generated character."
 _REQUESTS = "Lengths from ShareGPT-style JSON: the first human turn and its answer."
 
 bench = typer.Typer(
