@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import stderr
 from ingot.cli.flags import Device, Threads, field_flags, given, given_of, option
-from ingot.cli.limits import Limits, runtime_values
+from ingot.cli.limits import Limits
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
 
@@ -129,10 +129,7 @@ def _check_proof(side: TextSide, unproven: bool) -> None:
 def _load(side: TextSide, limits: Limits, device: str | None, threads: int | None) -> Load:
     from ingot.serve.protocol import Load
 
-    lengths = given(max_batch_size=limits.max_batch_size, max_seq_len=limits.max_seq_len)
-    return Load(
-        str(side.folder.resolve()),
-        runtime=runtime_values(limits),
-        **given(device=device, threads=threads),
-        **lengths,
-    )
+    values = limits.arguments()  # which says now what is out of range
+    runtime = values.pop("runtime").to_json() if "runtime" in values else {}
+    path = str(side.folder.resolve())
+    return Load(path, runtime=runtime, **values, **given(device=device, threads=threads))

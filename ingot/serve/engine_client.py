@@ -87,7 +87,7 @@ class EngineClient(asyncio.Protocol):
         """Start the process and wait until the engine is loaded; a cancelled start ends the process.
 
         Raises:
-            EngineError: the engine could not be loaded.
+            EngineError, OutOfMemoryError: the engine could not be loaded.
         """
         engine = cls(name, config, metrics)
         ours, theirs = socket.socketpair()
@@ -200,10 +200,11 @@ class EngineClient(asyncio.Protocol):
                         answering.take_scores(position, two.logprobs)
             case Ready():
                 self._loaded.set_result(message)
-            case Failed(what, seen, allowed, fix):
+            case Failed():
                 if not self._loaded.done():
-                    self._loaded.set_exception(EngineError(what, seen=seen, allowed=allowed, fix=fix))
-                self._lose(str(EngineError(what, seen=seen, allowed=allowed, fix=fix)))
+                    self._loaded.set_exception(message.error())
+                    self.lost = message.what  # whoever starts it tells
+                self._lose(str(message.error()))
 
     def _deliver(self, news: News, now: float) -> None:
         """Give news to their request; a request that cannot take them ends alone."""

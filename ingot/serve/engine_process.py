@@ -66,7 +66,7 @@ def main(descriptor: int) -> int:
     except LinkClosedError:
         return 0
     except BaseException as error:
-        link.send(_failed(error))
+        link.send(Failed.of(error))
         link.flush()
         if not isinstance(error, IngotError):
             raise
@@ -163,10 +163,3 @@ def _news(update: Update) -> News:
     reason = None if update.finish_reason is None else _REASONS[update.finish_reason]
     error = None if update.error is None else str(update.error)
     return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs, error)
-
-
-def _failed(error: BaseException) -> Failed:
-    if not isinstance(error, IngotError):
-        return Failed(f"the engine failed: {type(error).__name__}: {error}")
-    seen, allowed = (None if value is None else str(value) for value in (error.seen, error.allowed))
-    return Failed(error.what, seen, allowed, error.fix)

@@ -17,6 +17,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from ingot.errors import EngineError, IngotError, OutOfMemoryError
+
 MOST_BYTES = 256 << 20  # of a frame: log-probabilities of a long prompt take a few dozen MiB
 _HEAD = 4
 
@@ -70,12 +72,37 @@ class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """The engine could not be loaded, or a step failed: the parts of an ``IngotError``."""
+    """The engine could not be loaded, or a step failed: the parts of an ``IngotError``, those of an
+    ``OutOfMemoryError`` with its ``ledger``.
+    """
 
     what: str
     seen: str | None = None
     allowed: str | None = None
     fix: str | None = None
+    flag: str | None = None
+    ledger: dict[str, Any] | None = None
+    lines: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failed:
+        """What is to be told of an error."""
+        if not isinstance(error, IngotError):
+            return cls(f"the engine failed: {type(error).__name__}: {error}")
+        seen, allowed = (None if value is None else str(value) for value in (error.seen, error.allowed))
+        if isinstance(error, OutOfMemoryError):
+            ledger = None if error.ledger is None else dict(error.ledger)
+            return cls(error.what, seen, allowed, error.fix, None, ledger, error.lines)
+        return cls(error.what, seen, allowed, error.fix, error.flag)
+
+    def error(self) -> IngotError:
+        """The error for people."""
+        seen, allowed, fix = self.seen, self.allowed, self.fix
+        if self.ledger is None:
+            return EngineError(self.what, seen=seen, allowed=allowed, fix=fix, flag=self.flag)
+        return OutOfMemoryError(
+            self.what, seen=seen, allowed=allowed, fix=fix, ledger=self.ledger, lines=self.lines
+        )
 
 
 class Logprob(msgspec.Struct, array_like=True, frozen=True):

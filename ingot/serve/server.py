@@ -49,7 +49,7 @@ async def serve(
 
     Raises:
         ConfigError: the address cannot be listened on.
-        EngineError: an engine could not be loaded.
+        EngineError, OutOfMemoryError: an engine could not be loaded.
     """
     with listening(config) as listener, _Stop() as stop:
         metrics, engines = Metrics(), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -18,10 +19,14 @@ LONG = {"max_tokens": 400, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def small(engine: Path) -> Iterator[Server]:
-    """A server with a key, for two requests at once and one that waits, whose clients must keep up."""
+def small(engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with a key, for two requests at once and one that waits, whose clients must keep up; its
+    engine has no proof.
+    """
+    unproven = Path(shutil.copytree(engine, tmp_path_factory.mktemp("unproven") / engine.name))
+    (unproven / "proof.json").unlink()
     words = ("--max-batch-size", 2, "--max-queue", 1, "--max-unread", 40, "--max-body", 4096)
-    with started(engine, *words, "--api-key", "sesame") as found:
+    with started(unproven, "--unproven", *words, "--api-key", "sesame") as found:
         found.headers = {"Authorization": "Bearer sesame"}
         yield found
 
@@ -122,6 +127,15 @@ def test_the_key(small: Server, key: str | None) -> None:
         assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
         assert reply.headers["www-authenticate"] == "Bearer"
     assert small.request("GET", "/health", headers=headers).status == 200  # type: ignore[arg-type]
+
+
+def test_an_engine_without_a_proof_says_so(server: Server, small: Server) -> None:
+    (model,) = small.get("/v1/models").json["data"]
+    assert model["unproven"] == "the engine is unproven: it was built without golden cases"
+    assert model["unproven"] in "".join(small.lines)
+    assert small.metric("ingot_engine_proven") == 0
+    assert server.metric("ingot_engine_proven") == 1
+    assert "unproven" not in "".join(server.lines)
 
 
 def test_the_bound_on_bodies_is_a_flag(small: Server) -> None:

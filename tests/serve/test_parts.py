@@ -60,6 +60,7 @@ TO_ENGINE = [
 LOGPROB = Logprob(5, -0.5, ((5, -0.5), (6, float("-inf"))))
 FROM_ENGINE = [
     Ready(100, 4, 64),
+    Failed("no room", "1", "2", "less", "--flag", {"fixes": [{"flag": "--max-seq-len 5"}]}, ("a line",)),
     Step([News("7", 1, (5, 6), "stop", 9, (LOGPROB,))], [Scored("8", [LOGPROB])], Gauges(1, 2, 0.5)),
 ]
 
@@ -303,30 +304,34 @@ def test_requests_are_bounded_before_their_bodies_are_read() -> None:
 
 class TestVerb:
     @pytest.mark.parametrize(
-        ("words", "text"),
+        ("words", "code", "text"),
         [
-            (("{checkpoint}",), "is a checkpoint, of which no engine was built"),
-            (("{unproven}",), "built without golden cases"),
-            (("{engine}", "{engine}"), "two engines have the same name"),
-            (("{engine}", "--name", "a", "--name", "b"), "one name for each engine"),
-            (("{engine}", "--port", 70000), "--port: "),
-            (("{engine}", "--max-queue", -1), "--max-queue: "),
-            (("{engine}", "--api-key", " "), "printable"),
-            (("{engine}", "--max-seq-len", 10**6, "--port", 0), "built for a smaller max_seq_len"),
-            (("{engine}", "--host", "203.0.113.1"), "cannot listen on this address"),
-            (("nowhere/at/all",), "nowhere"),
+            (("{checkpoint}",), 1, "is a checkpoint, of which no engine was built"),
+            (("{unproven}",), 1, "built without golden cases"),
+            (("{engine}", "{engine}"), 2, "two engines have the same name"),
+            (("{engine}", "--name", "a", "--name", "b"), 2, "one name for each engine"),
+            (("{engine}", "--port", 70000), 2, "--port: "),
+            (("{engine}", "--max-queue", -1), 2, "--max-queue: "),
+            (("{engine}", "--api-key", " "), 2, "printable"),
+            (("{engine}", "--max-seq-len", 10**6, "--port", 0), 2, "built for a smaller max_seq_len"),
+            (("{engine}", "--kv-dtype", "int3"), 2, "unknown kv_dtype"),
+            (("{engine}", "--cache-tokens", 64, "--port", 0), 1, "--max-seq-len 64"),
+            (("{engine}", "--host", "203.0.113.1"), 2, "cannot listen on this address"),
+            (("nowhere/at/all",), 2, "nowhere"),
         ],
         ids=lambda value: str(value)[:40],
     )
-    def test_what_is_refused(self, engine: Path, tmp_path: Path, words: tuple[Any, ...], text: str) -> None:
+    def test_what_is_refused(
+        self, engine: Path, tmp_path: Path, words: tuple[Any, ...], code: int, text: str
+    ) -> None:
         unproven = tmp_path / "unproven"
         if "{unproven}" in words:
             shutil.copytree(engine, unproven)
             (unproven / "proof.json").unlink()
         places = {"engine": engine, "checkpoint": ROOT / "models" / "pocket-chat", "unproven": unproven}
         result = ingot("serve", *(str(word).format(**places) for word in words))
-        assert result.exit_code in (1, 2)
         assert text in result.stderr
+        assert result.exit_code == code
         assert "Traceback" not in result.stderr
 
     def test_a_port_that_is_taken(self) -> None:
