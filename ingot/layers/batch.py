@@ -8,6 +8,7 @@ what it may attend to. Knows no model and no request.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -95,6 +96,8 @@ class ForwardBatch:
         record: keeps what the step computes on its way, for ``verify``; None in every other run.
         encoded: what cross-attention reads; None: no request of the step has an input.
         spliced: embeddings that take the place of placeholders'; None: there are none.
+        take_hidden: is given the hidden states [T, hidden_size] behind the last layer, before the final norm;
+            None where nobody wants them, and in every captured step.
     """
 
     input_ids: torch.Tensor
@@ -113,6 +116,7 @@ class ForwardBatch:
     record: StepRecord | None = None
     encoded: Encoded | None = None
     spliced: Spliced | None = None
+    take_hidden: Callable[[torch.Tensor], None] | None = None
 
     def see(self, name: str, value: Recorded) -> None:
         """Keep a copy of a value under one of the names of step_record.py, where the step is recorded."""

@@ -63,25 +63,16 @@ class Operations:
 
     def logits(self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Embedded tokens [T, hidden_size], written over → logits [L, vocab_size] of the wanted ones."""
-        return self.head(self.through(hidden, batch, caches)[0])
-
-    def through(
-        self, hidden: torch.Tensor, batch: ForwardBatch, caches: Sequence[LayerCache]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embedded tokens [T, hidden_size], written over → the head's rows [L, hidden_size] of the wanted
-        ones, and the hidden states [T, hidden_size] behind the last layer, before the final norm.
-        """
         decoder = self._decoder
         rope = None if decoder.rotary is None else decoder.rotary.table
         x, hidden = self._starts[0].form.norm(self._norms[0], hidden)
         for layer, cache, products in zip(decoder.layers, caches, self.layers, strict=True):
             x, hidden = layer(x, hidden, batch, cache, rope, products)
         assert isinstance(x, torch.Tensor)
+        if batch.take_hidden is not None:
+            batch.take_hidden(hidden)
+        del hidden  # memory of a long prompt
         # Steps that all decode have a row for each request, in order, unless some are padding.
         if len(batch.logits_indices) != len(x) or not self.step.decodes:
             x = x[batch.logits_indices]
-        return x, hidden
-
-    def head(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows that ``through`` gives [L, hidden_size] → logits [L, vocab_size]."""
-        return self._decoder.capped(self._starts[-1].whole(rows))
+        return decoder.capped(self._starts[-1].whole(x))

@@ -51,13 +51,25 @@ class Forward:
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
         """Logits [L, vocab_size] of the batch's wanted tokens, in the model's dtype."""
-        return self._recorded(batch, wants_hidden=False)[0]
+        if self.observer is None:
+            return self._logits(batch)
+        record = StepRecord()
+        logits = self._logits(replace(batch, record=record))
+        told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+        record.close(told, [cache.tensors for cache in self.caches], logits)
+        self.record = record
+        return logits
 
     def with_hidden(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The same logits, and the hidden states [T, hidden_size] of all tokens behind the final norm."""
-        logits, hidden = self._recorded(batch, wants_hidden=True)
-        assert hidden is not None
-        return logits, hidden
+        found = []
+
+        def take(hidden: torch.Tensor) -> None:
+            # ``forward`` itself: where a tap is open the norm's call has been seen already.
+            found.append(self.model.norm.forward(hidden)[0])
+
+        logits = self(replace(batch, take_hidden=take))
+        return logits, found[0]
 
     def kernels(self) -> dict[str, str]:
         """What computes the products, by kind of step."""
@@ -74,30 +86,11 @@ class Forward:
             self._operations[step] = Operations(self.model, self.ways, step)
         return self._operations[step]
 
-    def _recorded(
-        self, batch: ForwardBatch, *, wants_hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self.observer is None:
-            return self._computed(batch, wants_hidden=wants_hidden)
-        record = StepRecord()
-        logits, hidden = self._computed(replace(batch, record=record), wants_hidden=wants_hidden)
-        told = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-        record.close(told, [cache.tensors for cache in self.caches], logits)
-        self.record = record
-        return logits, hidden
-
-    def _computed(
-        self, batch: ForwardBatch, *, wants_hidden: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _logits(self, batch: ForwardBatch) -> torch.Tensor:
         if batch.encoded is not None and batch.max_query_len > 1:
             batch = replace(batch, encoded=batch.encoded.by_token())
         # Nobody here holds on to the embedded tokens: with a long prompt they are memory.
-        operations = self.operations(self._kind(batch))
-        rows, hidden = operations.through(self._embedded(batch), batch, self.caches)
-        # ``forward`` itself: a tap on the norm has seen these tokens, or sees them when the head takes them.
-        normed = self.model.norm.forward(hidden)[0] if wants_hidden else None
-        del hidden  # memory of a long prompt
-        return operations.head(rows), normed
+        return self.operations(self._kind(batch)).logits(self._embedded(batch), batch, self.caches)
 
     def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         """[T, hidden_size]."""
