@@ -15,6 +15,7 @@ import pytest
 from ingot.bench.answer import Answer, Stream, StreamError
 from ingot.bench.load import Ask
 from ingot.bench.serving import Serving, bench_serving
+from ingot.bench.serving_figures import serving_entry
 from ingot.bench.serving_load import FilePrompts, Point, RandomPrompts, arrivals
 from ingot.bench.serving_report import serving_panels
 from ingot.bench.target import Prompt, Target
@@ -30,10 +31,9 @@ def measured(stub: Stub, point: Point = AT_ONCE, count: int = 4, tokens: int = 6
     """The record of one point."""
     endpoint = values.pop("endpoint", "completions")
     prompts = values.pop("prompts", None) or RandomPrompts(Ask(8, tokens), chat=endpoint == "chat")
-    limits = values.pop("limits_ms", {})
     with running(stub) as url:
         target = Target(url, endpoint=endpoint, **values)
-        return bench_serving(Serving(target, prompts, (point,), count, limits_ms=limits))
+        return bench_serving(Serving(target, prompts, (point,), count))
 
 
 # --- times -----------------------------------------------------------------------------------------------
@@ -143,12 +143,30 @@ def test_answers_that_end_early_are_told() -> None:
     assert any("4 answers have other numbers of tokens" in doubt for doubt in record["doubts"])
 
 
-def test_goodput_counts_requests_within_every_limit() -> None:
-    stub = Stub(first_s=0.05, gap_s=0.02)
-    (entry,) = measured(stub, limits_ms={"ttft": 10_000.0, "tpot": 10_000.0})["results"]
-    assert entry["good_per_s"] == entry["requests_per_s"] > 0
-    (entry,) = measured(stub, limits_ms={"ttft": 10_000.0, "tpot": 19.0})["results"]
-    assert entry["good_per_s"] == 0
+def test_figures_of_a_load_follow_their_definitions() -> None:
+    answers = [
+        Answer(0.0, 0.0, ttft_s=0.5, e2e_s=2.0, gaps_s=(0.5, 1.0), tokens=4, prompt_tokens=8),  # TPOT 0.5
+        Answer(1.0, 0.5, ttft_s=1.0, e2e_s=1.0, tokens=1, prompt_tokens=9),
+        Answer(2.0, 0.0, error="HTTP 429", told="slow down"),
+    ]
+    asked = [4, 2, 4]
+
+    def good(**limits: float) -> float:
+        return float(serving_entry(answers, asked, 4.0, limits)["good_per_s"])
+
+    entry = serving_entry(answers, asked, 4.0, {})
+    assert (entry["requests"], entry["completed"], entry["errors"]) == (3, 2, {"HTTP 429": 1})
+    rates = ("requests_per_s", "output_tokens_per_s", "prompt_tokens_per_s", "in_flight", "good_per_s")
+    assert [entry[name] for name in rates] == [2 / 4, 5 / 4, 17 / 4, 3 / 4, None]
+    means = [entry[f"{name}_ms"]["mean"] for name in ("ttft", "tpot", "itl", "e2e")]
+    assert means == [750, 500, 750, 1500]
+    assert (entry["short"], entry["tokens_per_chunk"], entry["late_ms"]["most"]) == (1, 5 / 4, 500)
+    assert (good(ttft=1000), good(ttft=999), good(tpot=499, e2e=2000), good(tpot=500, e2e=1999)) == (
+        0.5,
+        0.25,
+        0.25,
+        0.25,
+    )
 
 
 def test_a_process_of_its_own_sees_the_pace_within_five_percent() -> None:
