@@ -63,7 +63,7 @@ class ServingFlags:
     goodput: Annotated[str | None, option(_GOODPUT, metavar="LIMITS")] = None
     api_key: Annotated[
         str | None,
-        option("Sent as a bearer token; not recorded.", _KEY, envvar="OPENAI_API_KEY", shown=False),
+        option("Sent as a bearer token; not recorded.", _KEY, envvar="INGOT_API_KEY", shown=False),
     ] = None
     as_json: AsJson = False
     json_file: JsonFile = None

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-from ingot.bench.answer import Answer, Stream, StreamError
 from ingot.bench.load import Ask
 from ingot.bench.serving import Serving, bench_serving
 from ingot.bench.serving_load import FilePrompts, Point, RandomPrompts, arrivals
 from ingot.bench.serving_report import serving_panels
 from ingot.bench.target import Prompt, Target
-from ingot.errors import ConfigError, IngotError, RequestError
+from ingot.errors import ConfigError, RequestError
 from tests.bench.stub_server import Stub, running
 from tests.e2e.terminal import ingot
 
@@ -30,79 +27,12 @@ def measured(stub: Stub, point: Point = AT_ONCE, count: int = 4, tokens: int = 6
     """The record of one point."""
     endpoint = values.pop("endpoint", "completions")
     prompts = values.pop("prompts", None) or RandomPrompts(Ask(8, tokens), chat=endpoint == "chat")
-    limits = values.pop("limits_ms", {})
     with running(stub) as url:
         target = Target(url, endpoint=endpoint, **values)
-        return bench_serving(Serving(target, prompts, (point,), count, limits_ms=limits))
+        return bench_serving(Serving(target, prompts, (point,), count))
 
 
 # --- times -----------------------------------------------------------------------------------------------
-
-
-def events(*values: object) -> bytes:
-    return b"".join(b"data: %s\n\n" % json.dumps(value).encode() for value in values)
-
-
-def text(piece: str, reason: str | None = None) -> dict[str, Any]:
-    return {"choices": [{"text": piece, "finish_reason": reason}]}
-
-
-def delta(reason: str | None = None, **values: str) -> dict[str, Any]:
-    return {"choices": [{"delta": values, "finish_reason": reason}]}
-
-
-def test_times_follow_their_definitions() -> None:
-    stream = Stream(sent=10.0)
-    stream.feed(b": ping\n\n" + events(text("a"))[:9], 10.25)
-    stream.feed(events(text("a"))[9:], 10.5)  # the rest of a chunk: now it is there
-    stream.feed(events(text("b"), text("")), 11.5)  # half a character: a token without text
-    stream.feed(events(text("c", None)), 13.5)
-    stream.feed(events(text("", "length")), 14.5)  # the bare end is no token
-    stream.feed(events({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}), 15.5)
-    stream.feed(b"data: [DONE]\r\n\r\n", 16.5)
-    answer = stream.answer(late_s=0.125)
-    assert (answer.ttft_s, answer.e2e_s, answer.late_s) == (0.5, 4.5, 0.125)
-    assert answer.gaps_s == (1.0, 0.0, 2.0)
-    assert (answer.tokens, answer.counted, answer.prompt_tokens) == (5, False, 7)
-    assert answer.tpot_s == (4.5 - 0.5) / (5 - 1)
-
-
-def test_a_chat_begins_with_its_first_token() -> None:
-    stream = Stream(sent=0.0)
-    stream.feed(events(delta(role="assistant", content="")), 1.0)
-    stream.feed(events(delta(reasoning_content="hm")), 2.0)
-    stream.feed(events(delta(content="yes")), 3.0)
-    stream.feed(events(delta("stop")), 4.0)
-    answer = stream.answer(0.0)
-    assert (answer.ttft_s, answer.gaps_s, answer.e2e_s) == (2.0, (1.0,), 4.0)
-    assert (answer.tokens, answer.counted) == (2, True)
-
-
-def test_a_request_of_one_token_has_no_time_per_token() -> None:
-    stream = Stream(sent=0.0)
-    stream.feed(events(text("a", "length")), 1.0)
-    assert stream.answer(0.0).tpot_s is None
-
-
-@pytest.mark.parametrize(
-    ("sent", "kind"),
-    [
-        (events(text("a")), "broken stream"),
-        (b"", "broken stream"),
-        (events(text("", "stop")), "no tokens"),
-        (events({"error": {"message": "full"}}), "error in the stream"),
-        (events(["a"]), "error in the stream"),
-        (b"data: {]\n\n", "not JSON"),
-        (events({"choices": "abc"}), "not a chunk"),
-        (events({"choices": [], "usage": 3}), "not a chunk"),
-    ],
-)
-def test_streams_that_fail(sent: bytes, kind: str) -> None:
-    stream = Stream(sent=0.0)
-    with pytest.raises(StreamError) as caught:  # noqa: PT012
-        stream.feed(sent, 1.0)
-        stream.answer(0.0)
-    assert caught.value.kind == kind
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -143,14 +73,6 @@ def test_answers_that_end_early_are_told() -> None:
     assert any("4 answers have other numbers of tokens" in doubt for doubt in record["doubts"])
 
 
-def test_goodput_counts_requests_within_every_limit() -> None:
-    stub = Stub(first_s=0.05, gap_s=0.02)
-    (entry,) = measured(stub, limits_ms={"ttft": 10_000.0, "tpot": 10_000.0})["results"]
-    assert entry["good_per_s"] == entry["requests_per_s"] > 0
-    (entry,) = measured(stub, limits_ms={"ttft": 10_000.0, "tpot": 19.0})["results"]
-    assert entry["good_per_s"] == 0
-
-
 def test_a_process_of_its_own_sees_the_pace_within_five_percent() -> None:
     """The median gap of 16 streams, whose stub is in another process."""
     script = Path(__file__).parents[2] / "benchmarks" / "client_overhead.py"
@@ -179,22 +101,12 @@ def test_a_closed_loop_keeps_so_many_under_way() -> None:
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    (entry,) = measured(Stub(first_s=0.4), Point(rate=40.0), count=8, tokens=2)["results"]
+    (entry,) = measured(Stub(first_s=1.0), Point(rate=40.0), count=8, tokens=2)["results"]
     raws = entry["raw"]
     assert raws[-1]["sent_s"] >= 8 / 40
     for raw, due in zip(raws, arrivals(8, 40.0, seed=0), strict=True):
         assert raw["sent_s"] - raw["late_s"] == pytest.approx(due, abs=1e-3)
     assert max(raw["sent_s"] for raw in raws) < min(raw["sent_s"] + raw["e2e_s"] for raw in raws)
-
-
-def test_arrivals_are_a_poisson_process_that_ends_on_time() -> None:
-    times = arrivals(4000, 8.0, seed=3)
-    gaps = [after - before for before, after in pairwise([0.0, *times])]
-    assert times[-1] == pytest.approx(500)
-    assert fmean(gaps) == pytest.approx(1 / 8)
-    assert stdev(gaps) == pytest.approx(1 / 8, rel=0.1)  # an exponential distribution's is its mean
-    assert times == arrivals(4000, 8.0, seed=3) != arrivals(4000, 8.0, seed=4)
-    assert arrivals(3, float("inf"), seed=0) == [0.0] * 3
 
 
 def test_prompts_are_new_in_every_process_but_for_a_shared_prefix() -> None:
@@ -205,8 +117,8 @@ def test_prompts_are_new_in_every_process_but_for_a_shared_prefix() -> None:
     assert {len(prompt) for prompt in sent} == {13}
     assert len({tuple(prompt[:5]) for prompt in sent}) == 1
     assert len({tuple(prompt[5:]) for prompt in sent}) == 4
-    (other,) = RandomPrompts(Ask(8, 2), chat=False).take(1)
-    assert other.content != sent[0][5:]
+    one, other = (RandomPrompts(Ask(8, 2), chat=False).take(1) for _ in range(2))
+    assert one != other
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -267,7 +179,7 @@ SOME = {
     "error": ("error in the stream", "out of blocks"),
     "json": ("not JSON", "{]"),
     "empty": ("no tokens", "without any"),
-    "hang": ("timeout", "not done after 1 s"),
+    "hang": ("timeout", "not done after 3 s"),
 }
 
 
@@ -275,7 +187,7 @@ SOME = {
 def test_failed_requests_are_counted_by_kind_and_told(fault: int | str) -> None:
     kind, told = SOME[fault]
     stub = Stub(fault=fault, faulty=lambda number: number == 2)
-    record = measured(stub, Point(concurrency=1), timeout_s=1)
+    record = measured(stub, Point(concurrency=1), timeout_s=3)
     (entry,) = record["results"]
     assert (entry["completed"], entry["errors"]) == (3, {kind: 1})
     assert entry["raw"][1]["error"] == kind
@@ -390,9 +302,3 @@ def test_misuse_exits_with_2(words: tuple[str, ...], told: str) -> None:
 def test_importing_ingot_imports_no_http_client() -> None:
     code = "import sys, ingot, ingot.cli.main; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_errors_travel_as_json() -> None:
-    answer = Answer(10.0, 0.5, error="HTTP 429", told="slow down")
-    assert answer.to_json(8.0) == {"sent_s": 2.0, "late_s": 0.5, "error": "HTTP 429", "told": "slow down"}
-    assert issubclass(RequestError, IngotError)
