@@ -10,6 +10,7 @@ What needs PyTorch is imported when it is first used, so that ``ingot --help`` d
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.grammar import Grammar
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.errors import IngotError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "LLM",
+    "Grammar",
     "IngotError",
     "Input",
     "Prompt",

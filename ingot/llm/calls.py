@@ -24,6 +24,7 @@ from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import Entry, with_chat_stops
 from ingot.runtime.executor import Executor
 from ingot.runtime.likelihood import Keep
+from ingot.structured.grammars import with_text_start
 
 Pieces = list[tuple[int, Piece]]
 
@@ -47,8 +48,9 @@ class Calls:
         requests = []
         for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
             values = with_chat_stops(values, self._text) if entry.is_chat else values
-            self._check(entry, values, f"prompt {position}: " if len(entries) > 1 else "")
             context = [] if entry.is_chat else entry.ids
+            values = with_text_start(values, self._text.tokenizer, context)
+            self._check(entry, values, f"prompt {position}: " if len(entries) > 1 else "")
             requests.append(ActiveRequest(entry.ids, values, self._text.tokenizer, context, entry.inputs))
         return requests
 

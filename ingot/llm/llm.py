@@ -42,6 +42,7 @@ from ingot.runtime.graphs import KINDS
 from ingot.runtime.likelihood import keep_likelihood, keep_logits
 from ingot.runtime.setup import make_executor
 from ingot.runtime.tap import Seen, tap
+from ingot.structured.grammars import Grammars
 
 _log = logging.getLogger(__name__)
 
@@ -166,6 +167,7 @@ class LLM:
             max_batch_size=limits.max_batch_size,
             max_seq_len=limits.max_seq_len,
             config=runtime,
+            grammars=Grammars(engine.text.tokenizer, engine.manifest.model.vocab_size),
         )
         self._calls = Calls(self.executor, engine.text)
 

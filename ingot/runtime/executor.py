@@ -41,6 +41,7 @@ from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from ingot.runtime.selection import Choice, TokenLogprobs, TokenSelector, not_a_number, row_sampling
 from ingot.runtime.token_feed import TokensInFlight
+from ingot.structured.grammars import Grammars
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Executor:
         setting: Setting | None = None,
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -95,9 +97,12 @@ class Executor:
         self.max_seq_len = max_seq_len
         self.run_ahead = run_ahead
         vocab_size = model.config.vocab_size
-        self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs)
+        grammars = grammars or Grammars(None, vocab_size)
+        self.admission = Admission(
+            vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
+        )
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
-        self.selector = TokenSelector(stop_ids, vocab_size, runner.device)
+        self.selector = TokenSelector(stop_ids, vocab_size, runner.device, grammars)
         self.num_preemptions = 0
         self._setting = setting
         self._owner: dict[str, str] = {}

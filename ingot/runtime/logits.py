@@ -54,7 +54,7 @@ def processors_for(
     if params.presence_penalty or params.frequency_penalty:
         processors.append(CountPenalty(params.presence_penalty, params.frequency_penalty, vocab_size, device))
     end_ids = [t for t in sorted(params.end_ids(stop_ids)) if t < vocab_size]
-    if params.min_new_tokens and end_ids:
+    if params.min_new_tokens and end_ids and params.grammar is None:  # a grammar has that rule of its own
         processors.append(MinNewTokens(params.min_new_tokens, end_ids, device))
     return [*processors, *(Brought(function, prompt_ids) for function in params.logits_processors)]
 

@@ -22,6 +22,7 @@ from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import LogitsProcessor, processors_for
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors, logprobs_of, sample
+from ingot.structured.grammars import Grammars
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,14 @@ class Choice:
 class TokenSelector:
     """Keeps each request's logits processors and turns rows of logits into choices."""
 
-    def __init__(self, stop_ids: frozenset[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        stop_ids: frozenset[int],
+        vocab_size: int,
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        self._grammars = grammars
         self._stop_ids = stop_ids
         self._vocab_size = vocab_size
         self._device = device
@@ -120,6 +128,8 @@ class TokenSelector:
             found = processors_for(
                 request.params, request.prompt_ids, self._stop_ids, self._vocab_size, self._device
             )
+            if request.params.grammar is not None and self._grammars is not None:
+                found.append(self._grammars.matcher(request.params, self._stop_ids))
             self._processors[request.request_id] = found
         return found
 
