@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from ingot.engine.builder import build
     from ingot.engine.tuner import tune
     from ingot.llm import LLM
+    from ingot.llm.prompts import Chat
     from ingot.llm.verify import verify
     from ingot.processors.prompt import Input, Prompt
 
 __version__ = VERSION
 __all__ = [
     "LLM",
+    "Chat",
     "Grammar",
     "IngotError",
     "Input",
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Chat": "ingot.llm.prompts",
     "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
     "Prompt": "ingot.processors.prompt",

@@ -95,8 +95,8 @@ def _was_given(value: Any) -> bool:
 def _types() -> dict[str, Any]:
     """Field → the type of its flag: the field's own, a list for a tuple."""
     hints = typing.get_type_hints(SamplingParams)
-    types = {}  # a grammar is no single flag's
-    for name in (one for one in VALUE_NAMES if one != "grammar"):
+    types = {}
+    for name in VALUE_NAMES:
         inner = [a for a in typing.get_args(hints[name]) if a not in (type(None), Ellipsis)]
         is_tuple = typing.get_origin(hints[name]) is tuple
         types[name] = list[inner[0]] if is_tuple else (inner or [hints[name]])[0]  # type: ignore[valid-type]

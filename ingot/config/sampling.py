@@ -188,8 +188,10 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What JSON, flags and explanations can name.
-VALUE_NAMES = tuple(one.name for one in fields(SamplingParams) if one.metadata.get("json", True))
+# What flags and explanations name: values of one word. A grammar is a text.
+VALUE_NAMES = tuple(
+    one.name for one in fields(SamplingParams) if one.metadata.get("json", True) and one.name != "grammar"
+)
 
 # Read, it is what it sets; the dataclass alone would leave its default there.
 SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ class CallJson:
     """Scans ``{"name": "…", "arguments": …}``; other keys are passed over.
 
     Attributes:
-        state: ``open``; ``closed``: the object is complete; ``broken``: it is none, or its end tag came first.
+        state: ``open``; ``closed``: the object is complete; ``broken``: it is none, or the end tag came.
         name: None until it has been read.
         read: the text taken so far.
         saw_end_tag: the end tag came inside the arguments, where their JSON is broken; it is taken.

