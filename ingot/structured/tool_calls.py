@@ -103,11 +103,16 @@ class ToolCallParser:
         shown = self._text
         if not final:  # white space may stand before a tag
             shown = shown[: len(shown) - max(held(shown, tag) for tag in tags)].rstrip()
-        elif self.num_calls and not shown.strip():
+        elif self._is_wire(shown):
             shown = ""
         self._give(deltas, shown)
         self._text = "" if final else self._text[len(shown) :]
         return False
+
+    def _is_wire(self, text: str) -> bool:
+        """Whether the answer's last text is what stands after a call: white space, part of its end tag."""
+        rest = text.strip()
+        return self.num_calls > 0 and (not rest or (self._after_json and CALL_END.startswith(rest)))
 
     def _inside(self, call: CallJson, deltas: list[Delta], *, final: bool) -> bool:
         """Read a call's text; returns whether it has ended."""

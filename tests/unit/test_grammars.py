@@ -46,20 +46,24 @@ def allowed(matcher: GrammarMatcher, vocab_size: int, output_ids: Sequence[int])
     return set(np.flatnonzero(flags).tolist())
 
 
-def expected(tokenizer: Tokenizer, pattern: str, text: bytes, ends: set[int], before: bytes) -> set[int]:
-    """The tokens after which the text can still become a match, by another library; and the end tokens."""
-    found = regex.compile(regex.escape(before) + pattern.encode())
-    ids = set()
-    heads = {i for i in range(256) if found.fullmatch(text + bytes([i]), partial=True)}
+def by_first_byte(tokenizer: Tokenizer) -> dict[int, list[tuple[int, bytes]]]:
+    """Tokens that are text, with their bytes."""
+    found: dict[int, list[tuple[int, bytes]]] = {}
     for i in range(tokenizer.vocab_size):
         data = tokenizer.token_bytes(i)
-        if (
-            data
-            and data[0] in heads
-            and not tokenizer.is_special(i)
-            and found.fullmatch(text + data, partial=True)
-        ):
-            ids.add(i)
+        if data and not tokenizer.is_special(i):
+            found.setdefault(data[0], []).append((i, data))
+    return found
+
+
+def expected(
+    tokens: dict[int, list[tuple[int, bytes]]], pattern: str, text: bytes, ends: set[int], before: bytes
+) -> set[int]:
+    """The tokens after which the text can still become a match, by another library; and the end tokens."""
+    found = regex.compile(regex.escape(before) + pattern.encode())
+    heads = [byte for byte in tokens if found.fullmatch(text + bytes([byte]), partial=True)]
+    offered = (token for byte in heads for token in tokens[byte])
+    ids = {i for i, data in offered if found.fullmatch(text + data, partial=True)}
     return ids - ends | (ends if found.fullmatch(text) else set())
 
 
@@ -71,13 +75,14 @@ def check_masks(tokenizer: Tokenizer, context: Sequence[int] = (), *, before: by
     grammars = Grammars(tokenizer, size)
     grammars.check(params, frozenset())
     matcher = grammars.matcher(params, frozenset())
+    tokens = by_first_byte(tokenizer)
     random = np.random.default_rng(1)
     ids: list[int] = []
     ended = 0
     for _ in range(14):
         text = b"".join(map(tokenizer.token_bytes, ids))
         found = allowed(matcher, size, ids)
-        assert found == expected(tokenizer, PATTERN, text, {end}, before), text
+        assert found == expected(tokens, PATTERN, text, {end}, before), text
         ended += end in found
         ids.append(int(random.choice(sorted(found - {end}))))
     assert ended

@@ -57,7 +57,7 @@ CASES: list[tuple[str, list[Delta]]] = [
     ('<tool_call>{"name":"f","arguments":{"a":1}}', called(0, "f", '{"a":1}')),
     (
         '<tool_call>{"name":"f","arguments":{"a":1}}\n</tool_c',
-        [*called(0, "f", '{"a":1}'), content("\n</tool_c")],
+        called(0, "f", '{"a":1}'),
     ),
     ('<tool_call>{"name":"f","arguments":{"a":1}\n</tool_call>x', [*called(0, "f", '{"a":1}'), content("x")]),
     (
@@ -67,7 +67,7 @@ CASES: list[tuple[str, list[Delta]]] = [
     ('<tool_call>{"name":"f","arguments":{"a":"b\nc}}\n</tool_call>', called(0, "f", '{"a":"b\nc}}\n')),
     ('<tool_call>{"name":"f","arguments":{"a":"b\nc"}}</tool_call>', called(0, "f", '{"a":"b\nc"}')),
     ('<tool_call>{"name":"f","arguments":{"a":"b\nc</tool_', called(0, "f", '{"a":"b\nc</tool_')),
-    ('<tool_call>{"name":"f","arguments":{} oops}</tool_call>x', [*called(0, "f", "{}"), content(" oops}x")]),
+    ('<tool_call>{"name":"f","arguments":{} oops}</tool_call>x', [*called(0, "f", "{}"), content("oops}x")]),
 ]
 
 
