@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Lexer states and Earley items of one step: about 15 ms and 3 ms. Their memory: some 100 MB at worst.
 _STEP_FUEL, _STEP_ITEMS, _LEXER_STATES = 200_000, 50_000, 50_000
-DEAD_END = "nothing can follow"
+DEAD_END = "nothing can follow, or finding what can takes too much work"
 
 
 class _Tokens:

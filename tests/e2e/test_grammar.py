@@ -122,6 +122,12 @@ def test_a_preempted_request_goes_on_where_it_was(llm: LLM) -> None:
     assert tight.executor.num_preemptions > 0
 
 
+def test_a_text_that_must_end_ends_before_the_minimum(llm: LLM) -> None:
+    output = llm.chat(MESSAGES, SAMPLED.replace(grammar=Grammar.regex("a{2}"), min_new_tokens=20, seed=1))
+    assert output.text == "aa"
+    assert output.finish_reason == "stop"
+
+
 def test_streams_and_tasks(llm: LLM) -> None:
     params = SAMPLED.replace(grammar=GRAMMARS["json_schema"], seed=4)
     text = "".join(piece.text for piece in llm.stream(Chat(MESSAGES), params))

@@ -47,7 +47,7 @@ def test_template_variables_as_transformers(hf_qwen2: Any) -> None:
         assert jinja(THINKING).prompt_text(CONVERSATIONS["one"], variables=variables) == expected
 
 
-def test_variables_that_a_template_does_not_read_are_refused(qwen2: Tokenizer) -> None:
+def test_variables_that_a_template_does_not_read_are_refused() -> None:
     """A misspelt name, tools for a template that knows none, and what the request itself sets."""
     for template, name, allowed in (
         (THINKING, "enable_thinkng", "enable_thinking"),
@@ -56,7 +56,7 @@ def test_variables_that_a_template_does_not_read_are_refused(qwen2: Tokenizer) -
         ("{% set x = 1 %}{{ x }}{{ namespace(y=2).y }}{{ z }}", "x", "z"),
     ):
         with pytest.raises(RequestError, match=rf"does not read .*seen: \['{name}'\]; .*{allowed}"):
-            jinja(template).prompt_ids(CONVERSATIONS["one"], qwen2, variables={name: []})
+            jinja(template).prompt_text(CONVERSATIONS["one"], variables={name: []})
 
 
 def test_arguments_of_tool_calls_are_objects_in_a_template() -> None:

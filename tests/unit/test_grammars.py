@@ -14,13 +14,14 @@ import torch
 
 from ingot import Grammar, SamplingParams
 from ingot.errors import RequestError
+from ingot.processors.detokenizer import IncrementalDetokenizer
 from ingot.processors.limited_process import ProcessLimits
 from ingot.processors.tokenizer import Tokenizer
 from ingot.structured.grammars import GrammarMatcher, Grammars, mask_words, with_text_start
 from tests.unit.vocabularies import load, metaspace_folder
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket-chat"
-PATTERN = '(?:你好|été "x"|no[0-9]{2}|<\\|im_end\\|>|\n\n?)+'
+PATTERN = '(?: sp|你好|été "x"|no[0-9]{2}|<\\|im_end\\|>|\n\n?)+'
 PADDING = 5  # ids of the model that the tokenizer lacks
 
 
@@ -83,7 +84,10 @@ def check_masks(tokenizer: Tokenizer, context: Sequence[int] = (), *, before: by
         text = b"".join(map(tokenizer.token_bytes, ids))
         found = allowed(matcher, size, ids)
         assert found == expected(tokens, PATTERN, text, {end}, before), text
-        ended += end in found
+        if end in found:
+            detokenizer = IncrementalDetokenizer(tokenizer, context)
+            assert regex.fullmatch(PATTERN, detokenizer.add(ids) + detokenizer.flush())
+            ended += 1
         ids.append(int(random.choice(sorted(found - {end}))))
     assert ended
 
@@ -257,7 +261,11 @@ def cases() -> Iterator[tuple[Grammar, list[str], list[str]]]:
     yield Grammar.regex(r"a\/b"), ["a/b"], []
     yield Grammar.regex("x\ny"), ["x\ny"], ["xy"]
     yield Grammar.regex(r"\\/"), ["\\/"], ["/"]
-    yield Grammar.json_object(), ["{}", '{ "a" : [1, {"b": null}] }'], ["[]", "1", "{} ", '{"a"}']
+    yield (
+        Grammar.json_object(),
+        ["{}", '{ "a" : [1, {"b": null}] }'],
+        ["[]", "1", "{} ", '{"a"}', '{"a":  1}'],
+    )
     thought = Grammar.choice(["7"])
     yield (
         thought.replace(thinking="may"),
