@@ -10,6 +10,7 @@ What needs PyTorch is imported when it is first used, so that ``ingot --help`` d
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ingot.config.grammar import Grammar
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.errors import IngotError
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from ingot.engine.builder import build
     from ingot.engine.tuner import tune
     from ingot.llm import LLM
+    from ingot.llm.prompts import Chat
     from ingot.llm.verify import verify
     from ingot.processors.prompt import Input, Prompt
 
 __version__ = VERSION
 __all__ = [
     "LLM",
+    "Chat",
+    "Grammar",
     "IngotError",
     "Input",
     "Prompt",
@@ -36,6 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Chat": "ingot.llm.prompts",
     "Input": "ingot.processors.prompt",
     "LLM": "ingot.llm",
     "Prompt": "ingot.processors.prompt",

@@ -10,6 +10,7 @@ import typer
 
 from ingot.cli.console import print_json, speed_text, stderr, write
 from ingot.cli.flags import AsJson, Device, EnginePath, Threads, field_flags, option
+from ingot.cli.grammar import GrammarFlags
 from ingot.cli.limits import Limits
 from ingot.cli.opening import open_llm
 from ingot.cli.prompts import WRAPPED, AreIds, PromptFile, PromptGiven, read_prompts
@@ -39,9 +40,12 @@ class RunFlags:
 
 
 @field_flags("limits")
+@field_flags("structure")
 @sampling_flags()
 @field_flags("flags")
-def run(engine: EnginePath, sampling: dict[str, Any], limits: Limits, flags: RunFlags) -> None:
+def run(
+    engine: EnginePath, sampling: dict[str, Any], structure: GrammarFlags, limits: Limits, flags: RunFlags
+) -> None:
     """Answer prompts, batched together.
 
     Sampling values that are not given come from the checkpoint's generation_config.
@@ -50,9 +54,10 @@ def run(engine: EnginePath, sampling: dict[str, Any], limits: Limits, flags: Run
     if "logprobs" in sampling and not as_json:
         raise typer.BadParameter("--logprobs needs --json, which shows them")
     given = read_prompts(flags.prompts or [], flags.file, chat=flags.chat, ids=flags.ids)
+    grammar = structure.grammar()
     start = time.perf_counter()
     llm = open_llm(engine, flags.device, flags.threads, limits)
-    params = with_given(llm.default_params, sampling)
+    params = with_given(llm.default_params, sampling).replace(grammar=grammar)
     inputs = [one.value for one in given]
     lengths, limit = [len(llm.prompt_ids(one)) for one in inputs], llm.engine.manifest.build.max_seq_len
     _note_room(lengths, params.max_new_tokens, limit)

@@ -14,6 +14,7 @@ from numbers import Integral, Real
 from typing import Any, Self
 
 from ingot.config.base import JsonConfig
+from ingot.config.grammar import Grammar
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -31,6 +32,9 @@ class SamplingParams(JsonConfig):
     presence and frequency penalties the output alone. ``num_beams > 1`` is beam search: it excludes
     sampling, penalties excepted. ``max_tokens``, as other libraries call it, is taken for
     ``max_new_tokens``.
+
+    ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
+    allowed exactly where the text may end. It is the last rule to be applied, on the host's path.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
@@ -59,6 +63,7 @@ class SamplingParams(JsonConfig):
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    grammar: Grammar | None = None
     logits_processors: tuple[Callable[..., Any], ...] = field(default=(), metadata={"json": False})
     max_tokens: InitVar[int | None] = None
 
@@ -72,6 +77,11 @@ class SamplingParams(JsonConfig):
         self._check_booleans()
         self._check_stops()
         self._check_beams()
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            form = "Grammar.json_schema(…), .json_object(), .regex(…), .choice(…) or .tool_calls(…)"
+            raise RequestError(
+                "grammar must be a Grammar", seen=repr(self.grammar)[:80], allowed=form, flag="grammar"
+            )
         self._check_processors()
 
     def replace(self, **changes: Any) -> Self:
@@ -178,8 +188,10 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What JSON, flags and explanations can name.
-VALUE_NAMES = tuple(one.name for one in fields(SamplingParams) if one.metadata.get("json", True))
+# What flags and explanations name: values of one word. A grammar is a text.
+VALUE_NAMES = tuple(
+    one.name for one in fields(SamplingParams) if one.metadata.get("json", True) and one.name != "grammar"
+)
 
 # Read, it is what it sets; the dataclass alone would leave its default there.
 SamplingParams.max_tokens = property(lambda self: self.max_new_tokens)  # type: ignore[attr-defined]

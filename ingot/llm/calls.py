@@ -25,6 +25,7 @@ from ingot.llm.outputs import Output, Piece
 from ingot.llm.prompts import Entry, with_chat_stops
 from ingot.runtime.executor import Executor
 from ingot.runtime.likelihood import Keep
+from ingot.structured.grammars import with_text_start
 
 Pieces = list[tuple[int, Piece]]
 
@@ -48,9 +49,10 @@ class Calls:
         requests = []
         for position, (entry, values) in enumerate(zip(entries, params, strict=True), start=1):
             values = with_chat_stops(values, self._text) if entry.is_chat else values
+            context = [] if entry.is_chat else entry.ids
+            values = with_text_start(values, self._text.tokenizer, context)
             with _named(_which(position, entries)):
                 self._executor.admission.check(entry.ids, values, entry.inputs)
-            context = [] if entry.is_chat else entry.ids
             requests.append(ActiveRequest(entry.ids, values, self._text.tokenizer, context, entry.inputs))
         return requests
 

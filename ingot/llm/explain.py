@@ -18,7 +18,7 @@ from ingot.engine.text import TextParts
 from ingot.llm.defaults import SAMPLED_FIELDS, Defaults, read_defaults
 from ingot.llm.explanation import Explanation, SamplingValue, TokenPiece
 from ingot.llm.generate_rules import GenerateCall, generate_differences
-from ingot.llm.prompts import Messages, PromptLike, is_conversation, prompt_entry, with_chat_stops
+from ingot.llm.prompts import Chat, Messages, PromptLike, prompt_entry, with_chat_stops
 from ingot.llm.stop_origins import stop_rules
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -46,11 +46,11 @@ def explain_request(
     used = with_chat_stops(wanted, text) if is_chat else wanted
     limit = manifest.build.max_seq_len
     room = max(limit - len(ids), 0)
-    rendered = _rendered(prompt, text) if is_chat else None
+    chat = Chat.of(prompt) if is_chat else None  # type: ignore[arg-type]
+    messages = None if chat is None else chat.messages
+    rendered = None if chat is None else _rendered(chat, text)
     stops = stop_rules(manifest, text, used, wanted)
-    call = GenerateCall(
-        manifest, text, wanted, given, len(ids), room, prompt if is_chat else None, rendered, stops
-    )
+    call = GenerateCall(manifest, text, wanted, given, len(ids), room, messages, rendered, stops)
     return Explanation(
         kind=_kind(prompt, is_chat),
         chat_format=text.chat.name if is_chat and text.chat is not None else None,
@@ -67,7 +67,7 @@ def explain_request(
         choice=_choice(used),
         seed=_seed_rule(used),
         differences=tuple(generate_differences(call)),
-        notes=tuple(_notes(prompt if is_chat else None, ids, text, used, manifest)),
+        notes=tuple(_notes(chat, ids, text, used, manifest)),
     )
 
 
@@ -93,9 +93,9 @@ def _kind(prompt: object, is_chat: bool) -> Literal["text", "conversation", "tok
     return "text" if isinstance(parts[0], str) else "token ids"
 
 
-def _rendered(messages: Any, text: TextParts) -> str:
+def _rendered(chat: Chat, text: TextParts) -> str:
     assert text.chat is not None  # prompt_entry has made its ids
-    return text.chat.prompt_text(messages, tokenizer=text.tokenizer)
+    return text.chat.prompt_text(chat.messages, tokenizer=text.tokenizer, variables=chat.variables)
 
 
 def _joined(ids: list[int], tokenizer: Tokenizer | None) -> str | None:
@@ -179,6 +179,8 @@ def _rules(params: SamplingParams, manifest: Manifest) -> Iterator[str]:
     if params.min_new_tokens and any(token < manifest.model.vocab_size for token in ends):
         banned = ", ".join(map(str, ends))
         yield f"min_new_tokens {params.min_new_tokens}: no end token before that ({banned})"
+    if params.grammar is not None:
+        yield f"grammar {params.grammar.kind}: only tokens that continue a text of it"
 
 
 def _choice(params: SamplingParams) -> str:
@@ -208,7 +210,7 @@ def _seed_rule(params: SamplingParams) -> str:
 
 
 def _notes(
-    messages: Any, ids: list[int], text: TextParts, params: SamplingParams, manifest: Manifest
+    chat: Chat | None, ids: list[int], text: TextParts, params: SamplingParams, manifest: Manifest
 ) -> Iterator[str]:
     limit, vocabulary = manifest.build.max_seq_len, manifest.model.vocab_size
     if not ids:
@@ -227,7 +229,7 @@ def _notes(
         yield "beam search ends at stop ids only: stop strings cut the text afterwards"
     if params.stop and text.tokenizer is None:
         yield "refused: the engine has no tokenizer to find stop strings with"
-    if messages is not None and is_conversation(messages) and text.chat is not None:
-        whole = text.chat.prompt_text(messages)
-        if len(whole) > len(_rendered(messages, text)):
+    if chat is not None and text.chat is not None:
+        whole = text.chat.prompt_text(chat.messages, variables=chat.variables)
+        if len(whole) > len(_rendered(chat, text)):
             yield "the chat format's window dropped the oldest turns of the conversation"

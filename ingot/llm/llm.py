@@ -32,7 +32,7 @@ from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.opening import executor_of, open_engine
 from ingot.llm.outputs import Output, Piece
-from ingot.llm.prompts import Entry, Messages, PromptLike, chat_ids, prompt_entry, split_prompts
+from ingot.llm.prompts import Chat, Entry, Messages, PromptLike, chat_ids, prompt_entry, split_prompts
 from ingot.processors.chat import ChatFormat
 from ingot.processors.prompt import Prompt
 from ingot.processors.tokenizer import Tokenizer
@@ -227,7 +227,7 @@ class LLM:
         """Token ids that a prompt, or a conversation, becomes; placeholders where inputs stand."""
         return self._entry(prompt).ids
 
-    def chat_ids(self, messages: Messages) -> list[int]:
+    def chat_ids(self, messages: Messages | Chat) -> list[int]:
         """Token ids of the prompt that a conversation becomes."""
         return chat_ids(messages, self.engine.text)
 

@@ -22,6 +22,7 @@ from ingot.engine.manifest import is_engine, refuse_build_values
 from ingot.engine.proof import standing
 from ingot.runtime.executor import Executor
 from ingot.runtime.setup import make_executor
+from ingot.structured.grammars import Grammars
 
 _log = logging.getLogger(__name__)
 
@@ -72,4 +73,5 @@ def executor_of(engine: Engine, runtime: RuntimeConfig) -> Executor:
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
         config=runtime,
+        grammars=Grammars(engine.text.tokenizer, engine.manifest.model.vocab_size),
     )

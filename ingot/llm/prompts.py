@@ -9,9 +9,11 @@ executor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
+from ingot.config.grammar import tool_schemas
 from ingot.config.sampling import SamplingParams
 from ingot.engine.text import TextParts
 from ingot.errors import RequestError
@@ -19,7 +21,46 @@ from ingot.processors.prompt import Input, Prompt
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 
 Messages = Sequence[Mapping[str, Any]]
-PromptLike = str | Sequence[int] | Prompt
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation with what its chat template takes beside messages. Taken wherever a prompt is.
+
+    Attributes:
+        messages: ``[{"role": "user", "content": "..."}]``.
+        tools: as in the OpenAI API; None or empty for none.
+        template_kwargs: further variables of the template, such as ``{"enable_thinking": False}``. A name
+            that the template does not read is refused when the prompt is made.
+
+    Raises:
+        RequestError: a tool is malformed, or ``template_kwargs`` name what has a place of its own.
+    """
+
+    messages: Messages
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tools:
+            tool_schemas(self.tools)
+        taken = sorted({"messages", "tools", "add_generation_prompt"} & set(self.template_kwargs))
+        if taken:
+            what = "template_kwargs may not set what the request has a place for"
+            raise RequestError(what, seen=taken, flag="template_kwargs")
+
+    @classmethod
+    def of(cls, prompt: Chat | Messages) -> Chat:
+        """A conversation, with nothing beside it if it is only messages."""
+        return prompt if isinstance(prompt, cls) else cls(prompt)  # type: ignore[arg-type]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given beside messages."""
+        return {**({"tools": list(self.tools)} if self.tools else {}), **self.template_kwargs}
+
+
+PromptLike = str | Sequence[int] | Prompt | Chat
 
 
 class Entry(NamedTuple):
@@ -52,12 +93,13 @@ def prompt_entry(prompt: PromptLike | Messages, text: TextParts, rules: InputRul
     return Entry(ids, False, tuple(inputs))
 
 
-def chat_ids(messages: Messages, text: TextParts, variables: Mapping[str, Any] | None = None) -> list[int]:
-    """Token ids of the prompt that a conversation becomes; ``variables`` are the template's own.
+def chat_ids(messages: Messages | Chat, text: TextParts) -> list[int]:
+    """Token ids of the prompt that a conversation becomes.
 
     Raises:
         RequestError: the engine has no tokenizer or chat format, or the messages do not fit it.
     """
+    chat = Chat.of(messages)
     if text.tokenizer is None:
         raise RequestError(
             "the engine has no tokenizer, so it cannot chat",
@@ -68,7 +110,7 @@ def chat_ids(messages: Messages, text: TextParts, variables: Mapping[str, Any] |
         raise RequestError(
             "the engine has no chat template", fix="build with --chat-template chatml, vicuna or a file"
         )
-    return text.chat.prompt_ids(messages, text.tokenizer, variables=variables)
+    return text.chat.prompt_ids(chat.messages, text.tokenizer, variables=chat.variables)
 
 
 def with_chat_stops(params: SamplingParams, text: TextParts) -> SamplingParams:
@@ -89,5 +131,6 @@ def split_prompts(
 
 
 def is_conversation(prompt: object) -> bool:
-    """Whether a prompt is a list of messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+    """Whether a prompt is a list of messages, or a ``Chat``."""
+    listed = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+    return listed or isinstance(prompt, Chat)

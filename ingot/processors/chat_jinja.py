@@ -16,14 +16,17 @@ from typing import Any
 from ingot.config.json_text import parse_json
 from ingot.errors import RequestError, TokenizerError
 from ingot.processors.chat_format import Asked, ChatFormat
-from ingot.processors.chat_messages import TEMPLATE_ROLES, Message, check_messages
+from ingot.processors.chat_messages import TEMPLATE_ROLES, Message, check_messages, with_arguments
 from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_folder import TURN_ENDS
 
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.processors.template_sandbox"
+_OWN = {"messages", "add_generation_prompt"}
 _OTHER = "use another template: `ingot build … --chat-template chatml`, or chat_template= in Python"
+
+_UNREAD = "leave them out, or use a model whose template takes them (tools, enable_thinking)"
 
 
 class JinjaFormat(ChatFormat):
@@ -34,6 +37,9 @@ class JinjaFormat(ChatFormat):
         origin: where it is from, for errors.
         named_tokens: ``bos_token`` and the like, which templates print.
         limits: of time and memory for the process in which the template runs.
+
+    Attributes:
+        variables: names that the template reads and a request may set.
 
     Raises:
         TokenizerError: the template does not parse within its limits.
@@ -57,6 +63,7 @@ class JinjaFormat(ChatFormat):
         if "fault" in found:
             where = f" in line {found['line']}" if found["line"] else ""
             raise TokenizerError(f"{self.name} has an error{where}", seen=found["fault"], fix=_OTHER)
+        self.variables = frozenset(found["names"]) - _OWN
 
     def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
         return self._render(*self._checked(asked), asked.generate)
@@ -80,7 +87,13 @@ class JinjaFormat(ChatFormat):
 
     def _checked(self, asked: Asked) -> tuple[list[Message], dict[str, Any]]:
         """Messages and variables as JSON values, which is what a template can be given."""
-        given = check_messages(asked.messages, TEMPLATE_ROLES), dict(asked.variables)
+        unknown = sorted(str(name) for name in asked.variables if name not in self.variables)
+        if unknown:
+            allowed = sorted(self.variables) or "none"
+            raise RequestError(
+                f"{self.name} does not read these variables", seen=unknown, allowed=allowed, fix=_UNREAD
+            )
+        given = with_arguments(check_messages(asked.messages, TEMPLATE_ROLES)), dict(asked.variables)
         try:
             checked, values = parse_json(json.dumps(given, default=_as_object))
         except (TypeError, ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.config.json_text import parse_json
 from ingot.errors import RequestError
 
 Message = dict[str, Any]
@@ -47,6 +48,31 @@ def check_turns(messages: list[Message], *, add_generation_prompt: bool) -> None
         raise RequestError("the first message after the system's must be the user's", seen=turns[0])
     if add_generation_prompt and (not turns or turns[-1] != "user"):
         raise RequestError("the last message must be the user's", seen=messages[-1]["role"], fix="messages")
+
+
+def with_arguments(messages: list[Message]) -> list[Message]:
+    """The messages with the arguments of tool calls as objects, which templates write as JSON again.
+
+    The API has them as JSON text. Text that is no JSON object stays text.
+    """
+    return [
+        {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), (list, tuple))
+        else message
+        for message in messages
+    ]
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        value = parse_json(arguments)
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": value}} if isinstance(value, dict) else call
 
 
 def _checked(message: Mapping[str, Any], where: str, roles: Sequence[str]) -> Message:

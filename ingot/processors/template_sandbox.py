@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import ext, nodes, parser
+from jinja2 import ext, meta, nodes, parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -33,8 +33,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         question: ``source``, the Jinja text, and ``variables``; None: only look whether it parses.
 
     Returns:
-        ``text``, or ``fault`` with ``kind`` (``syntax``: it does not parse; ``refusal``: the template itself
-        refuses the variables; ``failure``: anything else) and ``line``, if that is known.
+        ``text``, and where it only looks ``names``, the variables that the template reads; or ``fault`` with
+        ``kind`` (``syntax``: it does not parse; ``refusal``: the template itself refuses the variables;
+        ``failure``: anything else) and ``line``, if that is known.
     """
     try:
         template = _compiled(question["source"])
@@ -43,7 +44,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:  # whatever the parser of an untrusted text raises
         return _fault("syntax", error)
     if question["variables"] is None:
-        return {"text": ""}
+        return {"text": "", "names": _names(question["source"])}
     try:
         return {"text": _rendered(template, question["variables"])}
     except MemoryError:
@@ -52,6 +53,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return _fault("refusal", error)
     except Exception as error:  # whatever an untrusted program raises
         return _fault("failure", error)
+
+
+def _names(source: str) -> list[str]:
+    sandbox = TemplateSandbox()
+    return sorted(meta.find_undeclared_variables(sandbox.parse(source)) - set(sandbox.globals))
 
 
 def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:

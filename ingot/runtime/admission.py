@@ -16,12 +16,13 @@ from ingot.errors import RequestError
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
+from ingot.structured.grammars import Grammars
 
 
 @dataclass(frozen=True)
 class Admission:
     """An engine's limits; ``rope_offset`` gives the rotary table's offset for a prompt's length. Without
-    ``inputs`` the model takes text alone.
+    ``inputs`` the model takes text alone; ``grammars`` compile those of requests, which ``stop_ids`` end.
     """
 
     vocab_size: int
@@ -30,6 +31,8 @@ class Admission:
     blocks: BlockManager
     rope_offset: Callable[[int], int]
     inputs: InputRules | None = None
+    grammars: Grammars | None = None
+    stop_ids: frozenset[int] = frozenset()
 
     def check(
         self, prompt_ids: Sequence[int], params: SamplingParams, inputs: Sequence[RequestInput] = ()
@@ -37,12 +40,14 @@ class Admission:
         """The prompt's ids, when a request for new tokens can be served.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, the beams cannot fit, or the model
-                does not take these inputs.
+            RequestError: the prompt is empty, too long, holds unknown ids, the beams cannot fit, the model
+                does not take these inputs, or the grammar cannot be served.
         """
         self.check_inputs(inputs)
         ids = self.checked_ids(prompt_ids, room=1)
         self._check_fit(len(ids), params)
+        if self.grammars is not None:
+            self.grammars.check(params, self.stop_ids)
         return ids
 
     def check_inputs(self, inputs: Sequence[RequestInput]) -> None:

@@ -43,6 +43,7 @@ from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
 from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
+from ingot.structured.grammars import Grammars
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Executor:
         setting: Setting | None = None,
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -97,15 +99,17 @@ class Executor:
         self.max_seq_len = max_seq_len
         self.run_ahead = run_ahead
         vocab_size = model.config.vocab_size
-        self.admission = Admission(vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs)
+        grammars = grammars or Grammars(None, vocab_size)
+        self.admission = Admission(
+            vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
+        )
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
-        self.selector = TokenSelector(stop_ids, runner.feed.counts)
+        self.selector = TokenSelector(stop_ids, runner.feed.counts, grammars)
         self.num_preemptions = 0
         self._setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
-        self._prompt_logits: dict[str, list[torch.Tensor]] = {}
-        self._keep: dict[str, Keep] = {}
+        self._kept: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
         self._host_bound: set[str] = set()
         self._ahead: _StepAhead | None = None
         self.before_taps: list[tuple[bool, bool]] = []
@@ -180,8 +184,7 @@ class Executor:
         """What was kept of all positions, once the request has finished: of ``add_hidden`` what its ``keep``
         leaves, of ``add_logits`` by default float32 [num_tokens, vocab_size] on the CPU.
         """
-        del self._keep[request_id]
-        return torch.cat(self._prompt_logits.pop(request_id))
+        return torch.cat(self._kept.pop(request_id)[1])
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request (or one of its answers) now and free its blocks; unknown ids are ignored."""
@@ -189,8 +192,7 @@ class Executor:
             if self._owner_of(request) == request_id and index in (None, request.sample_index):
                 self._end(request)
         self._groups.pop(request_id, None)
-        self._prompt_logits.pop(request_id, None)
-        self._keep.pop(request_id, None)
+        self._kept.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Capture graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps that need
@@ -227,8 +229,7 @@ class Executor:
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self._end(request)
             self._groups.clear()
-            self._prompt_logits.clear()
-            self._keep.clear()
+            self._kept.clear()
             if self.scheduler.encoders is not None:
                 self.scheduler.encoders.clear()
             if ran_out(error) and self._setting is not None:
@@ -309,10 +310,10 @@ class Executor:
 
     def _kept(self, item: ScheduledRequest, values: torch.Tensor) -> list[Update]:
         """Keep what a read prompt wants of a step's logits or hidden states; returns its end."""
-        pieces = self._prompt_logits[item.request.request_id]
+        keep, pieces = self._kept[item.request.request_id]
         if item.start == 0:
             pieces.clear()  # a preempted prompt starts over
-        pieces.append(self._keep[item.request.request_id](values, item.start))
+        pieces.append(keep(values, item.start))
         return [self._finished(item.request, FinishReason.LENGTH)] if item.samples else []
 
     def _apply(self, choice: Choice) -> list[Update]:
@@ -376,8 +377,7 @@ class Executor:
         ids = self.admission.checked_ids(prompt_ids, room=0)
         self.admission.check_inputs(inputs)
         request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
-        self._prompt_logits[request_id] = []
-        self._keep[request_id] = keep
+        self._kept[request_id] = (keep, [])
         return request
 
     def _start(self, request: Request, owner: str) -> None:

@@ -26,6 +26,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
+from ingot.structured.grammars import GrammarMatcher, Grammars
 
 
 @dataclass
@@ -42,20 +43,25 @@ class Choice:
 class TokenSelector:
     """Gives each request's row its values, and turns rows of logits into choices."""
 
-    def __init__(self, stop_ids: frozenset[int], counts: TokenCounts) -> None:
+    def __init__(
+        self, stop_ids: frozenset[int], counts: TokenCounts, grammars: Grammars | None = None
+    ) -> None:
+        self._grammars = grammars
+        self._matchers: dict[str, GrammarMatcher] = {}
         self._stop_ids = stop_ids
         self._counts = counts
 
     @staticmethod
     def needs_host(request: Request) -> bool:
         """Whether what follows from the request's logits is decided on the host: beams, functions that the
-        request brought.
+        request brought, grammars.
         """
-        return request.params.num_beams > 1 or bool(request.params.logits_processors)
+        return request.params.num_beams > 1 or _has_own_rules(request)
 
     def forget(self, request: Request) -> None:
         """Drop what is kept for a request that has ended or was preempted."""
         self._counts.release(request)
+        self._matchers.pop(request.request_id, None)
 
     def draws(self, requests: Sequence[Request], *, counted: bool) -> list[RowSampling]:
         """How each request's next token is chosen, once the device holds what is known of its tokens.
@@ -78,7 +84,7 @@ class TokenSelector:
         choices = [Choice(request) for request in requests]
         tensors = SamplingTensors.from_rows(self.draws(requests, counted=False), self._counts.device)
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
-        bringing = [(i, r) for i, r in enumerate(requests) if r.params.logits_processors]
+        bringing = [(i, r) for i, r in enumerate(requests) if _has_own_rules(r)]
         rows = logits
         if beams or bringing:  # rows will change
             rows = logits.to(torch.float32, copy=True)
@@ -90,6 +96,7 @@ class TokenSelector:
             try:
                 ids = [*request.prompt_ids, *request.output_ids]
                 apply_brought(request.params.logits_processors, ids, rows[i])
+                self._hold_to_grammar(request, rows[i])
             except RequestError as error:
                 choices[i].error = error
         if beams:
@@ -99,9 +106,21 @@ class TokenSelector:
             _sample(choices, rows, logits, tensors)
         return choices
 
+    def _hold_to_grammar(self, request: Request, row: torch.Tensor) -> None:
+        """Ban the tokens in a row of logits that do not continue the request's grammar; none: nothing."""
+        params, name = request.params, request.request_id
+        if params.grammar is None:
+            return
+        assert self._grammars is not None, "admission has compiled it"
+        if name not in self._matchers:
+            self._matchers[name] = self._grammars.matcher(params, self._stop_ids)
+        self._matchers[name](row, request.output_ids)
+
     def _banned(self, request: Request) -> frozenset[int]:
-        """End tokens that cannot be the request's next token."""
+        """End tokens that cannot be the request's next token; a grammar sees to its own."""
         params = request.params
+        if params.grammar is not None:
+            return frozenset()
         if len(request.output_ids) + request.num_pending >= params.min_new_tokens:
             return frozenset()
         return params.end_ids(self._stop_ids)
@@ -122,6 +141,10 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
         wanted = choice.request.params.logprobs
         if wanted is not None:
             choice.logprobs = read_logprobs(told[i], token, wanted)
+
+
+def _has_own_rules(request: Request) -> bool:
+    return bool(request.params.logits_processors) or request.params.grammar is not None
 
 
 def has_penalties(params: SamplingParams) -> bool:

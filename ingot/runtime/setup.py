@@ -29,6 +29,7 @@ from ingot.runtime.forward import Forward
 from ingot.runtime.inputs import InputRules
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
+from ingot.structured.grammars import Grammars
 
 
 def make_executor(
@@ -40,8 +41,10 @@ def make_executor(
     max_batch_size: int,
     max_seq_len: int,
     config: RuntimeConfig,
+    grammars: Grammars | None = None,
 ) -> Executor:
     """Allocate the KV cache and put the parts together; with ``batch_invariant`` the model is switched over.
+    Without ``grammars`` no request may bring one.
 
     Raises:
         OutOfMemoryError: the cache cannot hold one request of ``max_seq_len`` tokens.
@@ -82,6 +85,7 @@ def make_executor(
         setting=setting,
         encoders=encoders,
         inputs=_input_rules(model, setting),
+        grammars=grammars,
     )
 
 

@@ -21,7 +21,7 @@ from ingot.engine.proof import standing
 from ingot.engine.text import TextParts
 from ingot.errors import EngineError, RequestError
 from ingot.llm.defaults import Defaults, read_defaults
-from ingot.llm.prompts import chat_ids, prompt_entry, with_chat_stops
+from ingot.llm.prompts import Chat, chat_ids, prompt_entry, with_chat_stops
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused
@@ -78,7 +78,7 @@ class ServedModel:
             ApiError: the messages do not fit the chat format.
         """
         try:
-            return chat_ids(messages, self.side.text, variables)
+            return chat_ids(Chat(messages, template_kwargs=variables), self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
 

@@ -49,6 +49,32 @@ def test_answers_that_stream_side_by_side_come_in_order(engine: Path, llm: LLM) 
     assert "24 tokens in" in result.stderr
 
 
+def test_an_answer_of_a_grammar(engine: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"const": 7}')
+    for words, text in (
+        (("--json-schema", schema), "7"),
+        (("--regex", "ab{3}"), "abbb"),
+        (("--choice", "été"), "été"),
+    ):
+        assert ingot("run", engine, "one", *words, "--device", "cpu").stdout == f"{text}\n"
+    many = ingot("run", engine, "one", *("--choice", "no", "--choice", "yes"), "--device", "cpu")
+    assert many.stdout in ("no\n", "yes\n")
+
+
+def test_grammar_flags_that_cannot_be(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    for words, message in (
+        (("--regex", "a", "--choice", "b"), "give one of"),
+        (("--json-schema", tmp_path / "none.json"), "does not exist"),
+        (("--json-schema", tmp_path / "bad.json"), "not JSON"),
+        (("--regex", "(a"), "unclosed group"),
+    ):
+        result = ingot("run", engine, "one", *words, "--device", "cpu")
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
 def test_several_answers_are_separated(engine: Path, llm: LLM) -> None:
     params = SamplingParams(max_new_tokens=4, temperature=1.0, seed=3, n=2)
     words = ("--max-new-tokens", 4, "--temperature", 1, "--seed", 3, "-n", 2)
@@ -208,7 +234,7 @@ def test_flags_override_generation_config_and_only_when_given(tmp_path: Path) ->
 
 
 def test_every_sampling_value_has_a_flag_with_help() -> None:
-    assert list(_HELP) == list(SamplingParams().to_json())
+    assert [*_HELP, "grammar"] == list(SamplingParams().to_json())  # which has flags of its own
 
 
 # --- chat ------------------------------------------------------------------------------------------------

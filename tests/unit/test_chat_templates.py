@@ -47,6 +47,28 @@ def test_template_variables_as_transformers(hf_qwen2: Any) -> None:
         assert jinja(THINKING).prompt_text(CONVERSATIONS["one"], variables=variables) == expected
 
 
+def test_variables_that_a_template_does_not_read_are_refused() -> None:
+    """A misspelt name, tools for a template that knows none, and what the request itself sets."""
+    for template, name, allowed in (
+        (THINKING, "enable_thinkng", "enable_thinking"),
+        (CHATML, "tools", "none"),
+        (CHATML, "messages", "none"),
+        ("{% set x = 1 %}{{ x }}{{ namespace(y=2).y }}{{ z }}", "x", "z"),
+    ):
+        with pytest.raises(RequestError, match=rf"does not read .*seen: \['{name}'\]; .*{allowed}"):
+            jinja(template).prompt_text(CONVERSATIONS["one"], variables={name: []})
+
+
+def test_arguments_of_tool_calls_are_objects_in_a_template() -> None:
+    """The API sends them as JSON text, which a template would put in quotes once more."""
+    template = "{% for c in messages[-1].tool_calls %}{{ c.function.arguments | tojson }};{% endfor %}"
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"a": "é"}', "{}", "[1]", "{")]
+    calls.append({"function": {"name": "f", "arguments": {"b": 1}}})
+    messages = [*user("Q"), {"role": "assistant", "content": None, "tool_calls": calls}]
+    assert jinja(template).prompt_text(messages) == '{"a": "é"};{};"[1]";"{";{"b": 1};'
+    assert calls[0]["function"]["arguments"] == '{"a": "é"}'
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_plain_conversations_encode_as_their_text(name: str, llama: Tokenizer, golden: Path) -> None:
     """Nobody typed a special token: cutting at them by ourselves changes nothing."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ingot.config.base import JsonConfig
+from ingot.config.grammar import Grammar
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import MAX_LOGPROBS, VALUE_NAMES, SamplingParams
 from ingot.errors import ConfigError, RequestError
@@ -51,6 +52,7 @@ EVERY_FIELD = SamplingParams(
     num_beams=1,
     length_penalty=0.8,
     early_stopping=True,
+    grammar=Grammar.json_schema({"type": "object", "title": "é"}),
 )
 
 
@@ -69,6 +71,7 @@ def test_the_round_trip_test_sets_every_sampling_field() -> None:
     plain = SamplingParams()
     same = {name for name in VALUE_NAMES if getattr(plain, name) == getattr(EVERY_FIELD, name)}
     assert same == {"num_beams"}
+    assert EVERY_FIELD.grammar != plain.grammar
 
 
 def test_configs_are_frozen_and_hashable() -> None:

@@ -1,0 +1,68 @@
+"""What a grammar does to a process that compiles it: tried in one with limits (``LimitedProcess``).
+
+Owns the search for the part of a schema that is at fault. Knows no engine: its vocabulary is the 256 bytes.
+
+    answer({"lark": lark_of(grammar), "schemas": grammar.schemas()})      # {"fault": None}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import llguidance  # noqa: F401 - loaded before the first question, whose time is counted
+
+from ingot.structured.lark import lark_of_schema
+from ingot.structured.vocabulary import fault_of, new_matcher, vocabulary
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_ONE = ("items", "additionalProperties", "not", "contains")
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Whether llguidance takes a grammar.
+
+    Args:
+        question: ``lark``, and ``schemas``, those in it by name.
+
+    Returns:
+        ``fault``, None if there is none, and ``part``: where in which schema.
+    """
+    fault = _fault(question["lark"])
+    if fault is None:
+        return {"fault": None}
+    for name, schema in question["schemas"].items():
+        inner = _fault(lark_of_schema(schema))
+        if inner is not None:
+            path = ".".join([*([name] if name else []), *_part(schema, schema, inner)])
+            return {"fault": inner, "part": path or "the schema itself"}
+    return {"fault": fault, "part": None}
+
+
+def _fault(lark: str) -> str | None:
+    matcher = new_matcher(vocabulary([bytes([byte]) for byte in range(256)]), lark)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return fault_of(matcher)
+
+
+def _part(schema: Any, root: Any, fault: str) -> list[str]:
+    """The path of the innermost schema that by itself has the same fault."""
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    for path, inner in _inner(schema):
+        if _fault(lark_of_schema({**shared, **inner})) == fault:
+            return [*path, *_part(inner, root, fault)]
+    return []
+
+
+def _inner(schema: Any) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    for key, value in schema.items():
+        found: list[tuple[list[str], Any]] = []
+        if key in _MAPS and isinstance(value, dict):
+            found = [([key, name], inner) for name, inner in value.items()]
+        elif key in _LISTS and isinstance(value, list):
+            found = [([f"{key}[{place}]"], inner) for place, inner in enumerate(value)]
+        elif key in _ONE:
+            found = [([key], value)]
+        yield from ((path, inner) for path, inner in found if isinstance(inner, dict))

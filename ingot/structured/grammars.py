@@ -1,0 +1,220 @@
+"""Grammars compiled for one engine's tokenizer, and what they allow after each token.
+
+Owns the mapping of ids to bytes that llguidance reads, the limits of compiling, and the state of a request's
+grammar. Knows no scheduler and no model.
+
+    grammars = Grammars(tokenizer, vocab_size=model.config.vocab_size)
+    grammars.check(params.grammar)
+    matcher = grammars.matcher(params, stop_ids)
+    matcher.mask_into(bits, output_ids)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ingot.config.grammar import Grammar
+from ingot.config.sampling import SamplingParams
+from ingot.errors import DeviceError, RequestError
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.structured.lark import lark_of
+from ingot.structured.vocabulary import DEAD_END, fault_of, new_matcher, vocabulary
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
+_KEPT = 64  # compiled grammars
+_PROMPT_WINDOW = 16
+_SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
+
+
+class Grammars:
+    """Grammars of one engine; safe to share between threads.
+
+    Args:
+        tokenizer: None for an engine without one, which takes no grammars.
+        vocab_size: width of the logits; ids from the tokenizer's size on are never allowed.
+        limits: of the process in which a grammar is compiled for the first time.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        limits: ProcessLimits = COMPILE_LIMITS,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        self._probe = LimitedProcess("ingot.structured.grammar_probe", limits)
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+
+    def check(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+        """Refuse a request whose grammar cannot be served; none is fine.
+
+        Raises:
+            RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
+                the vocabulary begins a text of it, or nothing ends the answer.
+            DeviceError: llguidance is not installed.
+        """
+        if params.grammar is None:
+            return
+        if not any(0 <= token < self.vocab_size for token in params.end_ids(stop_ids)):
+            raise RequestError(
+                "a grammar needs an end token, and this request has none",
+                seen=f"ignore_eos={params.ignore_eos}",
+                allowed="ignore_eos=False, or stop_token_ids",
+                flag="ignore_eos",
+            )
+        self.matcher(params, stop_ids).mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+
+    def matcher(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher:
+        """The state of one answer's grammar; raises as ``check``."""
+        assert params.grammar is not None
+        ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
+        return GrammarMatcher(self._start(params.grammar), self.vocab_size, ends, params.min_new_tokens)
+
+    def _start(self, grammar: Grammar) -> LLMatcher:
+        with self._lock:
+            found = self._compiled.get(grammar)
+        if found is None:  # compiled outside the lock: steps that use others do not wait for it
+            found = self._compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        """A matcher at the start; compiled in a process of its own first, which an endless one ends."""
+        tokens = self._tokens()
+        lark = lark_of(grammar)
+        try:
+            found = self._probe.ask({"lark": lark, "schemas": grammar.schemas()})
+        except ProcessEndedError as error:
+            raise RequestError(f"the grammar {error}", fix=_SIMPLER) from None
+        if found["fault"] is not None:
+            where = f" ({found['part']})" if found["part"] else ""
+            raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
+        matcher = new_matcher(tokens, lark)
+        fault = fault_of(matcher)
+        if fault is not None:
+            raise RequestError("the grammar is refused", seen=fault, flag="grammar")
+        return matcher
+
+    def _tokens(self) -> LLTokenizer:
+        """The engine's vocabulary, read when a grammar first needs it."""
+        if importlib.util.find_spec("llguidance") is None:
+            what = "llguidance is not installed, and grammars need it"
+            raise DeviceError(what, fix="pip install 'ingot[grammar]' (or pip install llguidance)")
+        if self._tokenizer is None:
+            raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
+        if not self._tokenizer.joins_bytes:
+            raise RequestError(
+                "this tokenizer's text is not its tokens' bytes, so it takes no grammars", flag="grammar"
+            )
+        if self._vocabulary is None:
+            special = [i for i in range(self.vocab_size) if self._tokenizer.is_special(i)]
+            tokens = [self._tokenizer.token_bytes(i) for i in range(self.vocab_size)]
+            self._vocabulary = vocabulary(tokens, special)
+        return self._vocabulary
+
+
+class GrammarMatcher:
+    """What a grammar allows after the tokens of one answer; a logits processor.
+
+    Args:
+        start: a matcher that has read nothing; it stays as it is.
+        vocab_size: V.
+        end_ids: tokens that end the answer. They are allowed exactly where the text may end, and are never
+            text, whatever their bytes.
+        min_new_tokens: no end token before that, unless nothing else is allowed.
+    """
+
+    def __init__(
+        self, start: LLMatcher, vocab_size: int, end_ids: Sequence[int], min_new_tokens: int = 0
+    ) -> None:
+        self._start = start
+        self._vocab_size = vocab_size
+        ends = np.zeros(mask_words(vocab_size) * 32, np.uint8)
+        ends[list(end_ids)] = 1
+        text = np.arange(len(ends)) < vocab_size
+        self._ends = np.packbits(ends, bitorder="little").view(np.int32)
+        self._text = np.packbits(text & (ends == 0), bitorder="little").view(np.int32)
+        self._min_new_tokens = min_new_tokens
+        self._matcher = start.deep_copy()
+        self._ids: list[int] = []
+
+    def mask_into(self, bits: npt.NDArray[np.int32], output_ids: Sequence[int]) -> None:
+        """Set the bits of the tokens that may follow ``output_ids``.
+
+        Args:
+            bits: int32 [ceil(V / 32)], overwritten; bit ``t % 32`` of word ``t // 32`` is token t's.
+
+        Raises:
+            RequestError: no token may follow, or the grammar has met a limit.
+        """
+        self._advance(output_ids)
+        data = self._matcher.compute_bitmask()
+        fault = fault_of(self._matcher)
+        if fault not in (None, DEAD_END):
+            raise RequestError(f"the grammar fails after {len(output_ids)} tokens", seen=fault, fix=_SIMPLER)
+        bits[:] = np.frombuffer(data, np.int32)[: len(bits)] & self._text if fault is None else 0
+        if self._matcher.is_accepting() and (len(output_ids) >= self._min_new_tokens or not bits.any()):
+            bits |= self._ends
+        if not bits.any():
+            raise RequestError(
+                f"no token of this engine's vocabulary continues the grammar after {len(output_ids)} tokens",
+                fix="a grammar that the vocabulary can write, without the request's stop_token_ids",
+            )
+
+    def __call__(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
+        """Set the scores of all other tokens to -inf (``LogitsProcessor``)."""
+        bits = np.empty(mask_words(self._vocab_size), np.int32)
+        self.mask_into(bits, output_ids)
+        banned = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size] == 0
+        logits.masked_fill_(torch.from_numpy(banned).to(logits.device), float("-inf"))
+
+    def _advance(self, output_ids: Sequence[int]) -> None:
+        """Read the tokens that are new; all of them where earlier ones have changed."""
+        known = len(self._ids)
+        if list(output_ids[:known]) != self._ids:
+            self._matcher, self._ids, known = self._start.deep_copy(), [], 0
+        fresh = list(output_ids[known:])
+        if fresh and not self._matcher.consume_tokens(fresh):
+            self._matcher, self._ids = self._start.deep_copy(), []
+            raise RequestError("the answer left its grammar", seen=f"after {known} tokens", flag="grammar")
+        self._ids += fresh
+
+
+def mask_words(vocab_size: int) -> int:
+    """Words of a mask: ceil(V / 32)."""
+    return -(-vocab_size // 32)
+
+
+def with_text_start(
+    params: SamplingParams, tokenizer: Tokenizer | None, context: Sequence[int]
+) -> SamplingParams:
+    """The values with the grammar told what comes before its text.
+
+    SentencePiece begins every text with a space that decoding drops. So does an answer's, unless it continues
+    the text of ``context``.
+    """
+    if params.grammar is None or tokenizer is None:
+        return params
+    shown = (i for i in context[-_PROMPT_WINDOW:] if not tokenizer.is_special(i))
+    if any(tokenizer.token_bytes(i) for i in shown) or tokenizer.text_stream().feed(b" "):
+        return params
+    return params.replace(grammar=params.grammar.replace(before=" "))

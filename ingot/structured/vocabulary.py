@@ -1,0 +1,71 @@
+"""A vocabulary as llguidance sees it.
+
+Owns the way from tokens' bytes to its tokenizer and matchers, and the limits of both. Knows no ``Tokenizer``.
+
+    matcher = new_matcher(vocabulary([bytes([i]) for i in range(256)]), lark_of(grammar))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# Lexer states and Earley items of one step: about 15 ms and 3 ms. Their memory: some 100 MB at worst.
+_STEP_FUEL, _STEP_ITEMS, _LEXER_STATES = 200_000, 50_000, 50_000
+DEAD_END = "nothing can follow, or finding what can takes too much work"
+
+
+class _Tokens:
+    """What ``LLTokenizer`` reads of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], special: list[int]) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special
+        self.eos_token_id = len(tokens) - 1
+
+    def __call__(self, text: object) -> NoReturn:
+        raise AssertionError("no_forcing grammars never encode text")
+
+
+def vocabulary(tokens: Sequence[bytes], special: Sequence[int] = ()) -> LLTokenizer:
+    """A vocabulary of tokens by id; those without bytes and the ``special`` ones are never text.
+
+    Its end token is one that no engine has, the id after the last: which tokens end an answer is the
+    request's.
+    """
+    from llguidance import LLTokenizer
+
+    end = len(tokens)
+    wrapper = _Tokens([*tokens, b""], [*special, end])
+    return LLTokenizer(wrapper, n_vocab=end + 1, eos_token=end)  # type: ignore[arg-type]
+
+
+def new_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """A matcher at the start of a text; ``fault_of`` says whether the grammar is one."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_lexer_states=_LEXER_STATES,
+        verbose_errors=False,
+    )
+    return LLMatcher(tokenizer, lark, log_level=0, limits=limits)
+
+
+def fault_of(matcher: LLMatcher) -> str | None:
+    """Why a matcher cannot go on, in a few words of llguidance's; None if it can."""
+    if not matcher.is_error():
+        return None
+    lines = [line.strip() for line in matcher.get_error().splitlines()]
+    if lines[0] == "NoExtensionBias":
+        return DEAD_END
+    if "regex parse error:" in lines[0]:  # the pattern, a mark below it, and the reason
+        return next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
+    return lines[0].split("failed to compile JSON schema: ")[-1][:300]
