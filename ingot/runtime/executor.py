@@ -109,7 +109,7 @@ class Executor:
         self._setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
-        self._kept: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
+        self._reading: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
         self._host_bound: set[str] = set()
         self._ahead: _StepAhead | None = None
         self.before_taps: list[tuple[bool, bool]] = []
@@ -184,7 +184,7 @@ class Executor:
         """What was kept of all positions, once the request has finished: of ``add_hidden`` what its ``keep``
         leaves, of ``add_logits`` by default float32 [num_tokens, vocab_size] on the CPU.
         """
-        return torch.cat(self._kept.pop(request_id)[1])
+        return torch.cat(self._reading.pop(request_id)[1])
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """End a request (or one of its answers) now and free its blocks; unknown ids are ignored."""
@@ -192,7 +192,7 @@ class Executor:
             if self._owner_of(request) == request_id and index in (None, request.sample_index):
                 self._end(request)
         self._groups.pop(request_id, None)
-        self._kept.pop(request_id, None)
+        self._reading.pop(request_id, None)
 
     def warm_up(self, batch_sizes: Iterable[int] | None, kinds: Iterable[str] = tuple(KINDS)) -> None:
         """Capture graphs for these batch sizes (None: all) and kinds of sampling ahead of the steps that need
@@ -229,7 +229,7 @@ class Executor:
             for request in [*self.scheduler.running, *self.scheduler.waiting]:
                 self._end(request)
             self._groups.clear()
-            self._kept.clear()
+            self._reading.clear()
             if self.scheduler.encoders is not None:
                 self.scheduler.encoders.clear()
             if ran_out(error) and self._setting is not None:
@@ -310,7 +310,7 @@ class Executor:
 
     def _kept(self, item: ScheduledRequest, values: torch.Tensor) -> list[Update]:
         """Keep what a read prompt wants of a step's logits or hidden states; returns its end."""
-        keep, pieces = self._kept[item.request.request_id]
+        keep, pieces = self._reading[item.request.request_id]
         if item.start == 0:
             pieces.clear()  # a preempted prompt starts over
         pieces.append(keep(values, item.start))
@@ -377,7 +377,7 @@ class Executor:
         ids = self.admission.checked_ids(prompt_ids, room=0)
         self.admission.check_inputs(inputs)
         request = self.admission.request(request_id, ids, SamplingParams(max_new_tokens=1), 0, inputs)
-        self._kept[request_id] = (keep, [])
+        self._reading[request_id] = (keep, [])
         return request
 
     def _start(self, request: Request, owner: str) -> None:

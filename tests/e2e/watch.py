@@ -115,4 +115,4 @@ def check_idle(llm: LLM) -> None:
     assert not executor.has_work
     assert executor.blocks.num_free == executor.blocks.num_blocks
     held = executor.runner.feed.counts.num_held
-    assert not any((executor._owner, executor._groups, executor._kept, held))
+    assert not any((executor._owner, executor._groups, executor._reading, held))

@@ -188,5 +188,5 @@ def check_empty(executor: Executor) -> None:
     check_blocks(executor)
     assert executor.blocks.num_free == executor.blocks.num_blocks
     assert not executor.has_work
-    kept = (executor._owner, executor._groups, executor._kept, executor.runner.feed.counts.num_held)
+    kept = (executor._owner, executor._groups, executor._reading, executor.runner.feed.counts.num_held)
     assert not any(kept), kept
