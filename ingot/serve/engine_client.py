@@ -192,6 +192,7 @@ class EngineClient(asyncio.Protocol):
             case Step(news, scored, gauges):
                 self.gauges = gauges
                 now = time.monotonic()
+                self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in news))
                 for one in news:
                     self._deliver(one, now)
                 for two in scored:

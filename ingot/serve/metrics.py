@@ -36,7 +36,12 @@ class Metrics:
             buckets=_TOKEN_SECONDS, registry=own,
         )  # fmt: skip
         self.prompt_tokens = Counter("ingot_prompt_tokens", "Prompt tokens.", _LABEL, registry=own)
-        self.new_tokens = Counter("ingot_generation_tokens", "Generated tokens.", _LABEL, registry=own)
+        self.new_tokens = Counter(
+            "ingot_generation_tokens",
+            "Generated tokens, also for clients that had left.",
+            _LABEL,
+            registry=own,
+        )
         self.ended = Counter(
             "ingot_request_success", "Answers that ended.", (*_LABEL, "finished_reason"), registry=own
         )
@@ -64,12 +69,12 @@ class EngineMetrics:
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.prompt_tokens = metrics.prompt_tokens.labels(name)
+        self.new_tokens = metrics.new_tokens.labels(name)
         self._metrics = metrics
         self._name = name
         self._latency = metrics.latency.labels(name)
         self._first = metrics.first.labels(name)
         self._between = metrics.between.labels(name)
-        self._new_tokens = metrics.new_tokens.labels(name)
 
     def tokens(self, answering: Answering, position: int, news: News, now: float) -> None:
         """Tokens of an answer have come."""
@@ -81,7 +86,6 @@ class EngineMetrics:
         elif not answering.last:
             self._first.observe(now - answering.started)
         answering.last[position, news.index] = now
-        self._new_tokens.inc(len(news.token_ids))
 
     def finished(self, answering: Answering, position: int, now: float) -> None:
         """All answers to a prompt have ended."""
