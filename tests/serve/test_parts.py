@@ -50,6 +50,7 @@ from tests.serve.client import ROOT
 from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
 
 PARAMS = SamplingParams(max_new_tokens=3)
+NOWHERE = ("--host", "203.0.113.1")  # where nothing can listen: no server starts by mistake
 TO_ENGINE = [
     Load("engine", threads=1, runtime={"token_budget": 5}),
     Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json()),
@@ -306,8 +307,8 @@ class TestVerb:
     @pytest.mark.parametrize(
         ("words", "code", "text"),
         [
-            (("{checkpoint}",), 1, "is a checkpoint, of which no engine was built"),
-            (("{unproven}",), 1, "built without golden cases"),
+            (("{checkpoint}", *NOWHERE), 1, "is a checkpoint, of which no engine was built"),
+            (("{unproven}", *NOWHERE), 1, "built without golden cases"),
             (("{engine}", "{engine}"), 2, "two engines have the same name"),
             (("{engine}", "--name", "a", "--name", "b"), 2, "one name for each engine"),
             (("{engine}", "--port", 70000), 2, "--port: "),
@@ -316,7 +317,7 @@ class TestVerb:
             (("{engine}", "--max-seq-len", 10**6, "--port", 0), 2, "built for a smaller max_seq_len"),
             (("{engine}", "--kv-dtype", "int3"), 2, "unknown kv_dtype"),
             (("{engine}", "--cache-tokens", 64, "--port", 0), 1, "--max-seq-len 64"),
-            (("{engine}", "--host", "203.0.113.1"), 2, "cannot listen on this address"),
+            (("{engine}", *NOWHERE), 2, "cannot listen on this address"),
             (("nowhere/at/all",), 2, "nowhere"),
         ],
         ids=lambda value: str(value)[:40],
