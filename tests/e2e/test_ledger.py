@@ -88,7 +88,7 @@ class TestLoadedModels:
 
     def test_token_counts(self, checkpoints: dict[str, Path]) -> None:
         """Beside them sampling takes what depends on the batch alone."""
-        from ingot.engine.memory_sizes import sampling_bytes
+        from ingot.engine.step_memory import sampling_bytes
 
         config = read_setting(str(checkpoints["llama"]), dtype="fp32").model
         rests = set()
