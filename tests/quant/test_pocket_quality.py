@@ -51,7 +51,7 @@ def test_in_4_bits_clusters_beat_plain_rounding(pocket: Pocket, loud_pocket: Pat
     in_4_bits = write_pocket(tmp_path / "narrow", near)
     rptq = QuantConfig("rptq-w4a8", BLOCK)
     found = {
-        "static": pocket.cost_of(STATIC, tmp_path / "e", in_4_bits),
+        "static": pocket.cost_of(STATIC, tmp_path / "e", in_4_bits, samples=64),
         "dynamic": pocket.cost_of(QuantConfig("w8a8"), tmp_path / "e", in_4_bits),
         "rptq": pocket.cost_of(rptq, tmp_path / "e", loud_pocket, samples=64),
         "rounded": pocket.cost_of(rptq.replace(method="round"), tmp_path / "e", loud_pocket, samples=64),

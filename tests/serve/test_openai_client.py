@@ -111,6 +111,7 @@ def test_a_task_that_is_cancelled_frees_its_place(server: Server) -> None:
             await asyncio.to_thread(wait_for, "it to run", lambda: not server.idle())
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
+            assert asking.cancelled()
 
     asyncio.run(main())
     wait_for("its place to be free", server.idle)
