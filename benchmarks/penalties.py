@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from ingot import LLM, SamplingParams
 from ingot.bench.machine import machine
 
