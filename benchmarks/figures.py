@@ -31,7 +31,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
 NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?"
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
-INLINE = re.compile(rf"({NUMBER})<!--= (\S+) (\S+) -->")
+INLINE = re.compile(rf"({NUMBER})<!--= (\S+) (\S[^>]*?) -->")
 CODE = re.compile(r"```.*?```|^ {4,}\S.*?$|`[^`\n]*`", re.S | re.M)
 UNIT = r"ms|µs|s|GB/s|(?:output )?tokens/s|TOPS|TFLOPS|TFLOP/s"
 MEASURED = re.compile(rf"(?<![\w.]){NUMBER} ?(?:{UNIT})(?![\w/])|\d\.\d+e-\d\d|(?<![\w.])\d+e-\d\d")

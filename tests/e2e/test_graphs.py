@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,8 +118,13 @@ LENGTHS = (9, 70, 1, 130, 33, 2, 64, 65, 200, 17, 31)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("quant", ["none", "w4a16", "w8a8", "w4a8"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize(
+    ("kind", "quant"),
+    [
+        *product(("llama", "qwen3", "gemma2"), ("none", "w4a16", "w8a8")),
+        *(("llama", "w4a8"), ("qwen3", "w4a8")),  # Gemma-2's hidden states cannot be rotated
+    ],
+)
 def test_decodes_beside_prompts_are_eager(
     tmp_path: Path, kind: str, quant: str, kv_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
