@@ -40,11 +40,12 @@ class Admission:
         """The prompt's ids, when a request for new tokens can be served.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, the beams cannot fit, the model
-                does not take these inputs, or the grammar cannot be served.
+            RequestError: the prompt is empty, too long, holds unknown ids, as the bias does, the beams cannot
+                fit, the model does not take these inputs, or the grammar cannot be served.
         """
         self.check_inputs(inputs)
         ids = self.checked_ids(prompt_ids, room=1)
+        self._check_bias(params)
         self._check_fit(len(ids), params)
         if self.grammars is not None:
             self.grammars.check(params, self.stop_ids)
@@ -110,6 +111,16 @@ class Admission:
                 fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
             )
         return ids
+
+    def _check_bias(self, params: SamplingParams) -> None:
+        bad = [token for token in params.logit_bias if token >= self.vocab_size]
+        if bad:
+            raise RequestError(
+                "logit_bias has token ids outside the vocabulary",
+                seen=bad[:5],
+                allowed=f"0 to {self.vocab_size - 1}",
+                flag="logit_bias",
+            )
 
     def _is_id(self, token: object) -> bool:
         whole = isinstance(token, int) and not isinstance(token, bool)

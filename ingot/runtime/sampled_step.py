@@ -48,7 +48,7 @@ def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed) 
     if not logits.shape[0]:
         return
     counts = feed.counts.table if draws.any_rules else None
-    rows = logits if counts is None else draws.penalized(logits, counts)
+    rows = draws.penalized(logits, feed.counts) if draws.any_rules else logits
     chosen = sample(rows, draws)
     keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
     if draws.any_logprobs:

@@ -69,7 +69,7 @@ class TokenSelector:
         ``counted``: by a step that counts the tokens itself (``leave_tokens``).
         """
         ends = [self._banned(request) for request in requests]
-        ruled = [i for i, request in enumerate(requests) if ends[i] or has_penalties(request.params)]
+        ruled = [i for i, request in enumerate(requests) if ends[i] or has_rules(request.params)]
         slots = self._counts.slots([requests[i] for i in ruled], [ends[i] for i in ruled], counted=counted)
         slot_of = dict(zip(ruled, slots, strict=True))
         return [row_sampling(request, slot_of.get(i, -1)) for i, request in enumerate(requests)]
@@ -91,7 +91,7 @@ class TokenSelector:
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         if tensors.any_rules:
-            rows = tensors.penalized(rows, self._counts.table)
+            rows = tensors.penalized(rows, self._counts)
         for i, request in bringing:
             try:
                 ids = [*request.prompt_ids, *request.output_ids]
@@ -147,9 +147,9 @@ def _has_own_rules(request: Request) -> bool:
     return bool(request.params.logits_processors) or request.params.grammar is not None
 
 
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether a request penalizes tokens that it has seen."""
-    changed = params.presence_penalty or params.frequency_penalty
+def has_rules(params: SamplingParams) -> bool:
+    """Whether a request has a bias, or penalizes tokens that it has seen."""
+    changed = params.presence_penalty or params.frequency_penalty or params.logit_bias
     return params.repetition_penalty != 1.0 or bool(changed)
 
 
@@ -182,5 +182,6 @@ def row_sampling(request: Request, slot: int = -1) -> RowSampling:
         frequency=params.frequency_penalty,
         min_new=params.min_new_tokens,
         slot=slot,
+        biased=len(params.logit_bias),
         logprobs=params.logprobs is not None,
     )

@@ -232,7 +232,8 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
     assert not before.any(), "padding is counted nowhere"
     changes: list[dict[str, Any]] = [
         {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"repetition_penalty": 1.05},
-        {"min_new_tokens": 2}, {"logprobs": 5}, {"temperature": 0.7, "frequency_penalty": 1.0, "logprobs": 0},
+        {"min_new_tokens": 2}, {"logprobs": 5}, {"logit_bias": {3: 1.0}},
+        {"temperature": 0.7, "frequency_penalty": 1.0, "logprobs": 0},
     ]  # fmt: skip
     for change in changes:
         with watch(llm) as steps:

@@ -24,7 +24,7 @@ from ingot.kernels.product.small_linear import small_linear_parts_triton, small_
 from ingot.kernels.product.small_qkv import small_qkv_triton
 from ingot.kernels.sampling.draw import draw_triton, greedy_triton
 from ingot.kernels.sampling.logprobs import logprobs_triton
-from ingot.kernels.sampling.penalties import penalize_triton
+from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
@@ -202,7 +202,10 @@ def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) ->
     number, integer = empty(rows, dtype=DOUBLE), empty(rows, dtype=LONG)
     state = empty(64, vocab, dtype=counts)
     logits = empty(rows, vocab, dtype=dtype)
-    penalize_triton(logits, state, integer, number, number, number, integer, integer)
+    rules = (integer, number, number, number, integer, integer)
+    bias = BiasTable(empty(64, 1024, dtype=torch.int32), empty(64, 1024, dtype=DOUBLE))
+    penalize_triton(logits, state, *rules)
+    penalize_triton(logits, state, *rules, bias, integer)
 
 
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.config.step_sizes import TOKEN_BUCKETS
+from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
@@ -322,6 +323,7 @@ def penalties(rng: random.Random, new: int) -> dict[str, Any]:
         "presence_penalty": 1.2,
         "frequency_penalty": 0.7,
         "min_new_tokens": min(new, 3),
+        "logit_bias": {rng.randrange(VOCAB): 2.0, VOCAB - 1: -3.0},
     }
     one = rng.choice([*rules, None])
     return rules if one is None else {one: rules[one]}
@@ -396,6 +398,7 @@ def test_random_traffic_runs_ahead() -> None:
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"min_new_tokens": 3},
+        {"logit_bias": {5: 1.0}},
         {"logprobs": 5},
         {"num_beams": 2},
         {"logits_processors": (lambda ids, logits: logits,)},
@@ -411,6 +414,13 @@ def test_who_holds_the_others(values: dict[str, Any]) -> None:
         executor.step()
     assert (runner.ahead < len(runner.steps)) == bool({"num_beams", "logits_processors"} & set(values))
     check_empty(executor)
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
+    executor, _ = fake_executor()
+    with pytest.raises(RequestError, match=rf"outside the vocabulary; seen: \[{VOCAB}\].*logit_bias"):
+        executor.add("r", [1], SamplingParams(logit_bias={3: 1.0, VOCAB: 1.0}))
+    assert not executor.has_work
 
 
 def test_a_request_that_changes_order_keeps_its_tokens() -> None:
