@@ -30,7 +30,7 @@ _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # A row's values on the device; rules are used by rows with a slot alone.
 DRAW_LONGS, DRAW_DOUBLES = ("top_k", "seed", "step"), ("temperature", "top_p", "min_p")
-RULE_LONGS, RULE_DOUBLES = ("slot", "min_new", "biased"), ("repetition", "presence", "frequency")
+RULE_LONGS, RULE_DOUBLES = ("slot", "min_new", "biased", "mask"), ("repetition", "presence", "frequency")
 ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 
 
@@ -40,7 +40,8 @@ class RowSampling:
 
     ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the
     request's row of the token counts; -1: it has no penalties, no bias (of ``biased`` tokens), and no end
-    tokens that are banned before ``min_new``. ``logprobs``: it wants log-probabilities.
+    tokens that are banned before ``min_new``. ``mask``: row of the step's masks; -1: every token is
+    allowed. ``logprobs``: it wants log-probabilities.
     """
 
     temperature: float = 0.0
@@ -55,6 +56,7 @@ class RowSampling:
     min_new: int = 0
     slot: int = -1
     biased: int = 0
+    mask: int = -1
     logprobs: bool = False
 
 
@@ -64,11 +66,12 @@ class SamplingTensors:
 
     Attributes:
         temperature, top_p, min_p, repetition, presence, frequency: [B] float64.
-        top_k, seed, step, min_new, slot, biased: [B] int64.
+        top_k, seed, step, min_new, slot, biased, mask: [B] int64.
         all_greedy: no row draws.
         max_top_k: largest top_k of a drawing row, 0 where none filters.
         any_top_p, any_min_p: some drawing row filters so.
         any_rules: some row has a slot.
+        any_masks: some row has a mask.
         any_logprobs: some row wants log-probabilities.
     """
 
@@ -84,11 +87,13 @@ class SamplingTensors:
     min_new: torch.Tensor
     slot: torch.Tensor
     biased: torch.Tensor
+    mask: torch.Tensor
     all_greedy: bool
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
     any_rules: bool
+    any_masks: bool
     any_logprobs: bool
 
     @classmethod
@@ -113,6 +118,7 @@ class SamplingTensors:
             any_top_p=any(r.top_p < 1 for r in drawing),
             any_min_p=any(r.min_p > 0 for r in drawing),
             any_rules=any(r.slot >= 0 for r in rows),
+            any_masks=any(r.mask >= 0 for r in rows),
             any_logprobs=any(r.logprobs for r in rows),
         )
 

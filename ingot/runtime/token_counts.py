@@ -35,6 +35,7 @@ class TokenCounts:
     """A slot for each of up to ``max_requests`` requests that are in the batch at once and have rules."""
 
     def __init__(self, max_requests: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
+        self.max_requests = max_requests
         self.vocab_size = vocab_size
         self.device = device
         self._shape = (max_requests, vocab_size)

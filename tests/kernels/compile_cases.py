@@ -24,6 +24,7 @@ from ingot.kernels.product.small_linear import small_linear_parts_triton, small_
 from ingot.kernels.product.small_qkv import small_qkv_triton
 from ingot.kernels.sampling.draw import draw_triton, greedy_triton
 from ingot.kernels.sampling.logprobs import logprobs_triton
+from ingot.kernels.sampling.masks import mask_tokens_triton
 from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
@@ -208,6 +209,11 @@ def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) ->
     penalize_triton(logits, state, *rules, bias, integer)
 
 
+def masks(rows: int, vocab: int) -> None:
+    table = empty(64, -(-vocab // 32), dtype=torch.int32)
+    mask_tokens_triton(empty(rows, vocab, dtype=FULL), table, empty(rows, dtype=LONG))
+
+
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
     logprobs_triton(empty(rows, vocab, dtype=dtype), empty(rows, dtype=LONG), empty(64, 41, dtype=DOUBLE))
 
@@ -227,6 +233,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "token feed": feed,
     "penalties 32 of 151936 bf16": lambda: penalties(BRAIN, 32, 151936, torch.int16),
     "penalties 1 of 50257 fp32": lambda: penalties(FULL, 1, 50257, torch.int32),
+    "masks 32 of 151936": lambda: masks(32, 151936),
+    "masks 1 of 50257": lambda: masks(1, 50257),
     "log-probabilities 32 of 151936 bf16": lambda: likeliest(BRAIN, 32, 151936),
     "log-probabilities 1 of 256000 fp32": lambda: likeliest(FULL, 1, 256000),
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),

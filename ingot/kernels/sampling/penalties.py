@@ -1,6 +1,6 @@
 """Biases, penalties and bans on rows of logits, from what tables know of each request's tokens.
 
-Owns the tables' layout and the rules: a bias of some tokens; repetition, presence and frequency penalties; and
+Owns the tables' layout and the rules: a bias of some tokens; repetition, presence and frequency penalties;
 end tokens that are banned while an answer is too short. The launch depends on the batch and the vocabulary
 alone, so a CUDA graph can hold it. Knows no request and no draw.
 
