@@ -39,7 +39,7 @@ class SamplingParams(JsonConfig):
     the penalties, as vLLM and Hugging Face do it. Ids may be text, as JSON has them.
 
     ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
-    allowed exactly where the text may end. It is the last rule to be applied, on the host's path.
+    allowed exactly where the text may end. It is the last rule to be applied.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
