@@ -76,9 +76,9 @@ class GrammarMasks:
         wait([self._jobs[request.request_id].bits for request in known], seconds)
         failed = []
         for request in requests:
-            request.sits_out = request.num_pending > 0 or not self._jobs[request.request_id].bits.done()
-        for request in requests:
-            error = None if request.sits_out else self._jobs[request.request_id].bits.exception()
+            bits = self._jobs[request.request_id].bits
+            request.sits_out = request.num_pending > 0 or not bits.done()
+            error = None if request.sits_out else bits.exception()
             if isinstance(error, RequestError):
                 failed.append((request, error))
             elif error is not None:
@@ -86,11 +86,15 @@ class GrammarMasks:
         return failed
 
     def place(self, requests: Sequence[Request]) -> list[int]:
-        """Send the masks of a step's requests; returns each one's row of the table, -1 without a matcher."""
+        """Send the masks of a step's requests, of which none sits out; returns each one's row of the table,
+        -1 without a matcher.
+        """
         masked = [i for i, request in enumerate(requests) if request.matcher is not None]
-        self.begin(requests[i] for i in masked)
-        assert not any(requests[i].num_pending for i in masked), "its mask is not known yet"
-        self.table.send([self._jobs[requests[i].request_id].bits.result() for i in masked])
+        jobs = [self._jobs[requests[i].request_id] for i in masked]
+        for i, job in zip(masked, jobs, strict=True):
+            assert job.bits.done(), "it sits out until its mask is there"
+            assert job.length == len(requests[i].output_ids) + requests[i].num_pending
+        self.table.send([job.bits.result() for job in jobs])
         places = [-1] * len(requests)
         for place, i in enumerate(masked):
             places[i] = place

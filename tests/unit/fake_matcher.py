@@ -28,6 +28,7 @@ class FakeMatcher(GrammarMatcher):
         self._seed = seed
         self._seconds = seconds
         self._dead_end = dead_end
+        self._seen: list[int] = []
 
     def allowed(self, output_ids: Sequence[int]) -> list[int]:
         """Ids that may follow."""
@@ -35,6 +36,8 @@ class FakeMatcher(GrammarMatcher):
         return sorted(chance.sample(range(self._vocab_size), max(self._vocab_size // 4, 1)))
 
     def mask_into(self, bits: npt.NDArray[np.int32], output_ids: Sequence[int]) -> None:
+        assert self._seen == list(output_ids[: len(self._seen)]), "a matcher is of one answer"
+        self._seen = list(output_ids)
         if self._seconds and (len(output_ids) + self._seed) % 3 == 0:
             time.sleep(self._seconds)
         if self._dead_end is not None and len(output_ids) >= self._dead_end:
@@ -44,7 +47,9 @@ class FakeMatcher(GrammarMatcher):
         bits[:] = np.packbits(flags, bitorder="little").view(np.int32)
 
     def copy(self) -> FakeMatcher:
-        return FakeMatcher(self._vocab_size, self._seed, self._seconds, self._dead_end)
+        made = FakeMatcher(self._vocab_size, self._seed, self._seconds, self._dead_end)
+        made._seen = list(self._seen)
+        return made
 
 
 class AtOnce(Executor):

@@ -14,6 +14,7 @@ from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.graphs import KINDS
+from ingot.runtime.request import Request
 from ingot.runtime.sampled_step import leave_tokens
 from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.token_counts import TokenCounts
@@ -61,9 +62,17 @@ def test_others_have_every_step_and_it_has_every_second() -> None:
     assert ids_of(news, "free") != held
 
 
-def test_a_mask_that_takes_long_holds_nobody_else() -> None:
+def test_a_mask_that_takes_long_holds_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = Later()
     executor, runner = made(threads)
+    hold = executor.masks.hold
+
+    def briefly(requests: Sequence[Request], seconds: float | None) -> list[tuple[Request, RequestError]]:
+        assert seconds is not None
+        assert seconds <= 0.001
+        return hold(requests, seconds)
+
+    monkeypatch.setattr(executor.masks, "hold", briefly)
     executor.add("free", PROMPT, GREEDY)
     assert executor.step() == []
     executor.add("held", PROMPT, GREEDY, matcher=FakeMatcher(VOCAB, 1))
