@@ -4,8 +4,7 @@ Owns the mapping of ids to bytes that llguidance reads, the limits of compiling,
 grammar. Knows no scheduler and no model.
 
     grammars = Grammars(tokenizer, vocab_size=model.config.vocab_size)
-    grammars.check(params.grammar)
-    matcher = grammars.matcher(params, stop_ids)
+    matcher = grammars.prepare(params, stop_ids)
     matcher.mask_into(bits, output_ids)
 """
 
@@ -15,11 +14,11 @@ import importlib.util
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
@@ -60,8 +59,9 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
-    def check(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
-        """Refuse a request whose grammar cannot be served; none is fine.
+    def prepare(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher | None:
+        """The state of an answer's grammar before its first token; None without a grammar. A grammar's first
+        time may take seconds, on any thread.
 
         Raises:
             RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
@@ -69,7 +69,7 @@ class Grammars:
             DeviceError: llguidance is not installed.
         """
         if params.grammar is None:
-            return
+            return None
         if not any(0 <= token < self.vocab_size for token in params.end_ids(stop_ids)):
             raise RequestError(
                 "a grammar needs an end token, and this request has none",
@@ -77,10 +77,12 @@ class Grammars:
                 allowed="ignore_eos=False, or stop_token_ids",
                 flag="ignore_eos",
             )
-        self.matcher(params, stop_ids).mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+        matcher = self.matcher(params, stop_ids)
+        matcher.mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+        return matcher
 
     def matcher(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher:
-        """The state of one answer's grammar; raises as ``check``."""
+        """``prepare`` of a grammar that is there, without asking whether any token begins a text of it."""
         assert params.grammar is not None
         ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
         return GrammarMatcher(self._start(params.grammar), self.vocab_size, ends, params.min_new_tokens)
@@ -133,7 +135,7 @@ class Grammars:
 
 
 class GrammarMatcher:
-    """What a grammar allows after the tokens of one answer; a logits processor.
+    """What a grammar allows after the tokens of one answer. For one thread at a time.
 
     Args:
         start: a matcher that has read nothing; it stays as it is.
@@ -180,12 +182,11 @@ class GrammarMatcher:
                 fix="a grammar that the vocabulary can write, without the request's stop_token_ids",
             )
 
-    def __call__(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
-        """Set the scores of all other tokens to -inf (``LogitsProcessor``)."""
-        bits = np.empty(mask_words(self._vocab_size), np.int32)
-        self.mask_into(bits, output_ids)
-        banned = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size] == 0
-        logits.masked_fill_(torch.from_numpy(banned).to(logits.device), float("-inf"))
+    def copy(self) -> GrammarMatcher:
+        """Another answer's, with the same tokens so far."""
+        made = copy(self)
+        made._matcher, made._ids = self._matcher.deep_copy(), list(self._ids)
+        return made
 
     def _advance(self, output_ids: Sequence[int]) -> None:
         """Read the tokens that are new; all of them where earlier ones have changed."""
