@@ -11,9 +11,9 @@ grammar. Knows no scheduler and no model.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,18 +24,24 @@ import torch
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
 from ingot.errors import DeviceError, RequestError
-from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.processors.limited_process import ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
+from ingot.structured.grammar_check import (
+    COMPILE_LIMITS,
+    SIMPLER,
+    check_ends,
+    grammar_tokenizer,
+    new_probe,
+    try_grammar,
+)
 from ingot.structured.lark import lark_of
 from ingot.structured.vocabulary import DEAD_END, fault_of, new_matcher, vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
 _KEPT = 64  # compiled grammars
 _PROMPT_WINDOW = 16
-_SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
 
 
 class Grammars:
@@ -55,10 +61,11 @@ class Grammars:
     ) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._probe = LimitedProcess("ingot.structured.grammar_probe", limits)
+        self._probe = new_probe(limits)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._held: Counter[Grammar] = Counter()
 
     def check(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
         """Refuse a request whose grammar cannot be served; none is fine.
@@ -70,14 +77,24 @@ class Grammars:
         """
         if params.grammar is None:
             return
-        if not any(0 <= token < self.vocab_size for token in params.end_ids(stop_ids)):
-            raise RequestError(
-                "a grammar needs an end token, and this request has none",
-                seen=f"ignore_eos={params.ignore_eos}",
-                allowed="ignore_eos=False, or stop_token_ids",
-                flag="ignore_eos",
-            )
+        check_ends(params, stop_ids, self.vocab_size)
         self.matcher(params, stop_ids).mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+
+    def prepare(self) -> None:
+        """Read the vocabulary now, which takes seconds for a large one; nothing where there are no grammars."""
+        with contextlib.suppress(DeviceError, RequestError):
+            self._tokens()
+
+    def hold(self, grammar: Grammar) -> None:
+        """Keep a grammar compiled, once it is, until it is let go as often as it was held."""
+        with self._lock:
+            self._held[grammar] += 1
+
+    def let_go(self, grammar: Grammar) -> None:
+        """A request that held the grammar has ended."""
+        with self._lock:
+            self._held[grammar] -= 1
+            self._held += Counter()  # those at zero go
 
     def matcher(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher:
         """The state of one answer's grammar; raises as ``check``."""
@@ -93,22 +110,16 @@ class Grammars:
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            while len(self._compiled) > _KEPT:
-                self._compiled.popitem(last=False)
+            spare = [one for one in self._compiled if not self._held[one]]
+            for one in spare[: max(0, len(self._compiled) - _KEPT)]:
+                del self._compiled[one]
         return found
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """A matcher at the start; compiled in a process of its own first, which an endless one ends."""
         tokens = self._tokens()
-        lark = lark_of(grammar)
-        try:
-            found = self._probe.ask({"lark": lark, "schemas": grammar.schemas()})
-        except ProcessEndedError as error:
-            raise RequestError(f"the grammar {error}", fix=_SIMPLER) from None
-        if found["fault"] is not None:
-            where = f" ({found['part']})" if found["part"] else ""
-            raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
-        matcher = new_matcher(tokens, lark)
+        try_grammar(self._probe, grammar)
+        matcher = new_matcher(tokens, lark_of(grammar))
         fault = fault_of(matcher)
         if fault is not None:
             raise RequestError("the grammar is refused", seen=fault, flag="grammar")
@@ -116,18 +127,10 @@ class Grammars:
 
     def _tokens(self) -> LLTokenizer:
         """The engine's vocabulary, read when a grammar first needs it."""
-        if importlib.util.find_spec("llguidance") is None:
-            what = "llguidance is not installed, and grammars need it"
-            raise DeviceError(what, fix="pip install 'ingot[grammar]' (or pip install llguidance)")
-        if self._tokenizer is None:
-            raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
-        if not self._tokenizer.joins_bytes:
-            raise RequestError(
-                "this tokenizer's text is not its tokens' bytes, so it takes no grammars", flag="grammar"
-            )
+        tokenizer = grammar_tokenizer(self._tokenizer)
         if self._vocabulary is None:
-            special = [i for i in range(self.vocab_size) if self._tokenizer.is_special(i)]
-            tokens = [self._tokenizer.token_bytes(i) for i in range(self.vocab_size)]
+            special = [i for i in range(self.vocab_size) if tokenizer.is_special(i)]
+            tokens = [tokenizer.token_bytes(i) for i in range(self.vocab_size)]
             self._vocabulary = vocabulary(tokens, special)
         return self._vocabulary
 
@@ -170,7 +173,7 @@ class GrammarMatcher:
         data = self._matcher.compute_bitmask()
         fault = fault_of(self._matcher)
         if fault not in (None, DEAD_END):
-            raise RequestError(f"the grammar fails after {len(output_ids)} tokens", seen=fault, fix=_SIMPLER)
+            raise RequestError(f"the grammar fails after {len(output_ids)} tokens", seen=fault, fix=SIMPLER)
         bits[:] = np.frombuffer(data, np.int32)[: len(bits)] & self._text if fault is None else 0
         if self._matcher.is_accepting() and (len(output_ids) >= self._min_new_tokens or not bits.any()):
             bits |= self._ends
