@@ -69,7 +69,7 @@ class Compiling:
 
     def finished(self) -> list[Compiled]:
         """What has been compiled since the last call."""
-        found = []
+        found: list[Compiled] = []
         while True:
             try:
                 one = self._found.get_nowait()

@@ -81,7 +81,7 @@ class Grammars:
         self.matcher(params, stop_ids).mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
 
     def prepare(self) -> None:
-        """Read the vocabulary now, which takes seconds for a large one; nothing where there are no grammars."""
+        """Read the vocabulary now: it takes seconds if it is large. Nothing where grammars are refused."""
         with contextlib.suppress(DeviceError, RequestError):
             self._tokens()
 

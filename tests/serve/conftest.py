@@ -12,6 +12,7 @@ from ingot import LLM, build
 from tests.serve.client import ROOT, Server, started
 
 NAME = "pocket"
+TOOLS = "pocket-tools"
 MAX_SEQ_LEN = 512
 
 
@@ -28,6 +29,22 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(engine: Path) -> Iterator[Server]:
     """A server of it, which every test leaves idle."""
     with started(engine) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def tool_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A proven engine whose chat template takes tools and thinking, which its model has never seen."""
+    folder = tmp_path_factory.mktemp("serve") / TOOLS
+    template = str(Path(__file__).with_name("tools.jinja"))
+    limits: Any = {"max_batch_size": 8, "max_seq_len": MAX_SEQ_LEN, "chat_template": template}
+    return build(ROOT / "models" / "pocket-chat", folder, device="cpu", **limits)
+
+
+@pytest.fixture(scope="session")
+def tool_server(tool_engine: Path) -> Iterator[Server]:
+    """A server of it, which every test leaves idle."""
+    with started(tool_engine) as found:
         yield found
 
 
