@@ -20,6 +20,7 @@ import msgspec
 
 from ingot.llm.outputs import Piece
 from ingot.serve.answering import Answering, Job
+from ingot.serve.errors import ApiError
 from ingot.serve.formats import Form
 from ingot.serve.model import ServedModel
 from ingot.serve.schemas import Sampling
@@ -113,9 +114,15 @@ class ApiCall(ABC):
     async def _begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
         with self.model.engine.places(self.count):
             jobs = await self.model.in_thread(self.jobs)
-            await self.model.check_grammars(jobs, None if self.form is None else self.form.field)
+            field = None if self.form is None else self.form.field
+            await self.model.check_grammars(jobs, field)
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=by_piece) as found:
-                yield found
+                try:
+                    yield found
+                except ApiError as error:
+                    if error.status < 500:  # what an engine refuses is the grammar
+                        error.param = error.param or field
+                    raise
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}

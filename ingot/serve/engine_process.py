@@ -186,5 +186,6 @@ def _refusal(name: str, error: IngotError) -> News:
 def _news(update: Update) -> News:
     logprobs = tuple(Logprob(one.token_id, one.logprob, one.top) for one in update.logprobs)
     reason = None if update.finish_reason is None else _REASONS[update.finish_reason]
-    error = None if update.error is None else str(update.error)
-    return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs, error)
+    if update.error is not None:  # the request's own: its grammar cannot go on
+        return _refusal(update.request_id, update.error)
+    return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs)

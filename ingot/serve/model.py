@@ -135,8 +135,8 @@ class ServedModel:
             raise bad_request(text, field, "context_length_exceeded")
 
     def thoughts(self, ids: Sequence[int]) -> Thinking:
-        """Whether an answer to this conversation begins with thoughts. It ``must`` where the prompt has opened
-        them, and ``may`` where the prompt has not closed them.
+        """Whether the answer to a prompt begins with thoughts: it ``must`` where the prompt has opened them,
+        and ``may`` where it has not closed them.
         """
         chat = self.side.text.chat
         if chat is None or not chat.thinks:

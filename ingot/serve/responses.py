@@ -40,6 +40,8 @@ class ResponseCall(ChatCall):
             super().__init__(model, as_chat(body))
         except ApiError as error:
             raise in_words_of_responses(error) from None
+        if self.form is not None and self.form.field == "response_format":
+            self.form = self.form._replace(field="text.format")
         self._asked_for = body
         self._sequence = 0
 
@@ -135,7 +137,6 @@ class ResponseCall(ChatCall):
             "tools": [{"parameters": None, "strict": None} | tool for tool in body.tools or []],
             "top_p": self.params.top_p,
             "truncation": "disabled",
-            "usage": None,
-            "user": body.user,
             "metadata": body.metadata or {},
+            **({} if body.user is None else {"user": body.user}),
         }

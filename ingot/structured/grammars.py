@@ -197,8 +197,10 @@ class GrammarMatcher:
             self._matcher, self._ids, known = self._start.deep_copy(), [], 0
         fresh = list(output_ids[known:])
         if fresh and not self._matcher.consume_tokens(fresh):
+            fault = fault_of(self._matcher)
             self._matcher, self._ids = self._start.deep_copy(), []
-            raise RequestError("the answer left its grammar", seen=f"after {known} tokens", flag="grammar")
+            seen = f"after {known} tokens: {fault}"
+            raise RequestError("the answer left its grammar", seen=seen, flag="grammar")
         self._ids += fresh
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ingot import LLM, build
+from tests.conftest import DATA
 from tests.serve.client import ROOT, Server, started
+from tests.serve.published import Published, Schema, Unpublished
 
 NAME = "pocket"
 TOOLS = "pocket-tools"
@@ -46,6 +48,12 @@ def tool_server(tool_engine: Path) -> Iterator[Server]:
     """A server of it, which every test leaves idle."""
     with started(tool_engine) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def published() -> Schema:
+    path = DATA / "text" / "openai-openapi.yaml"
+    return Published(path) if path.exists() else Unpublished()
 
 
 @pytest.fixture(scope="session")
