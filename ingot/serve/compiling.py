@@ -102,6 +102,7 @@ class Compiling:
             held = params.grammar
             assert held is not None
             self._grammars.hold(held)
+            self._grammars.compile_tried(held)  # by the server, before it sent the request
             self._grammars.check(params, self._stop_ids)
             return Compiled(add, params)
         except Exception as error:  # of one request, whatever it is: the thread serves others

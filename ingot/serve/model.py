@@ -182,7 +182,7 @@ class ServedModel:
         """The values with the grammar of the answer's form, whose text continues that of the ``context``."""
         if form is None:
             return params
-        grammar = form.grammar.replace(thinking=thoughts)
+        grammar = form.grammar if thoughts == "no" else form.grammar.replace(thinking=thoughts)
         return with_text_start(params.replace(grammar=grammar), self.tokenizer, context)
 
     def with_chat_stops(self, params: SamplingParams) -> SamplingParams:

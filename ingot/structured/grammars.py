@@ -85,6 +85,14 @@ class Grammars:
         with contextlib.suppress(DeviceError, RequestError):
             self._tokens()
 
+    def compile_tried(self, grammar: Grammar) -> None:
+        """Compile a grammar that a process with limits has compiled before (``try_grammar``).
+
+        Raises:
+            RequestError: llguidance refuses it with this vocabulary.
+        """
+        self._start(grammar, tried=True)
+
     def hold(self, grammar: Grammar) -> None:
         """Keep a grammar compiled, once it is, until it is let go as often as it was held."""
         with self._lock:
@@ -102,11 +110,11 @@ class Grammars:
         ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
         return GrammarMatcher(self._start(params.grammar), self.vocab_size, ends, params.min_new_tokens)
 
-    def _start(self, grammar: Grammar) -> LLMatcher:
+    def _start(self, grammar: Grammar, *, tried: bool = False) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:  # compiled outside the lock: steps that use others do not wait for it
-            found = self._compile(grammar)
+            found = self._compile(grammar, tried=tried)
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -115,10 +123,11 @@ class Grammars:
                 del self._compiled[one]
         return found
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
         """A matcher at the start; compiled in a process of its own first, which an endless one ends."""
         tokens = self._tokens()
-        try_grammar(self._probe, grammar)
+        if not tried:
+            try_grammar(self._probe, grammar)
         matcher = new_matcher(tokens, lark_of(grammar))
         fault = fault_of(matcher)
         if fault is not None:

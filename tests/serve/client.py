@@ -57,7 +57,7 @@ class Stream:
         self.status = response.status
 
     def __iter__(self) -> Iterator[Any]:
-        """Values of ``data:`` lines; the text ``[DONE]`` as it is. An ``event:`` line names a value's type."""
+        """Values of ``data:`` lines; the text ``[DONE]`` as it is; ``event:`` lines name the types."""
         named = None
         for line in self._response:
             if line.startswith(b"event: "):
@@ -65,7 +65,7 @@ class Stream:
             elif line.strip():
                 assert line.startswith(b"data: "), line
                 text = line.removeprefix(b"data: ").strip()
-                value = "[DONE]" if text == b"[DONE]" else json.loads(text)
+                value: Any = "[DONE]" if text == b"[DONE]" else json.loads(text)
                 assert named is None or value["type"] == named
                 yield value
 

@@ -60,7 +60,7 @@ class TestCompiling:
         assert list(held) == [Grammar.json_schema({"type": "integer"})]
         compiling.release(lambda: ["a"])
         assert held
-        compiling.release(lambda: [])
+        compiling.release(list)
         assert not grammars._held
 
     def test_what_a_request_holds_stays_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ class TestCompiling:
         for i in range(70):
             grammars.check(SamplingParams(grammar=Grammar.regex(f"a{i}")), frozenset({2800}))
         compiled: list[Grammar] = []
-        monkeypatch.setattr(grammars, "_compile", lambda grammar: compiled.append(grammar))
+        monkeypatch.setattr(grammars, "_compile", lambda grammar, tried: compiled.append(grammar))
         grammars.matcher(held, frozenset({2800}))
         assert compiled == []
 

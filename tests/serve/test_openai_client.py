@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -118,8 +120,16 @@ def test_a_task_that_is_cancelled_frees_its_place(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(f.name for f in EXAMPLES.glob("*.py")))
-def test_examples(server: Server, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name, f"http://127.0.0.1:{server.port}"])
+def test_examples(
+    server: Server, tool_server: Server, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tool_server if "function" in name else server
+    monkeypatch.setattr(sys, "argv", [name, f"http://127.0.0.1:{asked.port}"])
     runpy.run_path(str(Path(EXAMPLES, name)), run_name="__main__")
     out = capsys.readouterr().out
-    assert "27 + 58 = 85" in out if "sync" in name else "> Tell me a story" in out
+    if "function" in name:
+        call = re.match(r"add\((\{.*\})\) = (\d+)\n", out, re.S)
+        assert call is not None, out
+        assert sum(json.loads(call[1]).values()) == int(call[2])
+    else:
+        assert "27 + 58 = 85" in out if "sync" in name else "> Tell me a story" in out
