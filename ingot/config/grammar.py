@@ -86,7 +86,12 @@ class Grammar(JsonConfig):
 
     @classmethod
     def tool_calls(
-        cls, tools: Sequence[Mapping[str, Any]], *, name: str | None = None, parallel: bool = True
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        name: str | None = None,
+        parallel: bool = True,
+        otherwise: Mapping[str, Any] | None = None,
     ) -> Self:
         """At least one call of a tool, as Hermes and Qwen write it, with arguments by the tool's schema.
 
@@ -94,6 +99,7 @@ class Grammar(JsonConfig):
             tools: as in the OpenAI API: ``{"type": "function", "function": {"name": …, "parameters": …}}``.
             name: only this tool may be called.
             parallel: more than one call may follow.
+            otherwise: a JSON schema; the answer may be JSON under it instead of calls.
 
         Raises:
             RequestError: a tool has no name or one that is not allowed, or ``name`` is not among them.
@@ -102,7 +108,8 @@ class Grammar(JsonConfig):
         if name is not None and name not in schemas:
             raise RequestError("tool_choice names no tool", seen=name, allowed=list(schemas), flag="tools")
         chosen = schemas if name is None else {name: schemas[name]}
-        return cls("tool_calls", _json({"tools": chosen, "parallel": parallel}))
+        value: dict[str, Any] = {"tools": chosen, "parallel": parallel}
+        return cls("tool_calls", _json(value if otherwise is None else value | {"otherwise": otherwise}))
 
     def value(self) -> Any:
         """What ``text`` says: the schema, the list of texts, the tools; of a regex the pattern itself."""
@@ -111,9 +118,10 @@ class Grammar(JsonConfig):
         return self.text if self.kind == "regex" else parse_json(self.text)
 
     def schemas(self) -> dict[str, Any]:
-        """Every JSON schema in it: one under "", those of tools under their names."""
+        """Every JSON schema in it: the answer's own under "", those of tools under their names."""
         if self.kind == "tool_calls":
-            return dict(self.value()["tools"])
+            value = self.value()
+            return {**value["tools"], **({"": value["otherwise"]} if "otherwise" in value else {})}
         return {"": self.value()} if self.kind in ("json_schema", "json_object") else {}
 
     def _check_json(self) -> None:
@@ -130,6 +138,8 @@ class Grammar(JsonConfig):
             tools = value.get("tools")
             if not isinstance(tools, dict) or not tools or not isinstance(value.get("parallel"), bool):
                 raise _refused("tool calls need tools and parallel", self.text[:80])
+            if not isinstance(value.get("otherwise", {}), dict):
+                raise _refused("otherwise must be a JSON schema", self.text[:80])
             _check_tools(tools)
 
 

@@ -51,10 +51,15 @@ class ChatFormat(ABC):
     Attributes:
         name: how messages for people call it.
         stop_strings: texts that end an answer.
+        variables: names that a request may set beside messages; a format with ``tools`` tells the model of
+            them.
+        thinks: answers may begin with a block of thoughts (``<think>``).
     """
 
     name: str
     stop_strings: tuple[str, ...] = ()
+    variables: frozenset[str] = frozenset()
+    thinks: bool = False
 
     def prompt_text(
         self,

@@ -21,6 +21,7 @@ from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, 
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_folder import TURN_ENDS
 
+THOUGHTS_END = "</think>"
 _PRIVATE_USE = (*range(0xE000, 0xF900), *range(0x100000, 0x10FFFE))
 _SANDBOX = "ingot.processors.template_sandbox"
 _OWN = {"messages", "add_generation_prompt"}
@@ -37,9 +38,6 @@ class JinjaFormat(ChatFormat):
         origin: where it is from, for errors.
         named_tokens: ``bos_token`` and the like, which templates print.
         limits: of time and memory for the process in which the template runs.
-
-    Attributes:
-        variables: names that the template reads and a request may set.
 
     Raises:
         TokenizerError: the template does not parse within its limits.
@@ -64,6 +62,7 @@ class JinjaFormat(ChatFormat):
             where = f" in line {found['line']}" if found["line"] else ""
             raise TokenizerError(f"{self.name} has an error{where}", seen=found["fault"], fix=_OTHER)
         self.variables = frozenset(found["names"]) - _OWN
+        self.thinks = THOUGHTS_END in source
 
     def _text(self, asked: Asked, tokenizer: Tokenizer | None) -> str:
         return self._render(*self._checked(asked), asked.generate)

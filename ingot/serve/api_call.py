@@ -13,12 +13,15 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
 from ingot.llm.outputs import Piece
 from ingot.serve.answering import Answering, Job
+from ingot.serve.errors import ApiError
+from ingot.serve.formats import Form
 from ingot.serve.model import ServedModel
 from ingot.serve.schemas import Sampling
 
@@ -36,11 +39,14 @@ class ApiCall(ABC):
 
     Attributes:
         count: answers that it asks for.
+        form: what the answers must be; None for any text.
     """
 
     id_prefix: str
     kind: str
     chunk_kind: str
+    ends_with_done = True
+    form: Form | None = None
     names_no_usage: bool  # chunks before the last have ``usage: null``, where a client asked for usage
 
     def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
@@ -59,28 +65,34 @@ class ApiCall(ABC):
         Raises:
             ApiError: it cannot be served.
         """
-        with self.model.engine.places(self.count):
-            jobs = await self.model.in_thread(self.jobs)
-            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=False) as found:
-                await found.finish()
-                return self._head(self.kind) | {"choices": self.choices(found), "usage": _usage(found)}
+        async with self._begun(by_piece=False) as found:
+            await found.finish()
+            return self.whole(found)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The answer as events, the last of them ``[DONE]``; closing it ends the request.
+        """The answer as events; closing it ends the request.
 
         Raises:
             ApiError: it cannot be served, or was ended.
         """
-        with self.model.engine.places(self.count):
-            jobs = await self.model.in_thread(self.jobs)
-            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
-                head = self._head(self.chunk_kind)
-                async for choice in self.parts(found):
-                    usage = {"usage": _usage(found)} if self._usage_always else self._no_usage
-                    yield event(head | {"choices": [choice]} | usage)
-                if self._with_usage:
-                    yield event(head | {"choices": [], "usage": _usage(found)})
-        yield DONE
+        async with self._begun(by_piece=True) as found:
+            async for data in self.chunks(found):
+                yield data
+        if self.ends_with_done:
+            yield DONE
+
+    def whole(self, found: Answering) -> dict[str, Any]:
+        """The body of the whole answer."""
+        return self._head(self.kind) | {"choices": self.choices(found), "usage": usage(found)}
+
+    async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
+        """The events of an answer that has begun."""
+        head = self._head(self.chunk_kind)
+        async for choice in self.parts(found):
+            told = {"usage": usage(found)} if self._usage_always else self._no_usage
+            yield event(head | {"choices": [choice]} | told)
+        if self._with_usage:
+            yield event(head | {"choices": [], "usage": usage(found)})
 
     @abstractmethod
     def jobs(self) -> list[Job]:
@@ -98,6 +110,20 @@ class ApiCall(ABC):
     def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
         """The one choice of each chunk."""
 
+    @asynccontextmanager
+    async def _begun(self, *, by_piece: bool) -> AsyncGenerator[Answering, None]:
+        with self.model.engine.places(self.count):
+            jobs = await self.model.in_thread(self.jobs)
+            field = None if self.form is None else self.form.field
+            await self.model.check_grammars(jobs, field)
+            with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=by_piece) as found:
+                try:
+                    yield found
+                except ApiError as error:
+                    if error.status < 500:  # what an engine refuses is the grammar
+                        error.param = error.param or field
+                    raise
+
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
 
@@ -107,7 +133,8 @@ def shown(piece: Piece, *, is_first: bool) -> bool:
     return bool(is_first or piece.text or piece.finish_reason or piece.logprobs)
 
 
-def _usage(found: Answering) -> dict[str, int]:
+def usage(found: Answering) -> dict[str, int]:
+    """Tokens of the prompts and of all answers so far."""
     prompt = sum(len(job.ids) for job in found.jobs)
     return {
         "prompt_tokens": prompt,

@@ -32,10 +32,12 @@ from ingot.serve.http import (
 )
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel
+from ingot.serve.responses import ResponseCall
 from ingot.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ResponsesRequest,
     Sampling,
     TokenizeRequest,
     decode,
@@ -98,6 +100,11 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     async def completions(request: Request) -> Response:
         body = decode(CompletionRequest, await read_body(request, state.config.max_body))
         return await _respond(request, body, CompletionCall(state.find(body.model), body))
+
+    @app.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = decode(ResponsesRequest, await read_body(request, state.config.max_body))
+        return await _respond(request, body, ResponseCall(state.find(body.model), body))
 
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:

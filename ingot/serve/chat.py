@@ -1,6 +1,6 @@
 """``/v1/chat/completions``.
 
-Owns the shape of messages, deltas and their log-probabilities. Knows no HTTP.
+Owns the way from a conversation to jobs, and the shape of choices. Knows no HTTP.
 
     await ChatCall(model, decode(ChatRequest, data)).answer()
 """
@@ -10,15 +10,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from ingot.config.grammar import Thinking
 from ingot.llm.outputs import TokenLogprobs
 from ingot.processors.tokenizer import Tokenizer
+from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.answering import Answering, Job
-from ingot.serve.api_call import ApiCall, shown
+from ingot.serve.api_call import ApiCall
 from ingot.serve.errors import bad_request
+from ingot.serve.formats import read_format
 from ingot.serve.logprob_text import finite
+from ingot.serve.messages import delta, message
 from ingot.serve.model import ServedModel
 from ingot.serve.sampling import sampling_params
 from ingot.serve.schemas import ChatRequest
+from ingot.serve.tools import read_tools
 
 
 class ChatCall(ApiCall):
@@ -44,45 +49,59 @@ class ChatCall(ApiCall):
         limit = asked or (model.defaults.params.max_new_tokens if named else None)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(body, model.defaults.params, max_tokens=limit, logprobs=logprobs)
-        self._params = model.with_chat_stops(params)
+        self.params = model.with_chat_stops(params)
+        self.tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))
+        self.form = self.tools.form
+        self._thoughts: Thinking = "no"
         self._asked = asked
         self._body = body
 
     def jobs(self) -> list[Job]:
         """One prompt."""
-        ids = self.model.chat_ids(self._body.messages, self._body.chat_template_kwargs or {})
+        ids = self.model.chat_ids(self._body.messages, self._body.chat_template_kwargs or {}, self.tools.told)
         self.model.check_ids(ids, self._asked or 1, "messages")
-        return [Job(ids, self._params)]
+        self._thoughts = self.model.thoughts(ids)
+        return [Job(ids, self.model.held(self.params, self.form, (), self._thoughts))]
+
+    def new_parts(self) -> AnswerParts:
+        """What takes one answer apart."""
+        calls = bool(self.tools.told)
+        return AnswerParts(thoughts=self._thoughts, calls=calls, most_calls=self.tools.most_calls)
 
     def choices(self, found: Answering) -> list[dict[str, Any]]:
         """A message for each answer."""
-        return [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": self._logprobs(answer.logprobs or []),
-                "finish_reason": answer.finish_reason,
-            }
-            for index, answer in enumerate(found.answers(0))
-        ]
+        choices = []
+        for index, answer in enumerate(found.answers(0)):
+            parts = self.new_parts()
+            parts.feed(answer.text or "", final=True)
+            choice = {"index": index, "message": message(parts)}
+            choice |= {"logprobs": self._logprobs(answer.logprobs or [])}
+            choices.append(choice | {"finish_reason": parts.finish_reason(answer.finish_reason)})
+        return choices
 
     async def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
-        """Deltas; the first of each answer names the role."""
-        begun: set[int] = set()
+        """Deltas; the first of each answer names the role, and each has one thing."""
+        readers: dict[int, AnswerParts] = {}
         async for index, piece in found.pieces():
-            if not shown(piece, is_first=index not in begun):
-                continue
-            role = {} if index in begun else {"role": "assistant"}
-            begun.add(index)
-            yield {
-                "index": index,
-                "delta": {**role, "content": piece.text},
-                "logprobs": self._logprobs(piece.logprobs),
-                "finish_reason": piece.finish_reason,
-            }
+            is_first = index not in readers
+            parts = readers.setdefault(index, self.new_parts())
+            ends = piece.finish_reason is not None
+            deltas = [delta(part) for part in parts.feed(piece.text, final=ends)]
+            if not deltas and (is_first or ends or piece.logprobs):
+                deltas = [{} if parts.tool_calls else {"content": ""}]
+            for place, one in enumerate(deltas, start=1):
+                role = {"role": "assistant"} if is_first and place == 1 else {}
+                reason = parts.finish_reason(piece.finish_reason) if place == len(deltas) else None
+                logprobs = self._logprobs(piece.logprobs if place == 1 else ())
+                yield {
+                    "index": index,
+                    "delta": role | one,
+                    "logprobs": logprobs,
+                    "finish_reason": reason,
+                }
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
-        if self._params.logprobs is None:
+        if self.params.logprobs is None:
             return None
         return {"content": [_entry(one, self.model.tokenizer) for one in tokens], "refusal": None}
 

@@ -14,6 +14,7 @@ from ingot.llm.outputs import Answer
 from ingot.serve.answering import Answering, Job
 from ingot.serve.api_call import ApiCall, shown
 from ingot.serve.errors import bad_request, unsupported
+from ingot.serve.formats import read_format
 from ingot.serve.logprob_text import LogprobLists, joined
 from ingot.serve.model import ServedModel
 from ingot.serve.sampling import sampling_params
@@ -49,6 +50,7 @@ class CompletionCall(ApiCall):
             body, model.defaults.params, max_tokens=max(limit, 1), logprobs=body.logprobs
         )
         self._params = params if limit else None
+        self.form = read_format(body)
 
     def jobs(self) -> list[Job]:
         """One for each prompt."""
@@ -57,7 +59,8 @@ class CompletionCall(ApiCall):
         for prompt in self._prompts:
             ids = self.model.prompt_ids(prompt)
             self.model.check_ids(ids, 1 if self._asked is None else self._asked, "prompt")
-            jobs.append(Job(ids, self._params, ids, score))
+            params = None if self._params is None else self.model.held(self._params, self.form, ids)
+            jobs.append(Job(ids, params, ids, score))
         return jobs
 
     def choices(self, found: Answering) -> list[dict[str, Any]]:

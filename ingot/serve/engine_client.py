@@ -213,7 +213,9 @@ class EngineClient(asyncio.Protocol):
             return
         answering, position = self._owners[news.id]
         if news.error is not None:
-            answering.fail(ApiError(500, news.error, code="engine_error"))
+            answering.fail(
+                bad_request(news.error) if news.refused else ApiError(500, news.error, code="engine_error")
+            )
         else:
             try:
                 self._metrics.tokens(answering, position, news, now)

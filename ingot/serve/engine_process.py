@@ -1,8 +1,8 @@
 """The process of one engine: an executor and its loop.
 
-Owns the loop: messages in, a step, one frame of news out. There is no other thread, so the executor is
-touched by one alone, and text never costs a step anything. Knows token ids; text, HTTP and clients are the
-server's.
+Owns the loop: messages in, a step, one frame of news out. Its thread alone touches the executor; others only
+compile grammars (``compiling.py``), and text never costs a step anything. Knows token ids; text, HTTP and
+clients are the server's.
 
     main(descriptor)      # of a connected socket whose other end says Load first
 """
@@ -22,6 +22,7 @@ from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.opening import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.request import FinishReason
+from ingot.serve.compiling import Compiled, Compiling
 from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
@@ -80,6 +81,9 @@ class EngineLoop:
         self._executor = executor
         self._link = link
         self._scoring: dict[str, list[int]] = {}
+        grammars = executor.admission.grammars
+        assert grammars is not None, "an executor has them, if only to refuse them"
+        self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
 
     def run(self) -> None:
         """Step while there is work, else wait for messages; it ends by an exception.
@@ -91,6 +95,7 @@ class EngineLoop:
         while True:
             messages = self._link.exchange(wait=not self._executor.has_work)
             news = [refused for message in messages for refused in self._obey(message)]
+            news += [refused for one in self._compiling.finished() for refused in self._add_compiled(one)]
             updates = self._executor.step() if self._executor.has_work else []
             scored = []
             for update in updates:
@@ -98,27 +103,40 @@ class EngineLoop:
                     scored += self._score(update, news)
                 else:
                     news.append(_news(update))
-            if messages or updates:
+            if messages or updates or news:
                 self._link.send(Step(news, scored, self._gauges()))
 
     def _obey(self, message: ToEngine) -> list[News]:
         """Carry out a message; a request that cannot be served gives news of its error."""
         try:
             match message:
+                case Add(_, _, params) if params.get("grammar") is not None:
+                    self._compiling.start(message)
                 case Add(name, prompt_ids, params):
                     self._executor.add(name, prompt_ids, SamplingParams.from_json(params))
                 case Score(name, prompt_ids, top):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top))
                     self._scoring[name] = prompt_ids
                 case Abort(name, index):
+                    self._compiling.forget(name)
                     self._executor.abort(name, index)
                     self._scoring.pop(name, None)
                 case Load():
                     raise RequestError("an engine is loaded once", seen=message.path)
         except IngotError as error:
             if isinstance(message, (Add, Score)):
-                return [News(message.id, 0, (), error=str(error))]
+                return [_refusal(message.id, error)]
             raise
+        return []
+
+    def _add_compiled(self, found: Compiled) -> list[News]:
+        """Add a request whose grammar has been compiled; news of its error, if there is one."""
+        if found.params is None:
+            return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
+        try:
+            self._executor.add(found.add.id, found.add.prompt_ids, found.params, matcher=found.matcher)
+        except IngotError as error:
+            return [_refusal(found.add.id, error)]
         return []
 
     def _score(self, update: Update, news: list[News]) -> list[Scored]:
@@ -132,7 +150,7 @@ class EngineLoop:
     def _gauges(self) -> Gauges:
         scheduler, blocks = self._executor.scheduler, self._executor.blocks
         used = 1 - blocks.num_free / blocks.num_blocks
-        return Gauges(len(scheduler.running), len(scheduler.waiting), used)
+        return Gauges(len(scheduler.running), len(scheduler.waiting) + len(self._compiling), used)
 
 
 class _PrintableLog(logging.Formatter):
@@ -155,11 +173,18 @@ def _open(load: ToEngine) -> Executor:
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
     executor.warm_up(None)
+    if executor.admission.grammars is not None:
+        executor.admission.grammars.read_vocabulary()
     return executor
+
+
+def _refusal(name: str, error: IngotError) -> News:
+    return News(name, 0, (), error=str(error), refused=isinstance(error, RequestError))
 
 
 def _news(update: Update) -> News:
     logprobs = tuple(Logprob(one.token_id, one.logprob, one.top) for one in update.logprobs)
     reason = None if update.finish_reason is None else _REASONS[update.finish_reason]
-    error = None if update.error is None else str(update.error)
-    return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs, error)
+    if update.error is not None:  # the request's own: its grammar cannot go on
+        return _refusal(update.request_id, update.error)
+    return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ingot.errors import RequestError
+from ingot.errors import IngotError
 
 RETRY_SECONDS = 1
 _FIELD = re.compile(r"[a-z_]+(\[\d+\])?(\.[a-z_]+(\[\d+\])?)*")
@@ -74,7 +74,7 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def refused(error: RequestError) -> ApiError:
+def refused(error: IngotError) -> ApiError:
     """What Ingot's own checks say of a request, with the field by its name in the API."""
     field = error.fix if error.fix is not None and _FIELD.fullmatch(error.fix) else None
     message = str(error)

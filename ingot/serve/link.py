@@ -10,6 +10,7 @@ no message.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 
@@ -24,20 +25,28 @@ class LinkClosedError(Exception):
 
 
 class Link:
-    """Messages over a connected stream socket; for one thread."""
+    """Messages over a connected stream socket; all but ``wake`` is for one thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._socket = connection
         self._splitter: Splitter[ToEngine] = Splitter(ToEngine)
         self._unsent = bytearray()
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+
+    def wake(self) -> None:
+        """End the wait of ``exchange``, from any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is awake already
+            self._waker.send(b"!")
 
     def send(self, message: FromEngine) -> None:
         """Queue a message; ``exchange`` sends it."""
         self._unsent += frame(message)
 
     def exchange(self, *, wait: bool) -> list[ToEngine]:
-        """Send what can be sent and return what has come; ``wait`` until something has.
+        """Send what can be sent and return what has come; ``wait`` until something has, or ``wake``.
 
         Raises:
             LinkClosedError: the server has gone.
@@ -46,7 +55,7 @@ class Link:
         while True:
             self._send()
             found = self._receive()
-            if found or not (wait or len(self._unsent) > MOST_UNSENT):
+            if found or not (wait or len(self._unsent) > MOST_UNSENT) or self._was_woken():
                 return found
             self._sleep()
 
@@ -57,8 +66,14 @@ class Link:
             select.select([], [self._socket] if self._unsent else [], [], 1.0)
 
     def _sleep(self) -> None:
-        """Until the socket has something, or takes something that is to be sent."""
-        select.select([self._socket], [self._socket] if self._unsent else [], [])
+        """Until the socket has something, takes something that is to be sent, or another thread wakes us."""
+        select.select([self._socket, self._woken], [self._socket] if self._unsent else [], [])
+
+    def _was_woken(self) -> bool:
+        try:
+            return bool(self._woken.recv(_CHUNK))
+        except BlockingIOError:
+            return False
 
     def _send(self) -> None:
         try:

@@ -14,19 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ingot.config.grammar import Thinking
 from ingot.config.sampling import SamplingParams
 from ingot.engine.describe import read_text_side
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.proof import standing
 from ingot.engine.text import TextParts
-from ingot.errors import EngineError, RequestError
+from ingot.errors import DeviceError, EngineError, RequestError
 from ingot.llm.defaults import Defaults, read_defaults
 from ingot.llm.prompts import Chat, chat_ids, prompt_entry, with_chat_stops
 from ingot.processors.tokenizer import Tokenizer
+from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
-from ingot.serve.errors import ApiError, bad_request, refused
+from ingot.serve.errors import ApiError, bad_request, refused, unsupported
+from ingot.serve.formats import Form
+from ingot.serve.grammar_checks import GrammarChecks
+from ingot.structured.grammar_check import check_ends, grammar_tokenizer
+from ingot.structured.grammars import with_text_start
+from ingot.structured.thinking import CLOSE, opens_thinking
 
 Value = TypeVar("Value")
+_PROMPT_END = 16  # tokens in which a template opens or closes a block of thoughts
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
 
 
@@ -63,22 +71,33 @@ class TextSide:
 class ServedModel:
     """A text side and the engine that runs it."""
 
-    def __init__(self, side: TextSide, engine: EngineClient) -> None:
+    def __init__(self, side: TextSide, engine: EngineClient, grammars: GrammarChecks) -> None:
         self.side = side
+        self._grammars = grammars
         self.name = side.name
         self.engine = engine
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """Ids of a conversation; special tokens that a user typed stay text. May take seconds.
 
         Raises:
-            ApiError: the messages do not fit the chat format.
+            ApiError: the messages or tools do not fit the chat format.
         """
+        chat = self.side.text.chat
+        if tools and chat is not None and "tools" not in chat.variables:
+            raise unsupported(
+                "tools", f"telling {self.name} of tools (its chat format has no place for them)"
+            )
         try:
-            return chat_ids(Chat(messages, template_kwargs=variables), self.side.text)
+            return chat_ids(Chat(messages, tools, variables), self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
 
@@ -115,6 +134,38 @@ class ServedModel:
             )
             raise bad_request(text, field, "context_length_exceeded")
 
+    def thoughts(self, ids: Sequence[int]) -> Thinking:
+        """Whether the answer to a prompt begins with thoughts: it ``must`` where the prompt has opened them,
+        and ``may`` where it has not closed them.
+        """
+        chat = self.side.text.chat
+        if chat is None or not chat.thinks:
+            return "no"
+        end = self.tokenizer.decode(ids[-_PROMPT_END:], skip_special_tokens=False).rstrip()
+        if opens_thinking(end):
+            return "must"
+        return "no" if end.endswith(CLOSE) else "may"
+
+    async def check_grammars(self, jobs: Sequence[Job], field: str | None) -> None:
+        """Refuse what an engine could not compile. May take seconds.
+
+        Args:
+            field: of the request, in which the grammar is.
+
+        Raises:
+            ApiError: a grammar cannot be served.
+        """
+        found = {job.params.grammar: job.params for job in jobs if job.params is not None}
+        for grammar, params in found.items():
+            if grammar is None:
+                continue
+            try:
+                check_ends(params, frozenset(self.side.text.stop_ids), self.engine.limits.vocab_size)
+                grammar_tokenizer(self.tokenizer)
+            except (RequestError, DeviceError) as error:
+                raise self._told(error, field or "grammar") from None
+            await self._grammars.check(grammar, field)
+
     async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
         """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
         place in the queue is taken as long as it runs.
@@ -124,6 +175,15 @@ class ServedModel:
             return await asyncio.shield(running)
         finally:
             await asyncio.wait({running})
+
+    def held(
+        self, params: SamplingParams, form: Form | None, context: Sequence[int], thoughts: Thinking = "no"
+    ) -> SamplingParams:
+        """The values with the grammar of the answer's form, whose text continues that of the ``context``."""
+        if form is None:
+            return params
+        grammar = form.grammar if thoughts == "no" else form.grammar.replace(thinking=thoughts)
+        return with_text_start(params.replace(grammar=grammar), self.tokenizer, context)
 
     def with_chat_stops(self, params: SamplingParams) -> SamplingParams:
         """The values with the chat format's own stop strings."""
@@ -140,7 +200,7 @@ class ServedModel:
             "unproven": self.side.doubt,
         }
 
-    def _told(self, error: RequestError, field: str) -> ApiError:
+    def _told(self, error: RequestError | DeviceError, field: str) -> ApiError:
         """The error without the place of the model's files."""
         found = refused(error)
         found.message = found.message.replace(str(self.side.folder), self.name)

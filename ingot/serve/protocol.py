@@ -114,7 +114,9 @@ class Logprob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class News(msgspec.Struct, array_like=True, frozen=True):
-    """What a step brought one answer, as the executor's ``Update``; ``error`` ends the whole request."""
+    """What a step brought one answer, as the executor's ``Update``; ``error`` ends the whole request, which
+    is at fault itself where it was ``refused``.
+    """
 
     id: str
     index: int
@@ -123,6 +125,7 @@ class News(msgspec.Struct, array_like=True, frozen=True):
     stop_id: int | None = None
     logprobs: tuple[Logprob, ...] = ()
     error: str | None = None
+    refused: bool = False
 
 
 class Scored(msgspec.Struct, array_like=True, frozen=True):

@@ -57,12 +57,12 @@ class Sampling(msgspec.Struct, kw_only=True):
     min_tokens: Size | None = None
     stop_token_ids: StopIds | None = None
     logit_bias: Any = None
-    response_format: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
     guided_grammar: Any = None
-    structured_outputs: Any = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class ChatRequest(Sampling, kw_only=True):
@@ -74,8 +74,9 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: TopLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -93,6 +94,34 @@ class CompletionRequest(Sampling, kw_only=True):
     logprobs: TopLogprobs | None = None
     best_of: int | None = None
     suffix: str | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """Of a response: ``format`` is a ``response_format`` in one level."""
+
+    format: dict[str, Any] | None = None
+
+
+class ResponsesRequest(Sampling, kw_only=True):
+    """Of ``/v1/responses``."""
+
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=10_000)]
+    instructions: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: dict[str, Any] | None = None
+    max_output_tokens: Count | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    include: list[str] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    top_logprobs: Any = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    background: Any = None
+    prompt: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -115,16 +144,9 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 # Field → what it asks for; values that ask for nothing are let through.
 REFUSED = {
-    "tools": "tool calling",
-    "functions": "function calling",
-    "tool_choice": "tool calling",
-    "function_call": "function calling",
-    "response_format": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
-    "structured_outputs": "structured output",
+    "functions": "function calling by the deprecated functions (send tools)",
+    "function_call": "function calling by the deprecated function_call (send tool_choice)",
+    "guided_grammar": "a grammar in EBNF",
     "logit_bias": "a bias of logits",
     "audio": "audio output",
     "modalities": "output other than text",
@@ -133,12 +155,21 @@ REFUSED = {
     "chat_template": "a template in a request",
     "continue_final_message": "continuing a message",
     "suffix": "inserting before a suffix",
+    "previous_response_id": "a stored response (send the whole conversation as input)",
+    "conversation": "a stored conversation (send all of it as input)",
+    "background": "an answer in the background",
+    "prompt": "a stored prompt",
+    "top_logprobs": "log-probabilities of a response",
+}
+# Fields that one kind of body serves and another refuses.
+SERVED: dict[type, tuple[str, ...]] = {
+    ChatRequest: ("top_logprobs",),
+    CompletionRequest: ("prompt",),
+    TokenizeRequest: ("prompt",),
 }
 _NOTHING = {
-    "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -153,7 +184,7 @@ def decode(kind: type[Body], data: bytes) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_body(error) from None
     for field, what in REFUSED.items():
-        value = getattr(body, field, None)
+        value = None if field in SERVED.get(kind, ()) else getattr(body, field, None)
         if value and value not in _NOTHING.get(field, ()):
             raise unsupported(field, what)
     return body

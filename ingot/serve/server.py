@@ -22,6 +22,7 @@ from ingot.errors import ConfigError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import unavailable
+from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.http import HEADER_BYTES
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
@@ -52,11 +53,11 @@ async def serve(
         EngineError, OutOfMemoryError: an engine could not be loaded.
     """
     with listening(config) as listener, _Stop() as stop:
-        metrics, engines = Metrics(), []
+        metrics, grammars, engines = Metrics(), GrammarChecks(), []
         starts = [EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name)) for s in sides]
         try:
             engines = await stop.or_result(asyncio.ensure_future(_started(starts)))
-            models = {s.name: ServedModel(s, e) for s, e in zip(sides, engines, strict=True)}
+            models = {s.name: ServedModel(s, e, grammars) for s, e in zip(sides, engines, strict=True)}
             server = _Server(ServerState(models, config, metrics), api_key)
             stop.then(server.stop)
             address, port = listener.getsockname()[:2]
@@ -66,6 +67,7 @@ async def serve(
         except _StoppedError:
             pass
         finally:
+            grammars.close()
             await asyncio.gather(*(engine.close() for engine in engines))
         return stop.by_interrupt
 

@@ -7,16 +7,18 @@ Owns the search for the part of a schema that is at fault. Knows no engine: its 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
-import llguidance  # noqa: F401 - loaded before the first question, whose time is counted
+from llguidance import LLMatcher, LLTokenizer  # loaded before the first question, whose time is counted
 
 from ingot.structured.lark import lark_of_schema
 from ingot.structured.vocabulary import fault_of, new_matcher, vocabulary
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_MOST_FORCED = 128  # bytes that are tried at the start
 _ONE = ("items", "additionalProperties", "not", "contains")
 
 
@@ -41,10 +43,31 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fault(lark: str) -> str | None:
-    matcher = new_matcher(vocabulary([bytes([byte]) for byte in range(256)]), lark)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    """Of compiling, and of the first bytes: those that must come, and each that may come then."""
+    matcher = new_matcher(_bytes(), lark)
+    following = _following(matcher)
+    for _ in range(_MOST_FORCED):
+        if len(following) != 1 or not matcher.consume_tokens(following):
+            break
+        following = _following(matcher)
+    for byte in following:
+        ahead = matcher.deep_copy()
+        if not ahead.consume_tokens([byte]):
+            return fault_of(ahead)
     return fault_of(matcher)
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return vocabulary([bytes([byte]) for byte in range(256)])
+
+
+def _following(matcher: LLMatcher) -> list[int]:
+    """The bytes that may come next; none after a fault."""
+    if matcher.is_error():
+        return []
+    bits = matcher.compute_bitmask()
+    return [] if matcher.is_error() else [byte for byte in range(256) if bits[byte >> 3] >> (byte & 7) & 1]
 
 
 def _part(schema: Any, root: Any, fault: str) -> list[str]:

@@ -10,7 +10,7 @@ grammar. Knows no scheduler and no model.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,18 +23,24 @@ import numpy.typing as npt
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
 from ingot.errors import DeviceError, RequestError
-from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.processors.limited_process import ProcessLimits
 from ingot.processors.tokenizer_base import Tokenizer
+from ingot.structured.grammar_check import (
+    COMPILE_LIMITS,
+    SIMPLER,
+    check_ends,
+    grammar_tokenizer,
+    new_probe,
+    try_grammar,
+)
 from ingot.structured.lark import lark_of
 from ingot.structured.vocabulary import DEAD_END, fault_of, new_matcher, vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
 _KEPT = 64  # compiled grammars
 _PROMPT_WINDOW = 16
-_SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
 
 
 class Grammars:
@@ -54,14 +60,18 @@ class Grammars:
     ) -> None:
         self.vocab_size = vocab_size
         self._tokenizer = tokenizer
-        self._probe = LimitedProcess("ingot.structured.grammar_probe", limits)
+        self._probe = new_probe(limits)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
-    def prepare(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher | None:
+    def prepare(
+        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: bool = False
+    ) -> GrammarMatcher | None:
         """The state of an answer's grammar before its first token; None without a grammar. A grammar's first
         time may take seconds, on any thread.
+
+        ``tried``: a process with limits has compiled it before (``try_grammar``).
 
         Raises:
             RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
@@ -70,28 +80,30 @@ class Grammars:
         """
         if params.grammar is None:
             return None
-        if not any(0 <= token < self.vocab_size for token in params.end_ids(stop_ids)):
-            raise RequestError(
-                "a grammar needs an end token, and this request has none",
-                seen=f"ignore_eos={params.ignore_eos}",
-                allowed="ignore_eos=False, or stop_token_ids",
-                flag="ignore_eos",
-            )
-        matcher = self.matcher(params, stop_ids)
+        check_ends(params, stop_ids, self.vocab_size)
+        matcher = self.matcher(params, stop_ids, tried=tried)
         matcher.mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
         return matcher
 
-    def matcher(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher:
-        """``prepare`` of a grammar that is there, without asking whether any token begins a text of it."""
+    def read_vocabulary(self) -> None:
+        """Read the vocabulary now: it takes seconds if it is large. Nothing where grammars are refused."""
+        with contextlib.suppress(DeviceError, RequestError):
+            self._tokens()
+
+    def matcher(
+        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: bool = False
+    ) -> GrammarMatcher:
+        """``prepare`` without asking whether any token begins a text of the grammar."""
         assert params.grammar is not None
         ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
-        return GrammarMatcher(self._start(params.grammar), self.vocab_size, ends, params.min_new_tokens)
+        start = self._start(params.grammar, tried=tried)
+        return GrammarMatcher(start, self.vocab_size, ends, params.min_new_tokens)
 
-    def _start(self, grammar: Grammar) -> LLMatcher:
+    def _start(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
         with self._lock:
             found = self._compiled.get(grammar)
         if found is None:  # compiled outside the lock: steps that use others do not wait for it
-            found = self._compile(grammar)
+            found = self._compile(grammar, tried=tried)
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -99,18 +111,12 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return found
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
         """A matcher at the start; compiled in a process of its own first, which an endless one ends."""
         tokens = self._tokens()
-        lark = lark_of(grammar)
-        try:
-            found = self._probe.ask({"lark": lark, "schemas": grammar.schemas()})
-        except ProcessEndedError as error:
-            raise RequestError(f"the grammar {error}", fix=_SIMPLER) from None
-        if found["fault"] is not None:
-            where = f" ({found['part']})" if found["part"] else ""
-            raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
-        matcher = new_matcher(tokens, lark)
+        if not tried:
+            try_grammar(self._probe, grammar)
+        matcher = new_matcher(tokens, lark_of(grammar))
         fault = fault_of(matcher)
         if fault is not None:
             raise RequestError("the grammar is refused", seen=fault, flag="grammar")
@@ -118,18 +124,10 @@ class Grammars:
 
     def _tokens(self) -> LLTokenizer:
         """The engine's vocabulary, read when a grammar first needs it."""
-        if importlib.util.find_spec("llguidance") is None:
-            what = "llguidance is not installed, and grammars need it"
-            raise DeviceError(what, fix="pip install 'ingot[grammar]' (or pip install llguidance)")
-        if self._tokenizer is None:
-            raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
-        if not self._tokenizer.joins_bytes:
-            raise RequestError(
-                "this tokenizer's text is not its tokens' bytes, so it takes no grammars", flag="grammar"
-            )
+        tokenizer = grammar_tokenizer(self._tokenizer)
         if self._vocabulary is None:
-            special = [i for i in range(self.vocab_size) if self._tokenizer.is_special(i)]
-            tokens = [self._tokenizer.token_bytes(i) for i in range(self.vocab_size)]
+            special = [i for i in range(self.vocab_size) if tokenizer.is_special(i)]
+            tokens = [tokenizer.token_bytes(i) for i in range(self.vocab_size)]
             self._vocabulary = vocabulary(tokens, special)
         return self._vocabulary
 
@@ -172,7 +170,7 @@ class GrammarMatcher:
         data = self._matcher.compute_bitmask()
         fault = fault_of(self._matcher)
         if fault not in (None, DEAD_END):
-            raise RequestError(f"the grammar fails after {len(output_ids)} tokens", seen=fault, fix=_SIMPLER)
+            raise RequestError(f"the grammar fails after {len(output_ids)} tokens", seen=fault, fix=SIMPLER)
         bits[:] = np.frombuffer(data, np.int32)[: len(bits)] & self._text if fault is None else 0
         if self._matcher.is_accepting() and (len(output_ids) >= self._min_new_tokens or not bits.any()):
             bits |= self._ends
@@ -195,8 +193,10 @@ class GrammarMatcher:
             self._matcher, self._ids, known = self._start.deep_copy(), [], 0
         fresh = list(output_ids[known:])
         if fresh and not self._matcher.consume_tokens(fresh):
+            fault = fault_of(self._matcher)
             self._matcher, self._ids = self._start.deep_copy(), []
-            raise RequestError("the answer left its grammar", seen=f"after {known} tokens", flag="grammar")
+            seen = f"after {known} tokens: {fault}"
+            raise RequestError("the answer left its grammar", seen=seen, flag="grammar")
         self._ids += fresh
 
 

@@ -49,10 +49,13 @@ def lark_of_schema(schema: Any) -> str:
     return f"{_HEAD}\nstart: {_schema(schema)}"
 
 
-def _tool_calls(tools: dict[str, Any], parallel: bool) -> list[str]:
-    """Calls as Hermes and Qwen write them: JSON between tags, each on a line of its own."""
+def _tool_calls(tools: dict[str, Any], parallel: bool, otherwise: Any = None) -> list[str]:
+    """Calls as Hermes and Qwen write them: JSON between tags, each on a line of its own; or other JSON."""
     rules = [f"call_{place}" for place in range(len(tools))]
-    lines = [f"answer: call{' (NEXT call)*' if parallel else ''}", 'NEXT: "\\n"']
+    lines = [f"calls: call{' (NEXT call)*' if parallel else ''}", 'NEXT: "\\n"']
+    lines += (
+        ["answer: calls"] if otherwise is None else ["answer: calls | other", f"other: {_schema(otherwise)}"]
+    )
     lines.append(
         f"call: {_text(CALL_START + chr(10))} ({' | '.join(rules)}) {_text('}' + chr(10) + CALL_END)}"
     )

@@ -57,12 +57,17 @@ class Stream:
         self.status = response.status
 
     def __iter__(self) -> Iterator[Any]:
-        """Values of ``data:`` lines; the text ``[DONE]`` as it is."""
+        """Values of ``data:`` lines; the text ``[DONE]`` as it is; ``event:`` lines name the types."""
+        named = None
         for line in self._response:
-            if line.strip():
+            if line.startswith(b"event: "):
+                named = line.removeprefix(b"event: ").strip().decode()
+            elif line.strip():
                 assert line.startswith(b"data: "), line
                 text = line.removeprefix(b"data: ").strip()
-                yield "[DONE]" if text == b"[DONE]" else json.loads(text)
+                value: Any = "[DONE]" if text == b"[DONE]" else json.loads(text)
+                assert named is None or value["type"] == named
+                yield value
 
     def close(self) -> None:
         """Leave."""

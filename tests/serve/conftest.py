@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from ingot import LLM, build
+from tests.conftest import DATA
 from tests.serve.client import ROOT, Server, started
+from tests.serve.published import Published, Schema, Unpublished
 
 NAME = "pocket"
+TOOLS = "pocket-tools"
 MAX_SEQ_LEN = 512
 
 
@@ -29,6 +32,28 @@ def server(engine: Path) -> Iterator[Server]:
     """A server of it, which every test leaves idle."""
     with started(engine) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def tool_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A proven engine whose chat template takes tools and thinking, which its model has never seen."""
+    folder = tmp_path_factory.mktemp("serve") / TOOLS
+    template = str(Path(__file__).with_name("tools.jinja"))
+    limits: Any = {"max_batch_size": 8, "max_seq_len": MAX_SEQ_LEN, "chat_template": template}
+    return build(ROOT / "models" / "pocket-chat", folder, device="cpu", **limits)
+
+
+@pytest.fixture(scope="session")
+def tool_server(tool_engine: Path) -> Iterator[Server]:
+    """A server of it, which every test leaves idle."""
+    with started(tool_engine) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def published() -> Schema:
+    path = DATA / "text" / "openai-openapi.yaml"
+    return Published(path) if path.exists() else Unpublished()
 
 
 @pytest.fixture(scope="session")

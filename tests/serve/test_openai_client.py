@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serve.client import PATIENCE, ROOT, Server, wait_for
-from tests.serve.conftest import NAME, chat
+from tests.serve.conftest import NAME, TOOLS, chat
+from tests.serve.test_tools import ADD
 
 EXAMPLES = ROOT / "examples" / "clients"
 CHAT: Any = chat()
@@ -84,6 +88,34 @@ def test_errors_are_its_own(
     assert str(caught.value)
 
 
+def test_it_puts_streamed_calls_together(tool_server: Server) -> None:
+    """Its own accumulator gives the call of the whole answer; and it reads a form into an object."""
+    asked: Any = {**CHAT, "model": TOOLS, "tools": [ADD], "tool_choice": "required", "max_tokens": 150}
+    with client(tool_server) as api:
+        (whole,) = api.chat.completions.create(**asked, parallel_tool_calls=False).choices
+        with api.chat.completions.stream(**asked, parallel_tool_calls=False) as stream:
+            kinds = {event.type for event in stream}
+            (found,) = stream.get_final_completion().choices
+        assert "tool_calls.function.arguments.done" in kinds
+        assert whole.message.tool_calls
+        assert found.message.tool_calls
+        assert found.message.tool_calls[0].function.name == "add"
+        expected: Any = whole.message.tool_calls[0]
+        assert found.message.tool_calls[0].function.arguments == expected.function.arguments
+        assert found.finish_reason == whole.finish_reason == "tool_calls"
+        quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+        parsed = api.chat.completions.parse(
+            **{**CHAT, "model": TOOLS}, response_format=Verdict, max_tokens=100, extra_body=quiet
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Verdict)
+
+
+class Verdict(BaseModel):
+    """A form that a program reads."""
+
+    ok: bool
+
+
 def test_many_tasks(server: Server) -> None:
     async def ask(api: openai.AsyncOpenAI, text: str) -> str | None:
         body: Any = chat(text)
@@ -118,8 +150,16 @@ def test_a_task_that_is_cancelled_frees_its_place(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(f.name for f in EXAMPLES.glob("*.py")))
-def test_examples(server: Server, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name, f"http://127.0.0.1:{server.port}"])
+def test_examples(
+    server: Server, tool_server: Server, name: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tool_server if "function" in name else server
+    monkeypatch.setattr(sys, "argv", [name, f"http://127.0.0.1:{asked.port}"])
     runpy.run_path(str(Path(EXAMPLES, name)), run_name="__main__")
     out = capsys.readouterr().out
-    assert "27 + 58 = 85" in out if "sync" in name else "> Tell me a story" in out
+    if "function" in name:
+        call = re.match(r"add\((\{.*\})\) = (\d+)\n", out, re.S)
+        assert call is not None, out
+        assert sum(json.loads(call[1]).values()) == int(call[2])
+    else:
+        assert "27 + 58 = 85" in out if "sync" in name else "> Tell me a story" in out

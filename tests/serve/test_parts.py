@@ -62,7 +62,11 @@ LOGPROB = Logprob(5, -0.5, ((5, -0.5), (6, float("-inf"))))
 FROM_ENGINE = [
     Ready(100, 4, 64),
     Failed("no room", "1", "2", "less", "--flag", {"fixes": [{"flag": "--max-seq-len 5"}]}, ("a line",)),
-    Step([News("7", 1, (5, 6), "stop", 9, (LOGPROB,))], [Scored("8", [LOGPROB])], Gauges(1, 2, 0.5)),
+    Step(
+        [News("7", 1, (5, 6), "stop", 9, (LOGPROB,)), News("8", 0, (), error="no", refused=True)],
+        [Scored("8", [LOGPROB])],
+        Gauges(1, 2, 0.5),
+    ),
 ]
 
 

@@ -186,6 +186,7 @@ def test_tokenizers_that_grammars_cannot_use(tmp_path: Path) -> None:
 
 
 NESTED = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "string"}}}}}
+WIDE = {"type": "object", "properties": {f"field_{i}": {} for i in range(700)}}  # too many may follow
 SHARED = {"$defs": {"x": {"type": "foo"}}, "anyOf": [{"type": "null"}, {"$ref": "#/$defs/x"}]}
 
 
@@ -198,6 +199,7 @@ SHARED = {"$defs": {"x": {"type": "foo"}}, "anyOf": [{"type": "null"}, {"$ref": 
         (Grammar.json_schema({"$ref": "#/x"}), ["the schema itself", "/x"]),
         (Grammar.json_schema({"$ref": "https://example.com/x"}), ["fetch"]),
         (Grammar.json_schema({"$ref": "#"}), ["nothing can follow"]),
+        (Grammar.json_schema(WIDE), ["Current row has"]),
         (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 1}), ["minimum"]),
         (Grammar.regex("(a"), ["unclosed group"]),
         (Grammar.regex("(?=a)b"), ["look-ahead"]),

@@ -1,0 +1,54 @@
+"""A function that the model calls, with a server of Ingot: ingot serve engines/qwen3
+
+The model's chat template must take tools, as those of Qwen2.5 and Qwen3 do.
+
+python examples/clients/function_calling.py [URL]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from openai import OpenAI
+
+
+def add(a: int, b: int) -> int:
+    """What the model may call."""
+    return a + b
+
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "The sum of two numbers from 0 to 999.",
+            "parameters": {
+                "type": "object",
+                "properties": {name: {"type": "integer", "minimum": 0, "maximum": 999} for name in "ab"},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+
+with OpenAI(base_url=f"{URL}/v1", api_key="none") as client:
+    model = client.models.list().data[0].id
+    messages: Any = [{"role": "user", "content": "How much is 27 + 58?"}]
+    # "required" makes sure that there is a call; with "auto" the model decides.
+    answer = client.chat.completions.create(
+        model=model, messages=messages, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    message = answer.choices[0].message
+    messages.append(message)
+    for call in message.tool_calls or []:
+        if call.type == "function":
+            result = add(**json.loads(call.function.arguments))
+            print(f"{call.function.name}({call.function.arguments}) = {result}")
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+    answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=64)
+    print(answer.choices[0].message.content)

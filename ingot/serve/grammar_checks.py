@@ -1,0 +1,85 @@
+"""Grammars of requests, tried before an engine hears of them.
+
+Owns the threads and processes in which they are compiled, off the event loop, and the bounds on these: how
+many wait, and how long. Knows no engine and no vocabulary.
+
+    await checks.check(params.grammar, "response_format")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
+
+from ingot.config.grammar import Grammar
+from ingot.errors import RequestError
+from ingot.processors.limited_process import LimitedProcess
+from ingot.serve.errors import refused, too_busy, unavailable
+from ingot.structured.grammar_check import new_probe, try_grammar
+
+_WORKERS = 2  # each asks a process of its own, which may take seconds for a hostile grammar
+_MOST_WAITING = 64
+_MOST_KNOWN = 256
+_SECONDS = 20.0
+
+
+class GrammarChecks:
+    """For the event loop's thread; ``check`` waits for others."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="grammar")
+        self._probes: SimpleQueue[LimitedProcess] = SimpleQueue()
+        for _ in range(_WORKERS):
+            self._probes.put(new_probe())
+        self._known: OrderedDict[Grammar, Future[RequestError | None]] = OrderedDict()
+
+    async def check(self, grammar: Grammar, field: str | None) -> None:
+        """Refuse a grammar that cannot be compiled; what has been tried once is known.
+
+        Args:
+            field: of the request, in which the grammar is.
+
+        Raises:
+            ApiError: the grammar is refused (400), too many wait (429), or it took too long to get a turn
+                (503).
+        """
+        trial = asyncio.wrap_future(self._trial(grammar))
+        try:
+            async with asyncio.timeout(_SECONDS):
+                error = await asyncio.shield(trial)  # others may wait for the same trial
+        except TimeoutError:
+            text = "other grammars are still being checked; try again later"
+            raise unavailable(text, "grammars_busy") from None
+        if error is not None:
+            found = refused(error)
+            found.param = field
+            raise found
+
+    def close(self) -> None:
+        """Take no more; a trial under way ends within its limits."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _trial(self, grammar: Grammar) -> Future[RequestError | None]:
+        """The one trial of a grammar, under way or done."""
+        found = self._known.get(grammar)
+        if found is None:
+            waiting = sum(not trial.done() for trial in self._known.values())
+            if waiting >= _MOST_WAITING:
+                raise too_busy("the check of grammars", waiting)
+            found = self._known[grammar] = self._pool.submit(self._try, grammar)
+        self._known.move_to_end(grammar)
+        while len(self._known) > _MOST_KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+    def _try(self, grammar: Grammar) -> RequestError | None:
+        probe = self._probes.get()
+        try:
+            try_grammar(probe, grammar)
+        except RequestError as error:
+            return error
+        finally:
+            self._probes.put(probe)
+        return None

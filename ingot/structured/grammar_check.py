@@ -1,0 +1,73 @@
+"""What can be said of a request's grammar before an engine compiles it.
+
+Owns the trial of a grammar in a process with limits, which an endless one ends, and the words of a refusal.
+Knows no vocabulary: the trial's is the 256 bytes.
+
+    try_grammar(new_probe(), params.grammar)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from ingot.config.grammar import Grammar
+from ingot.config.sampling import SamplingParams
+from ingot.errors import DeviceError, RequestError
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError, ProcessLimits
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.structured.lark import lark_of
+
+COMPILE_LIMITS = ProcessLimits(seconds=5, memory=2 << 30)
+SIMPLER = "use a simpler grammar: fewer alternatives, shorter repeats"
+
+
+def new_probe(limits: ProcessLimits = COMPILE_LIMITS) -> LimitedProcess:
+    """A process that compiles grammars to see whether it can; it starts with the first one."""
+    return LimitedProcess("ingot.structured.grammar_probe", limits)
+
+
+def try_grammar(probe: LimitedProcess, grammar: Grammar) -> None:
+    """Compile a grammar in the probe. May take as long as the probe's limits allow.
+
+    Raises:
+        RequestError: llguidance refuses the grammar, or it takes too long or too much memory.
+    """
+    try:
+        found = probe.ask({"lark": lark_of(grammar), "schemas": grammar.schemas()})
+    except ProcessEndedError as error:
+        raise RequestError(f"the grammar {error}", fix=SIMPLER) from None
+    if found["fault"] is not None:
+        where = f" ({found['part']})" if found["part"] else ""
+        raise RequestError(f"the grammar is refused{where}", seen=found["fault"], flag="grammar")
+
+
+def grammar_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer, if grammars can be held to its tokens.
+
+    Raises:
+        RequestError: there is none, or its text is not its tokens' bytes.
+        DeviceError: llguidance is not installed.
+    """
+    if importlib.util.find_spec("llguidance") is None:
+        what = "llguidance is not installed, and grammars need it"
+        raise DeviceError(what, fix="pip install 'ingot[grammar]' (or pip install llguidance)")
+    if tokenizer is None:
+        raise RequestError("the engine has no tokenizer, so it takes no grammars", flag="grammar")
+    if not tokenizer.joins_bytes:
+        raise RequestError(
+            "this tokenizer's text is not its tokens' bytes, so it takes no grammars", flag="grammar"
+        )
+    return tokenizer
+
+
+def check_ends(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> None:
+    """Raises:
+    RequestError: nothing ends an answer that is held to a grammar.
+    """
+    if not any(0 <= token < vocab_size for token in params.end_ids(stop_ids)):
+        raise RequestError(
+            "a grammar needs an end token, and this request has none",
+            seen=f"ignore_eos={params.ignore_eos}",
+            allowed="ignore_eos=False, or stop_token_ids",
+            flag="ignore_eos",
+        )

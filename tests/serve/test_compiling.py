@@ -1,0 +1,99 @@
+"""Where grammars are compiled: not in a step, and not in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from ingot import Grammar, SamplingParams
+from ingot.engine.describe import read_text_side
+from ingot.serve import grammar_checks
+from ingot.serve.compiling import Compiling
+from ingot.serve.errors import ApiError
+from ingot.serve.link import Link
+from ingot.serve.protocol import Abort, Add, frame
+from ingot.structured.grammars import Grammars
+from tests.serve.client import PATIENCE, ROOT
+
+POCKET = ROOT / "models" / "pocket-chat"
+
+
+class TestCompiling:
+    """A request with a grammar joins the engine's steps once a thread has compiled it."""
+
+    def add(self, name: str, schema: dict[str, Any]) -> Add:
+        params = SamplingParams(max_new_tokens=3, grammar=Grammar.json_schema(schema))
+        return Add(name, [1], params.to_json())
+
+    def test_a_wait_ends_when_another_thread_wakes_it(self) -> None:
+        ours, theirs = socket.socketpair()
+        link = Link(theirs)
+        link.wake()
+        link.wake()
+        assert link.exchange(wait=True) == []
+        threading.Timer(0.05, link.wake).start()
+        assert link.exchange(wait=True) == []
+        ours.sendall(frame(Abort("7")))
+        assert link.exchange(wait=True) == [Abort("7")]
+
+    def test_compiled_refused_and_forgotten(self) -> None:
+        woken = threading.Semaphore(0)
+        grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
+        compiling = Compiling(grammars, frozenset({2800}), wake=woken.release)
+        good, bad = self.add("a", {"type": "integer"}), self.add("b", {"not": {}})
+        for one in (good, bad, self.add("c", {"type": "null"})):
+            compiling.start(one)
+        compiling.forget("c")
+        assert len(compiling) == 2
+        for _ in range(3):
+            assert woken.acquire(timeout=PATIENCE)
+        found = {one.add.id: one for one in compiling.finished()}
+        assert set(found) == {"a", "b"}
+        assert len(compiling) == 0
+        assert found["a"].params == SamplingParams.from_json(good.params)
+        assert "the grammar is refused" in str(found["b"].error)
+        assert found["a"].matcher is not None
+        assert found["b"].matcher is None
+
+
+class TestGrammarChecks:
+    def test_a_grammar_is_tried_once_and_many_wait_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried: list[Grammar] = []
+        monkeypatch.setattr(grammar_checks, "try_grammar", lambda _, grammar: tried.append(grammar))
+
+        async def main() -> None:
+            checks = grammar_checks.GrammarChecks()
+            await asyncio.gather(*(checks.check(Grammar.regex("a"), "guided_regex") for _ in range(9)))
+            checks.close()
+
+        asyncio.run(main())
+        assert tried == [Grammar.regex("a")]
+
+    def test_too_many_and_too_long(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A check that waits too long is a 503, one more than may wait a 429; what was tried is known."""
+        go_on = threading.Event()
+        monkeypatch.setattr(grammar_checks, "try_grammar", lambda *_: go_on.wait(PATIENCE))
+        monkeypatch.setattr(grammar_checks, "_SECONDS", 0.2)
+        monkeypatch.setattr(grammar_checks, "_MOST_WAITING", 2)
+
+        async def status(checks: grammar_checks.GrammarChecks, pattern: str) -> int:
+            try:
+                await checks.check(Grammar.regex(pattern), "guided_regex")
+            except ApiError as error:
+                return error.status
+            return 200
+
+        async def main() -> list[int]:
+            checks = grammar_checks.GrammarChecks()
+            found = list(await asyncio.gather(*(status(checks, one) for one in "abc")))
+            go_on.set()
+            while len(found) < 4 or found[-1] == 429:
+                found[3:] = [await status(checks, "c")]
+            checks.close()
+            return found
+
+        assert asyncio.run(main()) == [503, 503, 429, 200]
