@@ -20,6 +20,7 @@ from ingot.config.serve import ServeConfig
 from ingot.serve.api_call import ApiCall
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
+from ingot.serve.embeddings import EmbeddingCall
 from ingot.serve.errors import ApiError, unavailable
 from ingot.serve.http import (
     ClientLeftError,
@@ -36,6 +37,7 @@ from ingot.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     Sampling,
     TokenizeRequest,
     decode,
@@ -98,6 +100,11 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     async def completions(request: Request) -> Response:
         body = decode(CompletionRequest, await read_body(request, state.config.max_body))
         return await _respond(request, body, CompletionCall(state.find(body.model), body))
+
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
+        return json_answer(await until_left(request, EmbeddingCall(state.find(body.model), body).answer()))
 
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:

@@ -82,7 +82,9 @@ class ServedModel:
         except RequestError as error:
             raise self._told(error, "messages") from None
 
-    def prompt_ids(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+    def prompt_ids(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
+    ) -> list[int]:
         """Ids of a prompt that is used as it is; its special tokens are parsed, as ``LLM.generate`` does.
 
         Raises:
@@ -93,7 +95,7 @@ class ServedModel:
                 return self.tokenizer.encode(prompt, add_special_tokens=False)
             return prompt_entry(prompt, self.side.text).ids
         except RequestError as error:
-            raise self._told(error, "prompt") from None
+            raise self._told(error, field) from None
 
     def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
         """Refuse a prompt that the engine cannot take, with so many new tokens.
@@ -111,7 +113,7 @@ class ServedModel:
             text = (
                 f"This model's maximum context length is {limits.max_seq_len} tokens. The request needs "
                 f"{len(ids) + new_tokens}: {len(ids)} in {field}, {new_tokens} for the answer. Shorten "
-                f"{field} or lower max_tokens."
+                f"{field}{' or lower max_tokens' if new_tokens else ''}."
             )
             raise bad_request(text, field, "context_length_exceeded")
 

@@ -9,7 +9,7 @@ Knows no engine.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -93,6 +93,16 @@ class CompletionRequest(Sampling, kw_only=True):
     logprobs: TopLogprobs | None = None
     best_of: int | None = None
     suffix: str | None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Of ``/v1/embeddings``; ``pooling`` as in ``LLM.embed``."""
+
+    model: str
+    input: str | Annotated[list[str | Size | Ids], Meta(min_length=1, max_length=1 << 20)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    pooling: Literal["mean", "last"] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ingot import LLM, build
+from tests.conftest import DATA
 from tests.serve.client import ROOT, Server, started
+from tests.serve.published import Published
 
 NAME = "pocket"
 MAX_SEQ_LEN = 512
@@ -35,6 +37,22 @@ def server(engine: Path) -> Iterator[Server]:
 def llm(engine: Path) -> LLM:
     """The engine without a server."""
     return LLM(engine, "cpu")
+
+
+class Unpublished:
+    """In place of the schema where it is not: the other checks of a test hold all the same."""
+
+    def check(self, name: str, value: object) -> None:
+        """Nothing is known of it."""
+
+
+Schema = Published | Unpublished
+
+
+@pytest.fixture(scope="session")
+def published() -> Schema:
+    path = DATA / "text" / "openai-openapi.yaml"
+    return Published(path) if path.exists() else Unpublished()
 
 
 def chat(text: str = "What is 12 + 30?", **values: Any) -> dict[str, Any]:

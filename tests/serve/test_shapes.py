@@ -8,10 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.conftest import DATA
 from tests.serve.client import Server
-from tests.serve.conftest import MAX_SEQ_LEN, NAME, chat, completion
-from tests.serve.published import Published
+from tests.serve.conftest import MAX_SEQ_LEN, NAME, Schema, chat, completion
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DRAWN = {"temperature": 0.8, "seed": 3}
@@ -36,22 +34,6 @@ PROMPTS: dict[str, dict[str, Any]] = {
     "echo alone": {"echo": True, "logprobs": 1, "max_tokens": 0},
     "usage": {"stream_options": {"include_usage": True}},
 }
-
-
-class Unpublished:
-    """In place of the schema where it is not: the other checks of a test hold all the same."""
-
-    def check(self, name: str, value: object) -> None:
-        """Nothing is known of it."""
-
-
-Schema = Published | Unpublished
-
-
-@pytest.fixture(scope="session")
-def published() -> Schema:
-    path = DATA / "text" / "openai-openapi.yaml"
-    return Published(path) if path.exists() else Unpublished()
 
 
 @pytest.mark.parametrize("values", CHATS.values(), ids=CHATS)
