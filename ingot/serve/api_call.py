@@ -12,12 +12,14 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
 
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import Piece
+from ingot.llm.prompts import PromptLike
 from ingot.serve.answering import Answering, Job
 from ingot.serve.model import ServedModel
 from ingot.serve.schemas import Sampling
@@ -35,6 +37,7 @@ class ApiCall(ABC):
     """A checked request.
 
     Attributes:
+        body: what the client sent.
         count: answers that it asks for.
     """
 
@@ -45,6 +48,7 @@ class ApiCall(ABC):
 
     def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
         self.model = model
+        self.body = body
         self.count = count
         self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
@@ -63,7 +67,7 @@ class ApiCall(ABC):
             jobs = await self.model.in_thread(self.jobs)
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=False) as found:
                 await found.finish()
-                return self._head(self.kind) | {"choices": self.choices(found), "usage": _usage(found)}
+                return self.head(self.kind) | {"choices": self.choices(found), "usage": _usage(found)}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as events, the last of them ``[DONE]``; closing it ends the request.
@@ -74,13 +78,19 @@ class ApiCall(ABC):
         with self.model.engine.places(self.count):
             jobs = await self.model.in_thread(self.jobs)
             with self.model.engine.answering(jobs, self.model.tokenizer, by_piece=True) as found:
-                head = self._head(self.chunk_kind)
+                head = self.head(self.chunk_kind)
                 async for choice in self.parts(found):
                     usage = {"usage": _usage(found)} if self._usage_always else self._no_usage
                     yield event(head | {"choices": [choice]} | usage)
                 if self._with_usage:
                     yield event(head | {"choices": [], "usage": _usage(found)})
         yield DONE
+
+    @abstractmethod
+    def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
+        """The prompts and the values of their answers, before a chat format's stop strings; None: prompts are
+        only scored.
+        """
 
     @abstractmethod
     def jobs(self) -> list[Job]:
@@ -98,7 +108,8 @@ class ApiCall(ABC):
     def parts(self, found: Answering) -> AsyncGenerator[dict[str, Any], None]:
         """The one choice of each chunk."""
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every chunk of one answer begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
 
 

@@ -22,6 +22,7 @@ from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
 from ingot.serve.embeddings import EmbeddingCall
 from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
 from ingot.serve.http import (
     ClientLeftError,
     Guard,
@@ -152,9 +153,11 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
 
 
 async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
+    explained = wants_explanation(request.headers.get(HEADER))
+    found = ExplainedCall(call) if explained else call
     if body.stream:
-        return await event_stream(request, call.events())
-    return json_answer(await until_left(request, call.answer()))
+        return await event_stream(request, found.events())
+    return json_answer(await until_left(request, found.answer()))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

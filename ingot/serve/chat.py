@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import TokenLogprobs
+from ingot.llm.prompts import PromptLike
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Answering, Job
 from ingot.serve.api_call import ApiCall, shown
@@ -44,9 +46,15 @@ class ChatCall(ApiCall):
         limit = asked or (model.defaults.params.max_new_tokens if named else None)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(body, model.defaults.params, max_tokens=limit, logprobs=logprobs)
+        self._wanted = params
         self._params = model.with_chat_stops(params)
         self._asked = asked
         self._body = body
+
+    def asked(self) -> tuple[list[PromptLike], SamplingParams]:
+        """The conversation."""
+        variables = self._body.chat_template_kwargs or {}
+        return [self.model.conversation(self._body.messages, variables)], self._wanted
 
     def jobs(self) -> list[Job]:
         """One prompt."""

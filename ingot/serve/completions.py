@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import Answer
+from ingot.llm.prompts import PromptLike
 from ingot.serve.answering import Answering, Job
 from ingot.serve.api_call import ApiCall, shown
 from ingot.serve.errors import bad_request, unsupported
@@ -50,6 +52,10 @@ class CompletionCall(ApiCall):
             body, model.defaults.params, max_tokens=max(limit, 1), logprobs=body.logprobs
         )
         self._params = params if limit else None
+
+    def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
+        """The prompts as they were given."""
+        return self._prompts, self._params
 
     def jobs(self) -> list[Job]:
         """One for each prompt."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,9 @@ from ingot.engine.proof import standing
 from ingot.engine.text import TextParts
 from ingot.errors import EngineError, RequestError
 from ingot.llm.defaults import Defaults, read_defaults
-from ingot.llm.prompts import Chat, chat_ids, prompt_entry, with_chat_stops
+from ingot.llm.explain import explain_request
+from ingot.llm.explanation import Explanation
+from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_chat_stops
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused
@@ -71,6 +73,17 @@ class ServedModel:
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
 
+    def conversation(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> Chat:
+        """A conversation as a prompt.
+
+        Raises:
+            ApiError: a variable has the name of something else.
+        """
+        try:
+            return Chat(messages, template_kwargs=variables)
+        except RequestError as error:
+            raise self._told(error, "messages") from None
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation; special tokens that a user typed stay text. May take seconds.
 
@@ -78,7 +91,7 @@ class ServedModel:
             ApiError: the messages do not fit the chat format.
         """
         try:
-            return chat_ids(Chat(messages, template_kwargs=variables), self.side.text)
+            return chat_ids(self.conversation(messages, variables), self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
 
@@ -96,6 +109,18 @@ class ServedModel:
             return prompt_entry(prompt, self.side.text).ids
         except RequestError as error:
             raise self._told(error, field) from None
+
+    def explained(self, prompt: PromptLike, values: Mapping[str, Any]) -> Explanation:
+        """What ``ingot explain`` says of a request that names these values. May take seconds.
+
+        Raises:
+            ApiError: the prompt cannot be encoded.
+        """
+        served = replace(self.side.manifest.build, max_seq_len=self.max_seq_len)
+        try:
+            return explain_request(replace(self.side.manifest, build=served), self.side.text, prompt, values)
+        except RequestError as error:
+            raise self._told(error, "prompt") from None
 
     def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
         """Refuse a prompt that the engine cannot take, with so many new tokens.
