@@ -40,9 +40,11 @@ from ingot.serve.schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
     Sampling,
+    SimpleChatRequest,
     TokenizeRequest,
     decode,
 )
+from ingot.serve.simple_chat import SimpleChat
 from ingot.serve.tokens import detokenize, tokenize
 from ingot.version import VERSION
 
@@ -106,6 +108,18 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     async def embeddings(request: Request) -> Response:
         body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
         return json_answer(await until_left(request, EmbeddingCall(state.find(body.model), body).answer()))
+
+    @app.post("/chat")
+    @app.post("/chat/")
+    async def simple_chat(request: Request) -> Response:
+        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
+        return json_answer(await until_left(request, SimpleChat(state.find(body.model), body).answer()))
+
+    @app.post("/stream_chat")
+    @app.post("/stream_chat/")
+    async def simple_stream(request: Request) -> Response:
+        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
+        return await event_stream(request, SimpleChat(state.find(body.model), body).events())
 
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:

@@ -105,6 +105,19 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     pooling: Literal["mean", "last"] | None = None
 
 
+class SimpleChatRequest(msgspec.Struct, kw_only=True):
+    """Of ``/chat/`` and ``/stream_chat/``: ``prompt`` or ``query``, and the turns before it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    query: str | None = None
+    history: Annotated[list[tuple[str, str]], Meta(max_length=5000)] | None = None
+    max_length: Count | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Of ``/tokenize``: a text, or a conversation."""
 
