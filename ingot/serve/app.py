@@ -21,7 +21,7 @@ from ingot.serve.api_call import ApiCall
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
 from ingot.serve.embeddings import EmbeddingCall
-from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.errors import ApiError, bad_request, unavailable
 from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
 from ingot.serve.http import (
     ClientLeftError,
@@ -34,6 +34,7 @@ from ingot.serve.http import (
 )
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel
+from ingot.serve.openapi import document
 from ingot.serve.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -121,6 +122,11 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
         body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
         return await event_stream(request, SimpleChat(state.find(body.model), body).events())
 
+    @app.post("/v1/audio/transcriptions")
+    @app.post("/v1/audio/translations")
+    async def speech(request: Request) -> Response:
+        raise bad_request("this engine does not take speech", "file", "unsupported_parameter")
+
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
         body = decode(TokenizeRequest, await read_body(request, state.config.max_body))
@@ -144,6 +150,10 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return json_answer(state.find(name).facts())
+
+    @app.get("/openapi.json")
+    async def described() -> Response:
+        return json_answer(document())
 
     @app.get("/health")
     async def health() -> Response:

@@ -27,6 +27,7 @@ from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_cha
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused
+from ingot.serve.media import refuse_media
 
 Value = TypeVar("Value")
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
@@ -77,8 +78,9 @@ class ServedModel:
         """A conversation as a prompt.
 
         Raises:
-            ApiError: a variable has the name of something else.
+            ApiError: a part is no text, or a variable has the name of something else.
         """
+        refuse_media(messages)
         try:
             return Chat(messages, template_kwargs=variables)
         except RequestError as error:

@@ -157,7 +157,7 @@ REFUSED = {
     "continue_final_message": "continuing a message",
     "suffix": "inserting before a suffix",
 }
-_NOTHING = {
+NOTHING = {
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -177,6 +177,6 @@ def decode(kind: type[Body], data: bytes) -> Body:
         raise invalid_body(error) from None
     for field, what in REFUSED.items():
         value = getattr(body, field, None)
-        if value and value not in _NOTHING.get(field, ()):
+        if value and value not in NOTHING.get(field, ()):
             raise unsupported(field, what)
     return body
