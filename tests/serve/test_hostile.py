@@ -8,13 +8,12 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.serve.client import JSON, PATIENCE, Server, wait_for
+from tests.serve.client import JSON, PATIENCE, Server, memory, wait_for
 from tests.serve.conftest import NAME, chat, completion
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -28,18 +27,6 @@ PATHS = {
     "/detokenize": {"tokens": [65]},
 }
 DEEP = 100_000
-
-
-def memory(server: Server) -> int:
-    """Bytes that the server's process has in memory."""
-    text = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(text.split("VmRSS:")[1].split()[0]) << 10
-
-
-def peak(server: Server) -> int:
-    """The most that it ever had."""
-    text = Path(f"/proc/{server.process.pid}/status").read_text()
-    return int(text.split("VmHWM:")[1].split()[0]) << 10
 
 
 @pytest.fixture(autouse=True)
@@ -112,14 +99,14 @@ def test_bombs_are_not_decoded(server: Server) -> None:
         ({"type": "input_audio", "input_audio": {"data": data, "format": "flac"}}, "speech"),
         ({"type": "video_url", "video_url": {"url": "data:,"}}, "videos"),
     ]
-    before = memory(server)
+    before = memory(server.process.pid)
     for part, kind in parts:
         body = chat() | {"messages": [{"role": "user", "content": [{"type": "text", "text": "Look"}, part]}]}
         for path, sent in ((CHAT, body), ("/tokenize", {"messages": body["messages"]})):
             reply = server.post(path, sent)
             assert (reply.status, reply.error["param"]) == (400, "messages[0].content[1]")
             assert f"this engine does not take {kind}" in reply.error["message"]
-    assert memory(server) - before < 8 << 20
+    assert memory(server.process.pid) - before < 8 << 20
 
 
 def test_special_tokens_as_text_everywhere(server: Server) -> None:
@@ -154,11 +141,13 @@ def test_bodies_of_200_mb(server: Server) -> None:
             return connection.recv(1 << 16)
 
     server.post(CHAT, b" " * (8 << 20))
-    before = peak(server)
+    before = memory(server.process.pid, peak=True)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(send, [True, False]))
     assert all(answer == b"" or answer.startswith(b"HTTP/1.1 413 ") for answer in answers)
-    assert peak(server) - before < 50 << 20  # 8 MiB for each, and copies; not 400 MiB
+    assert (
+        memory(server.process.pid, peak=True) - before < 50 << 20
+    )  # 8 MiB for each, and copies; not 400 MiB
 
 
 def test_speech_is_refused(server: Server) -> None:
