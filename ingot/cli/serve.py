@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ingot.cli.console import stderr
-from ingot.cli.flags import Device, Threads, field_flags, given, given_of, option
+from ingot.cli.flags import Threads, field_flags, given, given_of, option
 from ingot.cli.limits import Limits
+from ingot.cli.serve_file import ServeFile, behind, flag_types, read_serve_file
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
+_DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
+_CONFIG = (
+    "Values of these flags, and engines with values of their own; flags count before it (docs/serving.md)."
+)
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -49,38 +54,62 @@ class Address:
     ] = None
 
 
+@dataclass(frozen=True)
+class Serving:
+    """What is served, and how; None: as the library has it."""
+
+    name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None
+    api_key: Annotated[
+        str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
+    ] = None
+    unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False
+    device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
+    threads: Threads = None
+
+
+@dataclass(frozen=True)
+class Of:
+    """What an engine in the file may have of its own, beside limits."""
+
+    name: Annotated[str | None, option(_NAME)] = None
+    unproven: Annotated[bool, option(_UNPROVEN)] = False
+    device: Annotated[str | None, option(_DEVICE)] = None
+    threads: Threads = None
+
+
 @field_flags("limits")
+@field_flags("serving")
 @field_flags("address")
 def serve(
+    address: Address,
+    serving: Serving,
+    limits: Limits,
     engines: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Engine folders, checkpoint folders or Hugging Face ids.",
+            help="Engine folders, checkpoint folders or Hugging Face ids; without any, those of --config.",
             metavar="ENGINE",
             show_default=False,
         ),
-    ],
-    address: Address,
-    limits: Limits,
-    name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None,
-    api_key: Annotated[
-        str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None,
-    unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False,
-    device: Device = None,
-    threads: Threads = None,
+    config: Annotated[Path | None, option(_CONFIG, shown="none", panel=_SERVER, metavar="FILE.yaml")] = None,
 ) -> None:
     """Serve engines over HTTP with an OpenAI-compatible API, one process per engine.
 
     Ctrl-C or SIGTERM stops accepting, lets answers under way finish, and exits.
     """
-    if api_key is not None and (not api_key.isascii() or not api_key.isprintable() or not api_key.strip()):
+    file = ServeFile()
+    if config is not None:
+        file = read_serve_file(config, flag_types(Address, Serving, Limits), flag_types(Of, Limits))
+    models = _models(engines, serving, limits, file)
+    key = behind(serving, file.values).api_key
+    if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
         raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
-    config = ServeConfig(**given_of(address))
-    sides = _text_sides(engines, name)
-    for side in sides:
-        _check_proof(side, unproven)
-    loads = {side.name: _load(side, limits, device, threads) for side in sides}
+    served = ServeConfig(**given_of(behind(address, file.values)))
+    sides = _text_sides(models)
+    for side, model in zip(sides, models, strict=True):
+        _check_proof(side, model.unproven)
+    loads = {side.name: _load(side, model) for side, model in zip(sides, models, strict=True)}
     import asyncio
 
     from ingot.serve.server import serve as run
@@ -88,11 +117,53 @@ def serve(
     def ready(url: str) -> None:
         stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
 
-    if asyncio.run(run(sides, loads, config, api_key=api_key, on_ready=ready)):
+    if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
         raise KeyboardInterrupt
 
 
-def _text_sides(engines: list[str], names: list[str] | None) -> list[TextSide]:
+@dataclass(frozen=True)
+class Model:
+    """An engine to serve, with its own values; ``name`` None: the folder's."""
+
+    path: str
+    name: str | None
+    device: str | None
+    threads: int | None
+    unproven: bool
+    limits: Limits
+
+
+def _models(engines: list[str] | None, serving: Serving, limits: Limits, file: ServeFile) -> list[Model]:
+    """The engines of the command line or, without any, of the file."""
+    found = [(path, {}) for path in engines] if engines else file.engines
+    if not found:
+        raise RequestError("no engine is named", flag="ENGINE, or engines: in --config FILE.yaml")
+    names = _one_each(serving.name, file.values.get("name"), [own.get("name") for _, own in found], "name")
+    devices = _one_each(
+        serving.device, file.values.get("device"), [own.get("device") for _, own in found], "device"
+    )
+    models = []
+    for (path, own), name, device in zip(found, names, devices, strict=True):
+        values = file.values | own
+        mine = behind(serving, values)
+        models.append(Model(path, name, device, mine.threads, mine.unproven, behind(limits, values)))
+    return models
+
+
+def _one_each(
+    told: list[str] | None, of_file: list[str] | None, own: list[str | None], flag: str
+) -> list[str | None]:
+    """One value for each engine: the command line's, else its own, else the file's for all."""
+    every: list[list[str | None]] = []
+    for listed in (told, of_file):
+        if listed and len(listed) != len(own) and not (flag == "device" and len(listed) == 1):
+            what = f"one {flag} for each engine"
+            raise RequestError(what, seen=len(listed), allowed=len(own), flag=f"--{flag}")
+        every.append([*listed] * (len(own) // len(listed)) if listed else [None] * len(own))
+    return [first or mine or last for first, mine, last in zip(every[0], own, every[1], strict=True)]
+
+
+def _text_sides(models: list[Model]) -> list[TextSide]:
     """What is known of each model, under the names that clients use."""
     from ingot.checkpoint.hub import resolve_checkpoint
     from ingot.engine.manifest import is_engine
@@ -107,15 +178,14 @@ def _text_sides(engines: list[str], names: list[str] | None) -> list[TextSide]:
             fix="pip install 'ingot[serve]'",
         ) from None
 
-    paths = [Path(one) if is_engine(Path(one)) else resolve_checkpoint(one) for one in engines]
-    found = names or [
-        path.resolve().name if Path(one).exists() else one for one, path in zip(engines, paths, strict=True)
+    paths = [Path(one.path) if is_engine(Path(one.path)) else resolve_checkpoint(one.path) for one in models]
+    names = [
+        one.name or (path.resolve().name if Path(one.path).exists() else one.path)
+        for one, path in zip(models, paths, strict=True)
     ]
-    if len(found) != len(engines):
-        raise RequestError("one name for each engine", seen=len(found), allowed=len(engines), flag="--name")
-    if len(set(found)) != len(found):
-        raise RequestError("two engines have the same name", seen=found, flag="--name")
-    return [TextSide.read(one, path) for one, path in zip(found, paths, strict=True)]
+    if len(set(names)) != len(names):
+        raise RequestError("two engines have the same name", seen=names, flag="--name")
+    return [TextSide.read(one, path) for one, path in zip(names, paths, strict=True)]
 
 
 def _check_proof(side: TextSide, unproven: bool) -> None:
@@ -126,10 +196,10 @@ def _check_proof(side: TextSide, unproven: bool) -> None:
         )
 
 
-def _load(side: TextSide, limits: Limits, device: str | None, threads: int | None) -> Load:
+def _load(side: TextSide, model: Model) -> Load:
     from ingot.serve.protocol import Load
 
-    values = limits.arguments()  # which says now what is out of range
+    values = model.limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}
     path = str(side.folder.resolve())
-    return Load(path, runtime=runtime, **values, **given(device=device, threads=threads))
+    return Load(path, runtime=runtime, **values, **given(device=model.device, threads=model.threads))

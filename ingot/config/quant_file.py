@@ -17,36 +17,13 @@ from typing import Any
 
 import yaml
 
-from ingot.config.json_text import read_text
 from ingot.config.quant import QuantConfig
 from ingot.config.quant_error import QuantFieldError
 from ingot.config.schemes import SCHEMES, choosing
+from ingot.config.yaml_text import YamlError, load_yaml
 from ingot.errors import ConfigError
 
 _ENDS = (".yaml", ".yml")
-_MOST_LEVELS = 8
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """YAML of few levels and without aliases, by which a short text can mean a huge value."""
-
-    levels = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.composer.ComposerError(
-                None, None, "aliases are not supported", self.peek_event().start_mark
-            )
-        if self.levels == _MOST_LEVELS:
-            mark = self.peek_event().start_mark
-            raise yaml.composer.ComposerError(
-                None, None, f"nested more than {_MOST_LEVELS} levels deep", mark
-            )
-        self.levels += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.levels -= 1
 
 
 def read_quant(
@@ -114,10 +91,10 @@ def _of_file(path: Path, changes: dict[str, Any]) -> QuantConfig:
 
 def _fields(path: Path) -> dict[str, Any]:
     try:
-        found = yaml.load(read_text(path), _PlainLoader)
+        found = load_yaml(path)
     except OSError as error:
         raise ConfigError("the --quant file cannot be read", seen=error, flag="--quant") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except YamlError as error:
         raise ConfigError("the --quant file is not YAML", seen=f"{path}: {error}", flag="--quant") from None
     if not isinstance(found, dict):
         raise ConfigError(

@@ -1,7 +1,6 @@
-"""A chat that remembers.
+"""A chat with an engine that remembers.
 
-Owns the history of one conversation: its system message, its turns, which of them still fit. Knows nothing of
-terminals.
+Owns which turns of a conversation still fit. Knows nothing of terminals.
 
     talk = Conversation(llm, system="Be brief.")
     for piece in talk.ask("Hello"): print(piece.text, end="")
@@ -9,63 +8,32 @@ terminals.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator
 
 from ingot.config.sampling import SamplingParams
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Piece
+from ingot.processors.turns import Turns
 
 _ANSWER_SHARE = 4  # an answer is promised at most this part (1/4) of max_seq_len
 
 
-class Conversation:
-    """Turns of a user and an assistant.
+class Conversation(Turns[Piece]):
+    """Turns of a user and an engine.
 
-    Attributes:
-        system: the system message, None for the chat format's own; may be changed between turns.
-        turns: (question, answer) pairs that the next question will see.
-        num_dropped: turns that were forgotten because they no longer fit ``max_seq_len``.
+    The oldest turns are dropped while the prompt leaves less than a quarter of ``max_seq_len`` (or
+    ``max_new_tokens``, if that is less) for the answer. Asking raises RequestError where the question alone
+    is too long, or the messages do not fit the chat format.
     """
 
     def __init__(self, llm: LLM, system: str | None = None, params: SamplingParams | None = None) -> None:
-        self.system = system
-        self.turns: list[tuple[str, str]] = []
-        self.num_dropped = 0
+        super().__init__(system)
         self._llm = llm
         self._params = params or llm.default_params
 
-    def clear(self) -> None:
-        """Forget all turns; the system message stays."""
-        self.turns = []
-
-    def messages(self, question: str | None = None) -> list[dict[str, str]]:
-        """The conversation as chat messages, ending with ``question`` if one is given."""
-        return self._messages(self.turns, question)
-
-    def ask(self, question: str) -> Iterator[Piece]:
-        """Stream the answer to a question.
-
-        The turn joins the history when the answer ends or the iterator is closed, as far as it came. The
-        oldest turns are dropped while the prompt leaves less than a quarter of ``max_seq_len`` (or
-        ``max_new_tokens``, if that is less) for the answer. When nothing came, the history stays as it was.
-
-        Raises:
-            RequestError: at the first piece: the question alone is too long, or the messages do not fit the
-                chat format.
-        """
+    def _begin(self, question: str) -> tuple[list[tuple[str, str]], Generator[Piece, None, None]]:
         kept = self._fitting(question)
-        answer, ended = "", False
-        try:
-            with closing(self._llm.stream(self._messages(kept, question), self._params)) as pieces:
-                for piece in pieces:
-                    answer += piece.text
-                    yield piece
-            ended = True
-        finally:
-            if answer or ended:
-                self.num_dropped += len(self.turns) - len(kept)
-                self.turns = [*kept, (question, answer)]
+        return kept, self._llm.stream(self._messages(kept, question), self._params)
 
     def _fitting(self, question: str) -> list[tuple[str, str]]:
         """The newest turns that fit beside the question and its answer."""
@@ -77,13 +45,3 @@ class Conversation:
         while kept and len(self._llm.chat_ids(self._messages(kept, question))) > longest - room:
             kept = kept[1:]
         return kept
-
-    def _messages(self, turns: list[tuple[str, str]], question: str | None) -> list[dict[str, str]]:
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = [
-            {"role": role, "content": content}
-            for turn in turns
-            for role, content in zip(("user", "assistant"), turn, strict=True)
-        ]
-        asked = [] if question is None else [{"role": "user", "content": question}]
-        return [*system, *said, *asked]

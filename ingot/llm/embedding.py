@@ -3,6 +3,7 @@
 Owns how a prompt's last hidden states become one vector. Knows no scheduling: the states come chunk by chunk.
 
     embed(calls, entries, "mean", hidden_size)
+    executor.add_hidden("7", ids, keeping("mean")); pooled(executor.take_logits("7"), len(ids), "mean")
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from ingot.errors import RequestError
 from ingot.llm.calls import Calls
 from ingot.llm.prompts import Entry
-from ingot.runtime.likelihood import keep_last, keep_sum
+from ingot.runtime.likelihood import Keep, keep_last, keep_sum
 
 _KEPT = {"mean": keep_sum, "last": keep_last}
 
@@ -38,11 +39,24 @@ def embed(calls: Calls, entries: Sequence[Entry], pooling: str, hidden_size: int
     Raises:
         RequestError: unknown pooling, or a prompt cannot be computed.
     """
-    if pooling not in _KEPT:
-        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), flag="pooling")
+    keep = keeping(pooling)
     if not entries:
         return torch.empty(0, hidden_size)
-    chunks = calls.read_hidden(entries, _KEPT[pooling])  # of each prompt [its chunks, hidden_size]
-    if pooling == "last":
-        return torch.stack([kept[-1] for kept in chunks])
-    return torch.stack([kept.sum(0) / len(entry.ids) for kept, entry in zip(chunks, entries, strict=True)])
+    chunks = calls.read_hidden(entries, keep)
+    return torch.stack([pooled(c, len(e.ids), pooling) for c, e in zip(chunks, entries, strict=True)])
+
+
+def keeping(pooling: str) -> Keep:
+    """What is kept of each chunk's states.
+
+    Raises:
+        RequestError: unknown pooling.
+    """
+    if pooling not in _KEPT:
+        raise RequestError("unknown pooling", seen=pooling, allowed=", ".join(_KEPT), flag="pooling")
+    return _KEPT[pooling]
+
+
+def pooled(chunks: torch.Tensor, num_tokens: int, pooling: str) -> torch.Tensor:
+    """What was kept of a prompt's chunks, float32 [chunks, hidden_size], as its vector [hidden_size]."""
+    return chunks[-1] if pooling == "last" else chunks.sum(0) / num_tokens

@@ -28,12 +28,14 @@ from ingot.serve.protocol import Logprob, News
 @dataclass(frozen=True)
 class Job:
     """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
-    log-probabilities are wanted, with so many likeliest tokens. ``params`` None: nothing else is."""
+    log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
+    nothing else is."""
 
     ids: list[int]
     params: SamplingParams | None
     context: Sequence[int] = ()
     score: int | None = None
+    pooling: str | None = None
 
 
 class Answering:
@@ -41,6 +43,7 @@ class Answering:
 
     Attributes:
         scores: of each job that is to be scored, once they are there.
+        vectors: of each job that has a pooling, once they are there, as in ``protocol.Embedded``.
         num_tokens: tokens of all answers so far.
         started: when it began (``time.monotonic``).
         last: when the newest token of each answer came, by job and index.
@@ -51,6 +54,7 @@ class Answering:
     ) -> None:
         self.jobs = jobs
         self.scores: dict[int, list[TokenLogprobs]] = {}
+        self.vectors: dict[int, bytes] = {}
         self.num_tokens = 0
         self.started = time.monotonic()
         self.last: dict[tuple[int, int], float] = {}
@@ -61,7 +65,8 @@ class Answering:
             else []
             for job in jobs
         ]
-        self._open = sum(map(len, self._assemblers)) + sum(job.score is not None for job in jobs)
+        self._open = sum(map(len, self._assemblers))
+        self._open += sum((job.score is not None) + (job.pooling is not None) for job in jobs)
         self._by_piece = by_piece
         self._most_unread = most_unread * max(1, sum(map(len, self._assemblers)))
         self._unread: deque[tuple[int, Piece]] = deque()
@@ -98,6 +103,12 @@ class Answering:
     def take_scores(self, position: int, logprobs: Sequence[Logprob]) -> None:
         """Take in the log-probabilities of a prompt."""
         self.scores[position] = [_logprobs(one) for one in logprobs]
+        self._open -= 1
+        self._wake.set()
+
+    def take_vector(self, position: int, vector: bytes) -> None:
+        """Take in the vector of a prompt."""
+        self.vectors[position] = vector
         self._open -= 1
         self._wake.set()
 

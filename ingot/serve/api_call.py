@@ -12,13 +12,15 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import Piece
+from ingot.llm.prompts import PromptLike
 from ingot.serve.answering import Answering, Job
 from ingot.serve.errors import ApiError
 from ingot.serve.formats import Form
@@ -38,6 +40,7 @@ class ApiCall(ABC):
     """A checked request.
 
     Attributes:
+        body: what the client sent.
         count: answers that it asks for.
         form: what the answers must be; None for any text.
     """
@@ -51,6 +54,7 @@ class ApiCall(ABC):
 
     def __init__(self, model: ServedModel, body: Sampling, count: int) -> None:
         self.model = model
+        self.body = body
         self.count = count
         self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
@@ -83,16 +87,22 @@ class ApiCall(ABC):
 
     def whole(self, found: Answering) -> dict[str, Any]:
         """The body of the whole answer."""
-        return self._head(self.kind) | {"choices": self.choices(found), "usage": usage(found)}
+        return self.head(self.kind) | {"choices": self.choices(found), "usage": usage(found)}
 
     async def chunks(self, found: Answering) -> AsyncGenerator[bytes, None]:
         """The events of an answer that has begun."""
-        head = self._head(self.chunk_kind)
+        head = self.head(self.chunk_kind)
         async for choice in self.parts(found):
             told = {"usage": usage(found)} if self._usage_always else self._no_usage
             yield event(head | {"choices": [choice]} | told)
         if self._with_usage:
             yield event(head | {"choices": [], "usage": usage(found)})
+
+    @abstractmethod
+    def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
+        """The prompts and the values of their answers, before a chat format's stop strings; None: prompts are
+        only scored.
+        """
 
     @abstractmethod
     def jobs(self) -> list[Job]:
@@ -124,7 +134,8 @@ class ApiCall(ABC):
                         error.param = error.param or field
                     raise
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: str) -> dict[str, Any]:
+        """What every chunk of one answer begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model.name}
 
 

@@ -20,7 +20,9 @@ from ingot.config.serve import ServeConfig
 from ingot.serve.api_call import ApiCall
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
-from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.embeddings import EmbeddingCall
+from ingot.serve.errors import ApiError, bad_request, unavailable
+from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
 from ingot.serve.http import (
     ClientLeftError,
     Guard,
@@ -32,16 +34,20 @@ from ingot.serve.http import (
 )
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel
+from ingot.serve.openapi import document
 from ingot.serve.responses import ResponseCall
 from ingot.serve.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     ResponsesRequest,
     Sampling,
+    SimpleChatRequest,
     TokenizeRequest,
     decode,
 )
+from ingot.serve.simple_chat import SimpleChat
 from ingot.serve.tokens import detokenize, tokenize
 from ingot.version import VERSION
 
@@ -106,6 +112,28 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
         body = decode(ResponsesRequest, await read_body(request, state.config.max_body))
         return await _respond(request, body, ResponseCall(state.find(body.model), body))
 
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
+        return json_answer(await until_left(request, EmbeddingCall(state.find(body.model), body).answer()))
+
+    @app.post("/chat")
+    @app.post("/chat/")
+    async def simple_chat(request: Request) -> Response:
+        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
+        return json_answer(await until_left(request, SimpleChat(state.find(body.model), body).answer()))
+
+    @app.post("/stream_chat")
+    @app.post("/stream_chat/")
+    async def simple_stream(request: Request) -> Response:
+        body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
+        return await event_stream(request, SimpleChat(state.find(body.model), body).events())
+
+    @app.post("/v1/audio/transcriptions")
+    @app.post("/v1/audio/translations")
+    async def speech(request: Request) -> Response:
+        raise bad_request("this engine does not take speech", "file", "unsupported_parameter")
+
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
         body = decode(TokenizeRequest, await read_body(request, state.config.max_body))
@@ -130,6 +158,10 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
     async def model(name: str) -> Response:
         return json_answer(state.find(name).facts())
 
+    @app.get("/openapi.json")
+    async def described() -> Response:
+        return json_answer(document())
+
     @app.get("/health")
     async def health() -> Response:
         lost = {name: model.engine.lost for name, model in state.models.items() if model.engine.lost}
@@ -152,9 +184,11 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
 
 
 async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
+    explained = wants_explanation(request.headers.get(HEADER))
+    found = ExplainedCall(call) if explained else call
     if body.stream:
-        return await event_stream(request, call.events())
-    return json_answer(await until_left(request, call.answer()))
+        return await event_stream(request, found.events())
+    return json_answer(await until_left(request, found.answer()))
 
 
 async def _refused(request: Request, error: Exception) -> Response:

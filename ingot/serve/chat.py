@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ingot.config.grammar import Thinking
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import TokenLogprobs
+from ingot.llm.prompts import PromptLike
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answer_parts import AnswerParts
 from ingot.serve.answering import Answering, Job
@@ -49,12 +51,18 @@ class ChatCall(ApiCall):
         limit = asked or (model.defaults.params.max_new_tokens if named else None)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         params = sampling_params(body, model.defaults.params, max_tokens=limit, logprobs=logprobs)
+        self._wanted = params
         self.params = model.with_chat_stops(params)
         self.tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))
         self.form = self.tools.form
         self._thoughts: Thinking = "no"
         self._asked = asked
         self._body = body
+
+    def asked(self) -> tuple[list[PromptLike], SamplingParams]:
+        """The conversation."""
+        variables = self._body.chat_template_kwargs or {}
+        return [self.model.conversation(self._body.messages, variables, self.tools.told)], self._wanted
 
     def jobs(self) -> list[Job]:
         """One prompt."""

@@ -8,15 +8,18 @@ Owns prompts of every form, ``echo``, and the shape of choices. Knows no HTTP.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, cast
+from typing import Any
 
+from ingot.config.sampling import SamplingParams
 from ingot.llm.outputs import Answer
+from ingot.llm.prompts import PromptLike
 from ingot.serve.answering import Answering, Job
 from ingot.serve.api_call import ApiCall, shown
 from ingot.serve.errors import bad_request, unsupported
 from ingot.serve.formats import read_format
 from ingot.serve.logprob_text import LogprobLists, joined
 from ingot.serve.model import ServedModel
+from ingot.serve.prompts import prompts_of
 from ingot.serve.sampling import sampling_params
 from ingot.serve.schemas import CompletionRequest
 
@@ -35,7 +38,7 @@ class CompletionCall(ApiCall):
     names_no_usage = False  # the published schema has no null there
 
     def __init__(self, model: ServedModel, body: CompletionRequest) -> None:
-        self._prompts = _prompts(body.prompt)
+        self._prompts = prompts_of(body.prompt, "prompt")
         self._n = body.n or 1
         super().__init__(model, body, len(self._prompts) * self._n)
         if body.best_of is not None and body.best_of != self._n:
@@ -51,6 +54,10 @@ class CompletionCall(ApiCall):
         )
         self._params = params if limit else None
         self.form = read_format(body)
+
+    def asked(self) -> tuple[Sequence[PromptLike], SamplingParams | None]:
+        """The prompts as they were given."""
+        return self._prompts, self._params
 
     def jobs(self) -> list[Job]:
         """One for each prompt."""
@@ -115,15 +122,3 @@ def _choice(
     index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
-    """The prompts of a request: a text, ids, or a list of either."""
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = {type(one) for one in prompt}
-    if kinds == {int}:
-        return [cast(list[int], prompt)]
-    if len(kinds) > 1:
-        raise bad_request("prompt: texts and token ids are mixed in one list", "prompt")
-    return prompt

@@ -32,6 +32,7 @@ from ingot.serve.metrics import EngineMetrics
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Embed,
     Failed,
     FrameError,
     FromEngine,
@@ -148,6 +149,8 @@ class EngineClient(asyncio.Protocol):
             for position, job in enumerate(jobs):
                 if job.score is not None:
                     self._ask(found, position, Score(next(self._ids), job.ids, job.score))
+                if job.pooling is not None:
+                    self._ask(found, position, Embed(next(self._ids), job.ids, job.pooling))
                 if job.params is not None:
                     self._ask(found, position, Add(next(self._ids), job.ids, job.params.to_json()))
             yield found
@@ -189,7 +192,7 @@ class EngineClient(asyncio.Protocol):
 
     def _heard(self, message: FromEngine) -> None:
         match message:
-            case Step(news, scored, gauges):
+            case Step(news, scored, gauges, embedded):
                 self.gauges = gauges
                 now = time.monotonic()
                 self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in news))
@@ -199,6 +202,10 @@ class EngineClient(asyncio.Protocol):
                     if two.id in self._owners:
                         answering, position = self._owners.pop(two.id)
                         answering.take_scores(position, two.logprobs)
+                for three in embedded:
+                    if three.id in self._owners:
+                        answering, position = self._owners.pop(three.id)
+                        answering.take_vector(position, three.vector)
             case Ready():
                 self._loaded.set_result(message)
             case Failed():
@@ -230,7 +237,7 @@ class EngineClient(asyncio.Protocol):
             del self._owners[news.id]
             self._metrics.finished(answering, position, now)
 
-    def _ask(self, answering: Answering, position: int, message: Add | Score) -> None:
+    def _ask(self, answering: Answering, position: int, message: Add | Score | Embed) -> None:
         self._owners[message.id] = answering, position
         self._send(message)
 

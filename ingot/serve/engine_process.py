@@ -14,11 +14,13 @@ import signal
 import socket
 
 import torch
+from torch.nn.functional import normalize
 
 from ingot.config.runtime import RuntimeConfig
 from ingot.config.sampling import SamplingParams
 from ingot.device import resolve_device
 from ingot.errors import IngotError, RequestError, printable
+from ingot.llm.embedding import keeping, pooled
 from ingot.llm.opening import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.request import FinishReason
@@ -27,6 +29,8 @@ from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Embed,
+    Embedded,
     Failed,
     Gauges,
     Load,
@@ -80,7 +84,7 @@ class EngineLoop:
     def __init__(self, executor: Executor, link: Link) -> None:
         self._executor = executor
         self._link = link
-        self._scoring: dict[str, list[int]] = {}
+        self._reading: dict[str, Score | Embed] = {}
         grammars = executor.admission.grammars
         assert grammars is not None, "an executor has them, if only to refuse them"
         self._compiling = Compiling(grammars, executor.stop_ids, wake=link.wake)
@@ -97,14 +101,17 @@ class EngineLoop:
             news = [refused for message in messages for refused in self._obey(message)]
             news += [refused for one in self._compiling.finished() for refused in self._add_compiled(one)]
             updates = self._executor.step() if self._executor.has_work else []
-            scored = []
+            read = []
             for update in updates:
-                if update.request_id in self._scoring:
-                    scored += self._score(update, news)
+                if update.request_id in self._reading:
+                    read.append(self._read(update.request_id))
                 else:
                     news.append(_news(update))
             if messages or updates or news:
-                self._link.send(Step(news, scored, self._gauges()))
+                news += [one for one in read if isinstance(one, News)]
+                scored = [one for one in read if isinstance(one, Scored)]
+                embedded = [one for one in read if isinstance(one, Embedded)]
+                self._link.send(Step(news, scored, self._gauges(), embedded))
 
     def _obey(self, message: ToEngine) -> list[News]:
         """Carry out a message; a request that cannot be served gives news of its error."""
@@ -116,15 +123,18 @@ class EngineLoop:
                     self._executor.add(name, prompt_ids, SamplingParams.from_json(params))
                 case Score(name, prompt_ids, top):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top))
-                    self._scoring[name] = prompt_ids
+                    self._reading[name] = message
+                case Embed(name, prompt_ids, pooling):
+                    self._executor.add_hidden(name, prompt_ids, keeping(pooling))
+                    self._reading[name] = message
                 case Abort(name, index):
                     self._compiling.forget(name)
                     self._executor.abort(name, index)
-                    self._scoring.pop(name, None)
+                    self._reading.pop(name, None)
                 case Load():
                     raise RequestError("an engine is loaded once", seen=message.path)
         except IngotError as error:
-            if isinstance(message, (Add, Score)):
+            if isinstance(message, (Add, Score, Embed)):
                 return [_refusal(message.id, error)]
             raise
         return []
@@ -139,13 +149,18 @@ class EngineLoop:
             return [_refusal(found.add.id, error)]
         return []
 
-    def _score(self, update: Update, news: list[News]) -> list[Scored]:
-        prompt_ids = self._scoring.pop(update.request_id)
-        kept = self._executor.take_logits(update.request_id)
-        if kept.isnan().any():
-            news.append(News(update.request_id, 0, (), error="the model's logits are not numbers"))
-            return []
-        return [Scored(update.request_id, scores(prompt_ids, kept))]
+    def _read(self, name: str) -> Scored | Embedded | News:
+        """What a prompt that was only read gives; news of an error where that is not numbers."""
+        asked = self._reading.pop(name)
+        kept = self._executor.take_logits(name)
+        if isinstance(asked, Score):
+            if not kept.isnan().any():
+                return Scored(name, scores(asked.prompt_ids, kept))
+            return News(name, 0, (), error="the model's logits are not numbers")
+        vector = normalize(pooled(kept, len(asked.prompt_ids), asked.pooling), dim=0)
+        if vector.isfinite().all():
+            return Embedded(name, vector.numpy().astype("<f4").tobytes())
+        return News(name, 0, (), error="the model's hidden states are not finite")
 
     def _gauges(self) -> Gauges:
         scheduler, blocks = self._executor.scheduler, self._executor.blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,13 +22,16 @@ from ingot.engine.proof import standing
 from ingot.engine.text import TextParts
 from ingot.errors import DeviceError, EngineError, RequestError
 from ingot.llm.defaults import Defaults, read_defaults
-from ingot.llm.prompts import Chat, chat_ids, prompt_entry, with_chat_stops
+from ingot.llm.explain import explain_request
+from ingot.llm.explanation import Explanation
+from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_chat_stops
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused, unsupported
 from ingot.serve.formats import Form
 from ingot.serve.grammar_checks import GrammarChecks
+from ingot.serve.media import refuse_media
 from ingot.structured.grammar_check import check_ends, grammar_tokenizer
 from ingot.structured.grammars import with_text_start
 from ingot.structured.thinking import CLOSE, opens_thinking
@@ -80,6 +83,29 @@ class ServedModel:
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
 
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Chat:
+        """A conversation as a prompt.
+
+        Raises:
+            ApiError: a part is no text, a variable has the name of something else, or the chat format has no
+                place for tools.
+        """
+        refuse_media(messages)
+        chat = self.side.text.chat
+        if tools and chat is not None and "tools" not in chat.variables:
+            raise unsupported(
+                "tools", f"telling {self.name} of tools (its chat format has no place for them)"
+            )
+        try:
+            return Chat(messages, tools, variables)
+        except RequestError as error:
+            raise self._told(error, "messages") from None
+
     def chat_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -91,17 +117,14 @@ class ServedModel:
         Raises:
             ApiError: the messages or tools do not fit the chat format.
         """
-        chat = self.side.text.chat
-        if tools and chat is not None and "tools" not in chat.variables:
-            raise unsupported(
-                "tools", f"telling {self.name} of tools (its chat format has no place for them)"
-            )
         try:
-            return chat_ids(Chat(messages, tools, variables), self.side.text)
+            return chat_ids(self.conversation(messages, variables, tools), self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
 
-    def prompt_ids(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
+    def prompt_ids(
+        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
+    ) -> list[int]:
         """Ids of a prompt that is used as it is; its special tokens are parsed, as ``LLM.generate`` does.
 
         Raises:
@@ -111,6 +134,18 @@ class ServedModel:
             if isinstance(prompt, str) and not add_special_tokens:
                 return self.tokenizer.encode(prompt, add_special_tokens=False)
             return prompt_entry(prompt, self.side.text).ids
+        except RequestError as error:
+            raise self._told(error, field) from None
+
+    def explained(self, prompt: PromptLike, values: Mapping[str, Any]) -> Explanation:
+        """What ``ingot explain`` says of a request that names these values. May take seconds.
+
+        Raises:
+            ApiError: the prompt cannot be encoded.
+        """
+        served = replace(self.side.manifest.build, max_seq_len=self.max_seq_len)
+        try:
+            return explain_request(replace(self.side.manifest, build=served), self.side.text, prompt, values)
         except RequestError as error:
             raise self._told(error, "prompt") from None
 
@@ -130,7 +165,7 @@ class ServedModel:
             text = (
                 f"This model's maximum context length is {limits.max_seq_len} tokens. The request needs "
                 f"{len(ids) + new_tokens}: {len(ids)} in {field}, {new_tokens} for the answer. Shorten "
-                f"{field} or lower max_tokens."
+                f"{field}{' or lower max_tokens' if new_tokens else ''}."
             )
             raise bad_request(text, field, "context_length_exceeded")
 

@@ -6,9 +6,9 @@ names the type. Decoding builds these types and nothing else. Knows no sockets.
     splitter = Splitter(ToEngine)
     splitter.feed(frame(Abort("7"))) == [Abort("7")]
 
-The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score`` and ``Abort`` one way and one
-``Step`` per step of the executor the other way. ``Failed`` is the last thing an engine says. The end of the
-stream ends the engine's process, and to the server it is the engine's death.
+The conversation: ``Load``; ``Ready`` or ``Failed``; then ``Add``, ``Score``, ``Embed`` and ``Abort`` one way
+and one ``Step`` per step of the executor the other way. ``Failed`` is the last thing an engine says. The end
+of the stream ends the engine's process, and to the server it is the engine's death.
 """
 
 from __future__ import annotations
@@ -53,6 +53,14 @@ class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
     top: int
 
 
+class Embed(msgspec.Struct, tag=True, array_like=True, frozen=True):
+    """A prompt whose vector is wanted; ``pooling`` as in ``LLM.embed``."""
+
+    id: str
+    prompt_ids: list[int]
+    pooling: str
+
+
 class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
     """End a request, or one of its answers; an unknown id is ignored."""
 
@@ -60,7 +68,7 @@ class Abort(msgspec.Struct, tag=True, array_like=True, frozen=True):
     index: int | None = None
 
 
-ToEngine = Load | Add | Score | Abort
+ToEngine = Load | Add | Score | Embed | Abort
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -135,6 +143,13 @@ class Scored(msgspec.Struct, array_like=True, frozen=True):
     logprobs: list[Logprob]
 
 
+class Embedded(msgspec.Struct, array_like=True, frozen=True):
+    """A prompt's vector of unit length: ``hidden_size`` float32 values, little-endian."""
+
+    id: str
+    vector: bytes
+
+
 class Gauges(msgspec.Struct, array_like=True, frozen=True):
     """The executor after a step; ``cache_usage`` is the used fraction of its KV cache."""
 
@@ -149,6 +164,7 @@ class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):
     news: list[News]
     scored: list[Scored]
     gauges: Gauges
+    embedded: list[Embedded] = []
 
 
 FromEngine = Ready | Failed | Step

@@ -9,7 +9,7 @@ Knows no engine.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -124,6 +124,29 @@ class ResponsesRequest(Sampling, kw_only=True):
     prompt: Any = None
 
 
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """Of ``/v1/embeddings``; ``pooling`` as in ``LLM.embed``."""
+
+    model: str
+    input: str | Annotated[list[str | Size | Ids], Meta(min_length=1, max_length=1 << 20)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    pooling: Literal["mean", "last"] | None = None
+
+
+class SimpleChatRequest(msgspec.Struct, kw_only=True):
+    """Of ``/chat/`` and ``/stream_chat/``: ``prompt`` or ``query``, and the turns before it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    query: str | None = None
+    history: Annotated[list[tuple[str, str]], Meta(max_length=5000)] | None = None
+    max_length: Count | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Of ``/tokenize``: a text, or a conversation."""
 
@@ -166,8 +189,9 @@ SERVED: dict[type, tuple[str, ...]] = {
     ChatRequest: ("top_logprobs",),
     CompletionRequest: ("prompt",),
     TokenizeRequest: ("prompt",),
+    SimpleChatRequest: ("prompt",),
 }
-_NOTHING = {
+NOTHING = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
 }
@@ -185,6 +209,6 @@ def decode(kind: type[Body], data: bytes) -> Body:
         raise invalid_body(error) from None
     for field, what in REFUSED.items():
         value = None if field in SERVED.get(kind, ()) else getattr(body, field, None)
-        if value and value not in _NOTHING.get(field, ()):
+        if value and value not in NOTHING.get(field, ()):
             raise unsupported(field, what)
     return body

@@ -146,9 +146,12 @@ class Server:
         return connection, connection.getresponse()
 
 
-def launch(*words: object) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start ``ingot serve``; the lines that it writes to stderr are collected as they come."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+def launch(*words: object, faults: Path | None = None) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start ``ingot serve``; the lines that it writes to stderr are collected as they come. ``faults``: a
+    folder whose sitecustomize.py the server's processes run first.
+    """
+    path = os.pathsep.join(map(str, [*([faults] if faults else []), ROOT]))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     environment.pop("INGOT_API_KEY", None)
     process = subprocess.Popen(
         [sys.executable, "-m", "ingot", "serve", *map(str, words), "--device", "cpu", "--threads", "1"],
@@ -169,9 +172,9 @@ def launch(*words: object) -> tuple[subprocess.Popen[str], list[str]]:
 
 
 @contextmanager
-def started(*words: object) -> Iterator[Server]:
+def started(*words: object, faults: Path | None = None) -> Iterator[Server]:
     """A server on a free port, until the block ends."""
-    process, lines = launch(*words, "--port", 0)
+    process, lines = launch(*words, "--port", 0, faults=faults)
     try:
         wait_for("the server to start", lambda: process.poll() is not None or _port(lines) is not None)
         port = _port(lines)
@@ -190,6 +193,12 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def memory(pid: int, *, peak: bool = False) -> int:
+    """Bytes that a process has in memory, or the most that it ever had."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return int(text.split("VmHWM:" if peak else "VmRSS:")[1].split()[0]) << 10
 
 
 def wait_for(what: str, condition: Any) -> None:

@@ -1,0 +1,138 @@
+"""Faults under load: clients that leave by the hundred, SIGTERM, and a GPU that fails in the tenth step."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tests.serve.client import Server, is_gone, memory, started, wait_for
+from tests.serve.conftest import chat, completion
+from tests.serve.test_leaving import opened
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LONG = {"max_tokens": 400, "ignore_eos": True}
+CLIENTS = 200
+TENTH = """
+import sys
+
+if "engine_process" in " ".join(sys.orig_argv):
+    from ingot.runtime.executor import Executor
+
+    step, steps = Executor.step, []
+
+    def failing(executor):
+        steps.append(1)
+        if len(steps) == 10:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step(executor)
+
+    Executor.step = failing
+"""
+
+
+def leave(server: Server, number: int) -> None:
+    """Read the first event of a stream, or nothing, and go: politely, or by a reset."""
+    body = chat("Tell me a story about a fox.", **LONG, stream=True)
+    connection = opened(server, body, path=CHAT)
+    if number % 4:
+        assert connection.recv(1 << 12).startswith(b"HTTP/1.1 200 ")
+    if number % 2:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_two_hundred_clients_that_leave(server: Server) -> None:
+    """Slots and cache are free again each time, and once both processes are warm, no memory and no file stays
+    taken: less than 20 kB for a client.
+    """
+    (engine,) = server.engine_pids()
+    pids = (server.process.pid, engine)
+    sizes, files = [], []
+    for _ in range(3):
+        with ThreadPoolExecutor(64) as pool:
+            list(pool.map(lambda number: leave(server, number), range(CLIENTS)))
+        wait_for("all places to be free", server.idle)
+        assert server.metric("ingot_kv_cache_usage_perc") == 0
+        sizes.append([memory(pid) for pid in pids])
+        wait_for("connections to be closed", lambda: not files or open_files(server) <= files[0])
+        files.append(open_files(server))
+    (_, _), (server_before, engine_before), (server_after, engine_after) = sizes
+    assert server_after - server_before < 4 << 20
+    assert engine_after - engine_before < 16 << 20  # a batch's tensors come and go; its cache is above
+    assert server.post(CHAT, chat()).json["choices"][0]["message"]["content"] == "12 + 30 = 42."
+    assert "Traceback" not in "".join(server.lines)
+
+
+def open_files(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
+def test_sigterm_under_load(engine: Path) -> None:
+    """A full batch, a queue, and clients that keep coming: whoever was let in gets the whole answer, the
+    others a refusal, and the exit code is 0.
+    """
+    with started(engine, "--max-batch-size", 8) as server, ThreadPoolExecutor(48) as pool:
+        values = {"max_tokens": 40, "ignore_eos": True}
+        asked = [pool.submit(stream, server, values) for _ in range(24)]
+        wait_for("a queue", lambda: server.metric("ingot_num_requests_waiting") > 8)
+        coming = [pool.submit(keep_asking, server) for _ in range(8)]
+        (pid,) = server.engine_pids()
+        server.process.terminate()
+        assert server.process.wait(timeout=60) == 0
+        for one in asked:
+            *chunks, last = one.result()
+            assert last == "[DONE]"
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        for two in coming:
+            assert set(two.result()) <= {200, 503, None}
+            assert two.result()[-1] is None
+        assert is_gone(pid)
+        assert "Traceback" not in "".join(server.lines)
+
+
+def stream(server: Server, values: dict[str, Any]) -> list[Any]:
+    return list(server.stream(COMPLETIONS, completion(**values)))
+
+
+def keep_asking(server: Server) -> list[int | None]:
+    """The statuses of requests one after another, until the port is closed (None)."""
+    found: list[int | None] = []
+    while not found or found[-1] is not None:
+        try:
+            found.append(server.post(COMPLETIONS, completion(max_tokens=2)).status)
+        except OSError:
+            found.append(None)
+    return found
+
+
+def test_the_gpu_fails_in_the_tenth_step(engine: Path, tmp_path: Path) -> None:
+    """Every open request ends by an error, the server says so from then on, and it can still be stopped."""
+    (tmp_path / "sitecustomize.py").write_text(TENTH, encoding="utf-8")
+    with started(engine, faults=tmp_path) as server, ThreadPoolExecutor(12) as pool:
+        (pid,) = server.engine_pids()
+        streams = [pool.submit(stream, server, LONG) for _ in range(6)]
+        whole = [pool.submit(server.post, COMPLETIONS, completion(**LONG)) for _ in range(4)]
+        reading = pool.submit(server.post, "/v1/embeddings", {"model": "pocket", "input": [[65] * 500] * 64})
+        for one in streams:
+            *chunks, last = one.result()
+            assert set(last) == {"error"}
+            assert "CUDA error" in last["error"]["message"]
+            assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
+        for two in [*whole, reading]:
+            assert (two.result().status, two.result().error["code"]) in (
+                (500, "engine_dead"),
+                (503, "engine_dead"),
+            )
+        wait_for("the engine's process to end", lambda: is_gone(pid))
+        assert server.get("/health").status == 503
+        for path, body in ((CHAT, chat()), ("/v1/embeddings", {"model": "pocket", "input": "Hi"})):
+            reply = server.post(path, body)
+            assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        assert server.post("/tokenize", {"prompt": "Hi"}).status == 503
+        assert server.metric("ingot_engine_alive") == 0
+        server.process.terminate()
+        assert server.process.wait(timeout=30) == 0
