@@ -115,7 +115,7 @@ def document() -> dict[str, Any]:
 def _describe(properties: dict[str, Any], served: Sequence[str]) -> None:
     """Say what the types leave open: messages, and fields that take only values which ask for nothing."""
     for name in properties.keys() & REFUSED.keys() - set(served):
-        allowed = [None, False, 0, "", [], {}, *NOTHING.get(name, ())]
+        allowed: list[Any] = [None, False, 0, "", [], {}, *NOTHING.get(name, ())]
         properties[name] = {"enum": allowed, "description": f"Not supported: {REFUSED[name]}."}
     if "messages" in properties:
         found = properties["messages"]
