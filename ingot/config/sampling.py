@@ -7,6 +7,7 @@ Owns the sampling values and their ranges. Knows nothing of logits or tensors.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from ingot.config.grammar import Grammar
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
 _BOTH = "max_tokens and max_new_tokens are the same parameter: give only one"
 
 
@@ -33,8 +35,11 @@ class SamplingParams(JsonConfig):
     sampling, penalties excepted. ``max_tokens``, as other libraries call it, is taken for
     ``max_new_tokens``.
 
+    ``logit_bias`` adds a finite number to the logits of up to MAX_BIASES tokens, by id, greedy or not, before
+    the penalties, as vLLM and Hugging Face do it. Ids may be text, as JSON has them.
+
     ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
-    allowed exactly where the text may end. It is the last rule to be applied, on the host's path.
+    allowed exactly where the text may end. It is the last rule to be applied.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
@@ -63,6 +68,7 @@ class SamplingParams(JsonConfig):
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
     grammar: Grammar | None = None
     logits_processors: tuple[Callable[..., Any], ...] = field(default=(), metadata={"json": False})
     max_tokens: InitVar[int | None] = None
@@ -77,6 +83,7 @@ class SamplingParams(JsonConfig):
         self._check_booleans()
         self._check_stops()
         self._check_beams()
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             form = "Grammar.json_schema(…), .json_object(), .regex(…), .choice(…) or .tool_calls(…)"
             raise RequestError(
@@ -188,9 +195,11 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What flags and explanations name: values of one word. A grammar is a text.
+# What flags and explanations name: values of one word. A grammar is a text, a bias a table.
 VALUE_NAMES = tuple(
-    one.name for one in fields(SamplingParams) if one.metadata.get("json", True) and one.name != "grammar"
+    one.name
+    for one in fields(SamplingParams)
+    if one.metadata.get("json", True) and one.name not in ("grammar", "logit_bias")
 )
 
 # Read, it is what it sets; the dataclass alone would leave its default there.
@@ -213,6 +222,40 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
     if len(found) < len(values):
         raise RequestError(_BOTH, seen=list(values), flag="max_new_tokens")
     return found
+
+
+def _checked_bias(given: object) -> dict[int, float]:
+    """The bias by token id, of a mapping as a caller or JSON has it; None is none.
+
+    Raises:
+        RequestError: it is not a mapping, has too many entries, an id that is no token's or is there twice,
+            or a value that is not a finite number.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise _bias_error("logit_bias must map token ids to numbers", repr(given)[:80], "{token id: number}")
+    if len(given) > MAX_BIASES:
+        raise _bias_error("logit_bias has too many entries", len(given), f"<= {MAX_BIASES}")
+    found: dict[int, float] = {}
+    for key, value in given.items():
+        whole = isinstance(key, Integral) and not isinstance(key, bool)
+        if not whole and not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20):
+            raise _bias_error("an id in logit_bias is not a token id", repr(key)[:80], "an integer >= 0")
+        if int(key) < 0 or int(key) in found:
+            what = "is there twice" if int(key) in found else "is not a token id"
+            raise _bias_error(f"an id in logit_bias {what}", int(key), "integers >= 0, each once")
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not number or not -sys.float_info.max <= value <= sys.float_info.max:  # NaN fails, too
+            raise _bias_error(
+                f"logit_bias of token {int(key)} is not a finite number", repr(value)[:80], "a finite number"
+            )
+        found[int(key)] = float(value)
+    return found
+
+
+def _bias_error(what: str, seen: object, allowed: str) -> RequestError:
+    return RequestError(what, seen=seen, allowed=allowed, flag="logit_bias")
 
 
 def _shown(value: object) -> object:

@@ -15,7 +15,7 @@ LOGITS_CHUNK = 256  # most tokens a step of a request that wants the logits of e
 TOKEN_BUCKETS = (16, 32, *range(64, 513, 64), 640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2176)
 REQUEST_BUCKETS = (1, 8, 64, 256)
 # Ways of sampling; a decode step has a graph for each.
-DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "logprobs")
+DRAW_KINDS = ("greedy", "unfiltered", "filtered", "penalized", "masked", "logprobs")
 LOGITS_AT_ONCE = 5 * 2**20  # that sampling in PyTorch handles: bounds its 64-bit temporaries to about 320 MB
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ingot.config.model import DecoderConfig
 from ingot.config.runtime import RuntimeConfig
-from ingot.config.sampling import MAX_LOGPROBS
+from ingot.config.sampling import MAX_BIASES, MAX_LOGPROBS
 from ingot.config.step_sizes import (
     DRAW_KINDS,
     LOGITS_AT_ONCE,
@@ -22,7 +22,8 @@ from ingot.config.step_sizes import (
 from ingot.kernels.sampling.penalties import count_dtype
 
 _PER_TOKEN_FIELDS = 5  # int64: id, position, rotary row, slot, row of the token feed
-_DRAW_FIELDS = 11  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, four rules
+_DRAW_FIELDS = 13  # 8 bytes each: temperature, top-p, min-p, top-k, seed, step, slot, mask, five rules
+_BIAS_BYTES = 12  # of a token: its id and a float64
 _DRAW_ROW_BYTES = 2048 * 12 + 1024 * 4 + 256 * 28 + 64  # histogram, listed scores, figures of 256 tiles
 _LOGPROBS_ROW_BYTES = 96 * (MAX_LOGPROBS + 1) * 8  # likeliest tokens and the sum of 96 tiles
 _GRAPH_LAYER_BYTES = 128 << 10  # some 10 launches a layer
@@ -86,10 +87,11 @@ def sampling_bytes(
     config: DecoderConfig, max_batch_size: int, max_seq_len: int, *, kernels: bool = True
 ) -> int:
     """Bytes of a full batch's draw: histograms, tiles' figures; of the twin, its 64-bit temporaries. And of
-    the token counts, which the first request with penalties has made.
+    the token counts, biases and masks, which the first request with penalties or a grammar has made.
     """
     logits = max_batch_size * config.vocab_size
-    counts = logits * count_dtype(max_seq_len).itemsize
+    counts = logits * count_dtype(max_seq_len).itemsize + max_batch_size * MAX_BIASES * _BIAS_BYTES
+    counts += -(-logits // 8)  # masks
     if kernels:
         return counts + max_batch_size * (_DRAW_ROW_BYTES + _LOGPROBS_ROW_BYTES)
     return counts + min(logits, LOGITS_AT_ONCE) * _TWIN_DRAW_BYTES

@@ -22,12 +22,15 @@ from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.inputs import RequestInput
 from ingot.runtime.likelihood import Keep
+from ingot.structured.grammars import GrammarMatcher
 
 News = list[tuple[int, Piece]] | BaseException | None
 
 
 class ActiveRequest:
-    """One request for answers; their text continues that of the ``context`` ids."""
+    """One request for answers; their text continues that of the ``context`` ids. ``matcher``: of its grammar,
+    prepared.
+    """
 
     def __init__(
         self,
@@ -36,15 +39,17 @@ class ActiveRequest:
         tokenizer: Tokenizer | None,
         context: list[int],
         inputs: Sequence[RequestInput] = (),
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         self.prompt_ids = prompt_ids
+        self._matcher = matcher
         self.answers = [AnswerAssembler(tokenizer, params, context, i) for i in range(params.n)]
         self._params = params
         self._inputs = inputs
 
     def add_to(self, executor: Executor, request_id: str) -> None:
         """Queue the request."""
-        executor.add(request_id, self.prompt_ids, self._params, self._inputs)
+        executor.add(request_id, self.prompt_ids, self._params, self._inputs, self._matcher)
 
     def take(self, update: Update) -> tuple[Piece, bool]:
         """Take an update in; returns what it adds, and whether a stop string ended that answer before the

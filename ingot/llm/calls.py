@@ -53,7 +53,9 @@ class Calls:
             values = with_text_start(values, self._text.tokenizer, context)
             with _named(_which(position, entries)):
                 self._executor.admission.check(entry.ids, values, entry.inputs)
-            requests.append(ActiveRequest(entry.ids, values, self._text.tokenizer, context, entry.inputs))
+                matcher = self._executor.admission.matcher(values)
+            tokenizer = self._text.tokenizer
+            requests.append(ActiveRequest(entry.ids, values, tokenizer, context, entry.inputs, matcher))
         return requests
 
     def generate(self, requests: Sequence[ActiveRequest]) -> list[Output]:

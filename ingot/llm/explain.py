@@ -167,6 +167,8 @@ def _default_note(
 
 def _rules(params: SamplingParams, manifest: Manifest) -> Iterator[str]:
     """What changes the logits before a token is chosen, in the order in which it is applied."""
+    if params.logit_bias:
+        yield f"logit_bias of {len(params.logit_bias)} tokens"
     if params.repetition_penalty != 1.0:
         yield f"repetition_penalty {params.repetition_penalty:g}, on tokens of the prompt and the answer"
     if params.presence_penalty or params.frequency_penalty:

@@ -16,7 +16,7 @@ from ingot.errors import RequestError
 from ingot.runtime.inputs import InputRules, RequestInput, no_inputs
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.request import Request
-from ingot.structured.grammars import Grammars
+from ingot.structured.grammars import GrammarMatcher, Grammars
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,24 @@ class Admission:
         """The prompt's ids, when a request for new tokens can be served.
 
         Raises:
-            RequestError: the prompt is empty, too long, holds unknown ids, the beams cannot fit, the model
-                does not take these inputs, or the grammar cannot be served.
+            RequestError: the prompt is empty, too long, holds unknown ids, as the bias does, the beams cannot
+                fit, or the model does not take these inputs.
         """
         self.check_inputs(inputs)
         ids = self.checked_ids(prompt_ids, room=1)
+        self._check_bias(params)
         self._check_fit(len(ids), params)
-        if self.grammars is not None:
-            self.grammars.check(params, self.stop_ids)
         return ids
+
+    def matcher(self, params: SamplingParams) -> GrammarMatcher | None:
+        """The state of the request's grammar before its first token; None without a grammar. From any thread,
+        and it may take seconds.
+
+        Raises:
+            RequestError: the grammar cannot be served.
+            DeviceError: llguidance is not installed.
+        """
+        return None if self.grammars is None else self.grammars.prepare(params, self.stop_ids)
 
     def check_inputs(self, inputs: Sequence[RequestInput]) -> None:
         """Raises:
@@ -66,8 +75,9 @@ class Admission:
         params: SamplingParams,
         index: int,
         inputs: Sequence[RequestInput] = (),
+        matcher: GrammarMatcher | None = None,
     ) -> Request:
-        """A request for one answer to checked ids and inputs."""
+        """A request for one answer to checked ids and inputs, with a copy of its grammar's state."""
         room = self.max_seq_len - len(ids)
         new = room if params.max_new_tokens is None else min(room, params.max_new_tokens)
         offset = self.rope_offset(len(ids))
@@ -80,6 +90,7 @@ class Admission:
             cache_key=_cache_key(offset, inputs),
             sample_index=index,
             inputs=tuple(inputs),
+            matcher=None if matcher is None else matcher.copy(),
         )
 
     def checked_ids(self, prompt_ids: Sequence[int], room: int) -> list[int]:
@@ -110,6 +121,16 @@ class Admission:
                 fix="shorten the prompt, or raise --max-seq-len, up to the engine's own limit",
             )
         return ids
+
+    def _check_bias(self, params: SamplingParams) -> None:
+        bad = [token for token in params.logit_bias if token >= self.vocab_size]
+        if bad:
+            raise RequestError(
+                "logit_bias has token ids outside the vocabulary",
+                seen=bad[:5],
+                allowed=f"0 to {self.vocab_size - 1}",
+                flag="logit_bias",
+            )
 
     def _is_id(self, token: object) -> bool:
         whole = isinstance(token, int) and not isinstance(token, bool)

@@ -55,6 +55,7 @@ class BeamGroup:
     def _child(self, parent: Request, token: int) -> Request:
         self._made += 1
         root = self.root
+        matcher = None if parent.matcher is None else parent.matcher.copy()
         return Request(
             f"{root.request_id}/{self._made}",
             root.prompt_ids,
@@ -64,4 +65,5 @@ class BeamGroup:
             cache_key=root.cache_key,
             output_ids=[*parent.output_ids, token],
             inputs=root.inputs,
+            matcher=matcher,
         )

@@ -9,9 +9,9 @@ runner or the sampler decide.
 
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
 one's tokens on the device, and only then are those tokens read. A request that turns out to have ended has a
-token computed for nothing. Requests whose next step depends on what the host does with the last (beams,
-logits processors of their own, logits of a whole prompt) hold everyone to the plain order while they are
-there.
+token computed for nothing. A request with a grammar sits out until its last token has been read and its mask
+found. Requests whose next step depends on what the host does with the last (beams, logits processors of their
+own, logits of a whole prompt) hold everyone to the plain order while they are there.
 """
 
 from __future__ import annotations
@@ -26,43 +26,28 @@ from ingot.config.sampling import SamplingParams
 from ingot.device import on_device
 from ingot.engine.ledger import Setting
 from ingot.engine.memory_error import capacity_of, first_sentence, out_of_memory, ran_out
-from ingot.errors import IngotError, RequestError
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.layers.decoder import Decoder
 from ingot.runtime.admission import Admission
 from ingot.runtime.beam_group import BeamGroup
 from ingot.runtime.encoder_cache import EncoderCache
+from ingot.runtime.grammar_masks import GrammarMasks
 from ingot.runtime.graphs import KINDS
 from ingot.runtime.inputs import InputRules, RequestInput
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.likelihood import Keep, keep_logits
-from ingot.runtime.rehearsal import rehearse
+from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
 from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
-from ingot.structured.grammars import Grammars
+from ingot.runtime.update import Update, updates_of_beams
+from ingot.structured.grammars import GrammarMatcher, Grammars
 
-
-@dataclass(frozen=True)
-class Update:
-    """News of one answer of a request.
-
-    ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
-    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
-    answers of a request (``n`` or beams). ``error``: why the request has ended without an answer.
-    """
-
-    request_id: str
-    index: int
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stop_id: int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    score: float | None = None
-    error: IngotError | None = None
+__all__ = ["Executor", "Update"]
+_PATIENCE = 0.0005  # seconds that a step ahead waits for masks: the device is busy with the one before it
 
 
 @dataclass(frozen=True)
@@ -104,13 +89,15 @@ class Executor:
             vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
         )
         self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
-        self.selector = TokenSelector(stop_ids, runner.feed.counts, grammars)
+        self.masks = GrammarMasks(runner.feed.masks)
+        self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks)
         self.num_preemptions = 0
         self._setting = setting
         self._owner: dict[str, str] = {}
         self._groups: dict[str, BeamGroup] = {}
         self._reading: dict[str, tuple[Keep, list[torch.Tensor]]] = {}  # of prompts that are read
         self._host_bound: set[str] = set()
+        self._held_to_grammars: dict[str, Request] = {}
         self._ahead: _StepAhead | None = None
         self.before_taps: list[tuple[bool, bool]] = []
 
@@ -125,24 +112,29 @@ class Executor:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         inputs: Sequence[RequestInput] = (),
+        matcher: GrammarMatcher | None = None,
     ) -> None:
         """Queue a request; its ``n`` answers (or beams) come back under the same id.
 
+        ``matcher`` is what ``admission.matcher(params)`` gave, on any thread: without it a grammar is
+        compiled here, which may take seconds.
+
         Raises:
-            RequestError: as ``Admission.check``.
+            RequestError: as ``Admission.check`` and ``Admission.matcher``.
         """
         ids = self.admission.check(prompt_ids, params, inputs)
+        matcher = matcher or self.admission.matcher(params)
         if params.seed is None:
             params = params.replace(seed=secrets.randbits(63))
         if params.num_beams > 1:
-            request = self.admission.request(request_id, ids, params, 0, inputs)
+            request = self.admission.request(request_id, ids, params, 0, inputs, matcher)
             request.width = params.num_beams
             self._groups[request_id] = BeamGroup(request, self.stop_ids)
             self._start(request, request_id)
             return
         for index in range(params.n):
             name = f"{request_id}#{index}" if params.n > 1 else request_id
-            self._start(self.admission.request(name, ids, params, index, inputs), request_id)
+            self._start(self.admission.request(name, ids, params, index, inputs, matcher), request_id)
 
     def active_ids(self) -> set[str]:
         """Ids of the requests that are not finished."""
@@ -201,14 +193,8 @@ class Executor:
         Raises:
             RequestError: a size that is not 1 to ``max_batch_size``, or a kind that is not of ``KINDS``.
         """
-        sizes = list(range(1, self.max_batch_size + 1) if batch_sizes is None else batch_sizes)
-        if any(not 1 <= size <= self.max_batch_size for size in sizes):
-            raise RequestError(
-                "unsupported batch size", seen=sizes, allowed=f"1 to {self.max_batch_size}", fix="batch_sizes"
-            )
-        kinds = list(kinds)
-        if not set(kinds) <= set(KINDS):
-            raise RequestError("unknown kind of sampling", seen=kinds, allowed=", ".join(KINDS), fix="kinds")
+        sizes = checked_sizes(batch_sizes, self.max_batch_size)
+        kinds = checked_kinds(kinds)
         if self.runner.device.type != "cuda":
             return
         with on_device(self.runner.device):
@@ -240,8 +226,9 @@ class Executor:
     def _step(self) -> list[Update]:
         before, self._ahead = self._ahead, None
         ahead = self.run_ahead and not self._host_bound and not self.runner.eager
-        if before is not None and not ahead:
+        if before is not None and not (ahead and self._many_run_ahead()):
             return self._read(before)
+        updates = self._wait_for_masks(None if before is None else _PATIENCE)
         batch = self.scheduler.schedule()
         self.num_preemptions += len(batch.preempted)
         for request in batch.preempted:
@@ -252,8 +239,27 @@ class Executor:
         elif ahead:
             self._ahead = self._send(batch)
         else:
-            return self._run(batch)
-        return [] if before is None else self._read(before)
+            return updates + self._run(batch)
+        return updates if before is None else updates + self._read(before)
+
+    def _many_run_ahead(self) -> bool:
+        """Whether half of the batch needs no mask: else fewer tokens come of steps that are sent ahead."""
+        running = self.scheduler.running
+        return 2 * sum(request.matcher is not None for request in running) <= len(running)
+
+    def _wait_for_masks(self, seconds: float | None) -> list[Update]:
+        """Have requests sit out whose mask is not there; returns the end of those that have none."""
+        if not self._held_to_grammars:
+            return []
+        updates = []
+        for request, error in self.masks.hold([*self._held_to_grammars.values()], seconds):
+            if request.ended:
+                continue
+            owner = self._owner_of(request)
+            updates.append(replace(self._finished(request, FinishReason.ABORT), error=error))
+            if owner in self._groups:  # a search is no search without one of its beams
+                self.abort(owner)
+        return updates
 
     def _send(self, batch: ScheduledBatch) -> _StepAhead:
         """Start a step whose tokens are read later."""
@@ -276,6 +282,7 @@ class Executor:
             wanted = request.params.logprobs
             found = None if rows is None or wanted is None else read_logprobs(rows[i], token, wanted)
             updates.append(self._apply_token(request, token, found))
+        self.masks.begin(step.requests)
         return updates
 
     def _run(self, batch: ScheduledBatch) -> list[Update]:
@@ -351,17 +358,7 @@ class Executor:
         if not group.search.done:
             return []
         del self._groups[owner]
-        return [
-            Update(
-                owner,
-                i,
-                result.output_ids,
-                FinishReason(result.finish_reason),
-                result.end_token,
-                score=result.score,
-            )
-            for i, result in enumerate(group.results())
-        ]
+        return updates_of_beams(owner, group.results())
 
     def _finished(self, request: Request, reason: FinishReason, stop_id: int | None = None) -> Update:
         update = Update(self._owner_of(request), request.sample_index, (), reason, stop_id)
@@ -388,6 +385,9 @@ class Executor:
         self._owner[request.request_id] = owner
         if request.all_logits or request.all_hidden or self.selector.needs_host(request):
             self._host_bound.add(request.request_id)
+        if request.matcher is not None:
+            self._held_to_grammars[request.request_id] = request
+            self.masks.begin([request])
 
     def _end(self, request: Request) -> None:
         request.ended = True
@@ -395,3 +395,5 @@ class Executor:
         self.selector.forget(request)
         self._owner.pop(request.request_id, None)
         self._host_bound.discard(request.request_id)
+        self._held_to_grammars.pop(request.request_id, None)
+        self.masks.forget(request)

@@ -29,18 +29,21 @@ GREEDY = (RowSampling(),)
 FILTERED = (RowSampling(temperature=1.0, top_k=1, top_p=0.5),)
 UNFILTERED = (RowSampling(temperature=1.0),)
 PENALIZED = (replace(FILTERED[0], slot=0),)
-LOGPROBS = (replace(PENALIZED[0], logprobs=True),)
-KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, LOGPROBS), strict=True))
+MASKED = (replace(PENALIZED[0], mask=0),)
+LOGPROBS = (replace(MASKED[0], logprobs=True),)
+KINDS = dict(zip(DRAW_KINDS, (GREEDY, UNFILTERED, FILTERED, PENALIZED, MASKED, LOGPROBS), strict=True))
 
 
 def sampling_kind(draws: Sequence[RowSampling]) -> tuple[RowSampling, ...]:
     """The least general of the ways of sampling that does all rows' work; each has a graph of its own.
 
-    A min-p needs no way of its own: every draw applies it. Penalties filter, too, and log-probabilities do
-    everything: more ways would save microseconds and cost graphs.
+    A min-p needs no way of its own: every draw applies it. Penalties filter, too, masks penalize, and
+    log-probabilities do everything: more ways would save microseconds and cost graphs.
     """
     if any(d.logprobs for d in draws):
         return LOGPROBS
+    if any(d.mask >= 0 for d in draws):
+        return MASKED
     if any(d.slot >= 0 for d in draws):
         return PENALIZED
     drawing = [d for d in draws if d.temperature > 0]

@@ -1,17 +1,19 @@
 """Requests of no one, run ahead of real ones.
 
-Owns the lengths that make kernels be built, the matrix library choose and short prompts be captured. Leaves
-nothing behind.
+Owns what a warm-up may be asked for, and the lengths that make kernels be built, the matrix library choose
+and short prompts be captured. Leaves nothing behind.
 
     rehearse(executor)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from ingot.config.sampling import SamplingParams
-from ingot.config.step_sizes import TOKEN_BUCKETS
+from ingot.config.step_sizes import DRAW_KINDS, TOKEN_BUCKETS
+from ingot.errors import RequestError
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.scheduler import Scheduler
 
@@ -30,6 +32,30 @@ class _Executor(Protocol):
     def add(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> None: ...
 
     def step(self) -> object: ...
+
+
+def checked_sizes(batch_sizes: Iterable[int] | None, most: int) -> list[int]:
+    """Batch sizes to warm up, all up to ``most`` for None.
+
+    Raises:
+        RequestError: one is not 1 to ``most``.
+    """
+    sizes = list(range(1, most + 1) if batch_sizes is None else batch_sizes)
+    if any(not 1 <= size <= most for size in sizes):
+        raise RequestError("unsupported batch size", seen=sizes, allowed=f"1 to {most}", fix="batch_sizes")
+    return sizes
+
+
+def checked_kinds(kinds: Iterable[str]) -> list[str]:
+    """Kinds of sampling to warm up.
+
+    Raises:
+        RequestError: one is not of ``DRAW_KINDS``.
+    """
+    found = list(kinds)
+    if not set(found) <= set(DRAW_KINDS):
+        raise RequestError("unknown kind of sampling", seen=found, allowed=", ".join(DRAW_KINDS), fix="kinds")
+    return found
 
 
 def rehearse(executor: _Executor) -> None:

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from ingot.config.sampling import SamplingParams
 from ingot.runtime.inputs import EncoderEntry, RequestInput
+from ingot.structured.grammars import GrammarMatcher
 
 
 class FinishReason(StrEnum):
@@ -46,6 +47,8 @@ class Request:
         pending_row: where the newest of them lies on the device (a row of the last step's choices).
         inputs: what it carries beside ids, in the order of their places.
         encoded: entries of the encoder cache that it holds, by the index of the input.
+        matcher: what its grammar allows; it is asked between two tokens, by the host.
+        sits_out: not scheduled until the mask of its next token is there.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
@@ -67,6 +70,8 @@ class Request:
     held: bool = False
     num_pending: int = 0
     pending_row: int = -1
+    matcher: GrammarMatcher | None = None
+    sits_out: bool = False
     ended: bool = False
     inputs: tuple[RequestInput, ...] = ()
     encoded: dict[int, EncoderEntry] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """A step from the tokens it reads to the tokens it leaves, without a wait for the device.
 
-Owns the order feed → model → penalties → sampler → feed, which a CUDA graph holds whole. Knows no request.
+Owns the order feed → model → penalties → masks → sampler → feed, which a CUDA graph holds whole. Knows no
+request.
 
     sampled_step(forward, batch, feed_rows, draws, feed)
 """
@@ -11,6 +12,7 @@ import dataclasses
 
 import torch
 
+from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import keep_tokens, take_tokens
 from ingot.layers.batch import ForwardBatch
 from ingot.runtime.forward import Forward
@@ -48,7 +50,10 @@ def leave_tokens(logits: torch.Tensor, draws: SamplingTensors, feed: TokenFeed) 
     if not logits.shape[0]:
         return
     counts = feed.counts.table if draws.any_rules else None
-    rows = logits if counts is None else draws.penalized(logits, counts)
+    rows = draws.penalized(logits, feed.counts) if draws.any_rules else logits
+    if draws.any_masks:
+        rows = logits.to(torch.float32, copy=True) if rows is logits else rows
+        mask_tokens(rows, feed.masks.table, draws.mask)
     chosen = sample(rows, draws)
     keep_tokens(chosen.token_ids, chosen.values, feed.table, counts, draws.slot)
     if draws.any_logprobs:

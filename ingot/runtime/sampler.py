@@ -24,12 +24,13 @@ from ingot.kernels.checks import runs_on_gpu
 from ingot.kernels.sampling.draw import draw, greedy, greedy_reference
 from ingot.kernels.sampling.penalties import penalize
 from ingot.runtime.log_normaliser import WEIGHT_ONE
+from ingot.runtime.token_counts import TokenCounts
 
 _SCAN_BLOCK = 512
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 # A row's values on the device; rules are used by rows with a slot alone.
 DRAW_LONGS, DRAW_DOUBLES = ("top_k", "seed", "step"), ("temperature", "top_p", "min_p")
-RULE_LONGS, RULE_DOUBLES = ("slot", "min_new"), ("repetition", "presence", "frequency")
+RULE_LONGS, RULE_DOUBLES = ("slot", "min_new", "biased", "mask"), ("repetition", "presence", "frequency")
 ROW_LONGS, ROW_DOUBLES = DRAW_LONGS + RULE_LONGS, DRAW_DOUBLES + RULE_DOUBLES
 
 
@@ -38,8 +39,9 @@ class RowSampling:
     """How one row draws. ``temperature=0`` is greedy, ``top_k=0`` keeps all.
 
     ``seed`` is any int64; ``step`` counts the tokens that the request has generated. ``slot`` is the
-    request's row of the token counts; -1: it has no penalties, and no end tokens that are banned before
-    ``min_new``. ``logprobs``: it wants log-probabilities.
+    request's row of the token counts; -1: it has no penalties, no bias (of ``biased`` tokens), and no end
+    tokens that are banned before ``min_new``. ``mask``: row of the step's masks; -1: every token is
+    allowed. ``logprobs``: it wants log-probabilities.
     """
 
     temperature: float = 0.0
@@ -53,6 +55,8 @@ class RowSampling:
     frequency: float = 0.0
     min_new: int = 0
     slot: int = -1
+    biased: int = 0
+    mask: int = -1
     logprobs: bool = False
 
 
@@ -62,11 +66,12 @@ class SamplingTensors:
 
     Attributes:
         temperature, top_p, min_p, repetition, presence, frequency: [B] float64.
-        top_k, seed, step, min_new, slot: [B] int64.
+        top_k, seed, step, min_new, slot, biased, mask: [B] int64.
         all_greedy: no row draws.
         max_top_k: largest top_k of a drawing row, 0 where none filters.
         any_top_p, any_min_p: some drawing row filters so.
         any_rules: some row has a slot.
+        any_masks: some row has a mask.
         any_logprobs: some row wants log-probabilities.
     """
 
@@ -81,11 +86,14 @@ class SamplingTensors:
     frequency: torch.Tensor
     min_new: torch.Tensor
     slot: torch.Tensor
+    biased: torch.Tensor
+    mask: torch.Tensor
     all_greedy: bool
     max_top_k: int
     any_top_p: bool
     any_min_p: bool
     any_rules: bool
+    any_masks: bool
     any_logprobs: bool
 
     @classmethod
@@ -110,13 +118,14 @@ class SamplingTensors:
             any_top_p=any(r.top_p < 1 for r in drawing),
             any_min_p=any(r.min_p > 0 for r in drawing),
             any_rules=any(r.slot >= 0 for r in rows),
+            any_masks=any(r.mask >= 0 for r in rows),
             any_logprobs=any(r.logprobs for r in rows),
         )
 
-    def penalized(self, logits: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Rows of logits [B, V] as their rules leave them, float32; ``counts`` as ``penalize`` reads it."""
+    def penalized(self, logits: torch.Tensor, counts: TokenCounts) -> torch.Tensor:
+        """Rows of logits [B, V] as their rules leave them, float32."""
         rules = (self.repetition, self.presence, self.frequency, self.min_new, self.step)
-        return penalize(logits, counts, self.slot, *rules)
+        return penalize(logits, counts.table, self.slot, *rules, counts.bias, self.biased)
 
 
 @dataclass(frozen=True)

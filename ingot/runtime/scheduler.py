@@ -108,7 +108,7 @@ class Scheduler:
         step = ScheduledBatch(copies=self._copies)
         self._copies = []
         budget = self.token_budget
-        ready = [r for r in self.running if not r.held and not r.is_full]
+        ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
         for request in ready:
             if budget == 0:
@@ -145,6 +145,8 @@ class Scheduler:
         """
         while self.waiting and budget > 0:
             request = self.waiting[0]
+            if request.sits_out:
+                return
             assert not request.num_pending, "what preempts it waits for its pending tokens"
             if sum(r.width for r in self.running) + request.width > self.max_batch_size:
                 return

@@ -1,7 +1,7 @@
 """From a step's logits to each request's next token.
 
-Owns the order of things between logits and token (penalties, logits processors, sampling or beam candidates,
-log-probabilities), and how a request's values become a row's. Knows nothing of scheduling.
+Owns the order of things between logits and token (penalties, logits processors, masks, sampling or beam
+candidates, log-probabilities), and how a request's values become a row's. Knows nothing of scheduling.
 
     draws = selector.draws(requests, counted=True)       # for a step that chooses the tokens itself
     choices = selector.select(requests, logits)          # here, on the host's turn
@@ -18,15 +18,17 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import EngineError, RequestError
+from ingot.kernels.sampling.masks import mask_tokens
 from ingot.kernels.sampling.token_feed import NOT_A_NUMBER
 from ingot.runtime.beam import top_candidates
+from ingot.runtime.grammar_masks import GrammarMasks
 from ingot.runtime.log_normaliser import log_normaliser
 from ingot.runtime.logits import apply_brought
 from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
-from ingot.structured.grammars import GrammarMatcher, Grammars
+from ingot.runtime.token_masks import TokenMasks
 
 
 @dataclass
@@ -44,35 +46,36 @@ class TokenSelector:
     """Gives each request's row its values, and turns rows of logits into choices."""
 
     def __init__(
-        self, stop_ids: frozenset[int], counts: TokenCounts, grammars: Grammars | None = None
+        self, stop_ids: frozenset[int], counts: TokenCounts, masks: GrammarMasks | None = None
     ) -> None:
-        self._grammars = grammars
-        self._matchers: dict[str, GrammarMatcher] = {}
         self._stop_ids = stop_ids
         self._counts = counts
+        own = TokenMasks(counts.max_requests, counts.vocab_size, counts.device)
+        self._masks = GrammarMasks(own) if masks is None else masks
 
     @staticmethod
     def needs_host(request: Request) -> bool:
         """Whether what follows from the request's logits is decided on the host: beams, functions that the
-        request brought, grammars.
+        request brought.
         """
-        return request.params.num_beams > 1 or _has_own_rules(request)
+        return request.params.num_beams > 1 or bool(request.params.logits_processors)
 
     def forget(self, request: Request) -> None:
-        """Drop what is kept for a request that has ended or was preempted."""
+        """Give back what a request holds on the device: it has ended or was preempted."""
         self._counts.release(request)
-        self._matchers.pop(request.request_id, None)
 
     def draws(self, requests: Sequence[Request], *, counted: bool) -> list[RowSampling]:
-        """How each request's next token is chosen, once the device holds what is known of its tokens.
+        """How each request's next token is chosen, once the device holds what is known of its tokens, and the
+        masks of grammars.
 
         ``counted``: by a step that counts the tokens itself (``leave_tokens``).
         """
         ends = [self._banned(request) for request in requests]
-        ruled = [i for i, request in enumerate(requests) if ends[i] or has_penalties(request.params)]
+        ruled = [i for i, request in enumerate(requests) if ends[i] or has_rules(request.params)]
         slots = self._counts.slots([requests[i] for i in ruled], [ends[i] for i in ruled], counted=counted)
         slot_of = dict(zip(ruled, slots, strict=True))
-        return [row_sampling(request, slot_of.get(i, -1)) for i, request in enumerate(requests)]
+        masks = self._masks.place(requests)
+        return [row_sampling(request, slot_of.get(i, -1), masks[i]) for i, request in enumerate(requests)]
 
     @torch.inference_mode()
     def select(
@@ -84,37 +87,28 @@ class TokenSelector:
         choices = [Choice(request) for request in requests]
         tensors = SamplingTensors.from_rows(self.draws(requests, counted=False), self._counts.device)
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
-        bringing = [(i, r) for i, r in enumerate(requests) if _has_own_rules(r)]
+        bringing = [(i, r) for i, r in enumerate(requests) if r.params.logits_processors]
         rows = logits
-        if beams or bringing:  # rows will change
+        if beams or bringing or tensors.any_masks:  # rows will change
             rows = logits.to(torch.float32, copy=True)
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         if tensors.any_rules:
-            rows = tensors.penalized(rows, self._counts.table)
+            rows = tensors.penalized(rows, self._counts)
         for i, request in bringing:
             try:
                 ids = [*request.prompt_ids, *request.output_ids]
                 apply_brought(request.params.logits_processors, ids, rows[i])
-                self._hold_to_grammar(request, rows[i])
             except RequestError as error:
                 choices[i].error = error
+        if tensors.any_masks:
+            mask_tokens(rows, self._masks.table.table, tensors.mask)
         if beams:
             for i, found in zip(beams, top_candidates(rows[beams], num_candidates), strict=True):
                 choices[i].candidates = found
         if len(beams) < len(requests):
             _sample(choices, rows, logits, tensors)
         return choices
-
-    def _hold_to_grammar(self, request: Request, row: torch.Tensor) -> None:
-        """Ban the tokens in a row of logits that do not continue the request's grammar; none: nothing."""
-        params, name = request.params, request.request_id
-        if params.grammar is None:
-            return
-        assert self._grammars is not None, "admission has compiled it"
-        if name not in self._matchers:
-            self._matchers[name] = self._grammars.matcher(params, self._stop_ids)
-        self._matchers[name](row, request.output_ids)
 
     def _banned(self, request: Request) -> frozenset[int]:
         """End tokens that cannot be the request's next token; a grammar sees to its own."""
@@ -143,13 +137,9 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
             choice.logprobs = read_logprobs(told[i], token, wanted)
 
 
-def _has_own_rules(request: Request) -> bool:
-    return bool(request.params.logits_processors) or request.params.grammar is not None
-
-
-def has_penalties(params: SamplingParams) -> bool:
-    """Whether a request penalizes tokens that it has seen."""
-    changed = params.presence_penalty or params.frequency_penalty
+def has_rules(params: SamplingParams) -> bool:
+    """Whether a request has a bias, or penalizes tokens that it has seen."""
+    changed = params.presence_penalty or params.frequency_penalty or params.logit_bias
     return params.repetition_penalty != 1.0 or bool(changed)
 
 
@@ -162,9 +152,9 @@ def not_a_number(request: Request) -> EngineError:
     )
 
 
-def row_sampling(request: Request, slot: int = -1) -> RowSampling:
-    """How the request draws its next token, with the slot that it has: a pure function of its values, its
-    answer index and its output's length.
+def row_sampling(request: Request, slot: int = -1, mask: int = -1) -> RowSampling:
+    """How the request draws its next token, with the slot and the mask that it has: a pure function of its
+    values, its answer index and its output's length.
     """
     params = request.params
     temperature = params.temperature if params.num_beams == 1 else 0.0
@@ -182,5 +172,7 @@ def row_sampling(request: Request, slot: int = -1) -> RowSampling:
         frequency=params.frequency_penalty,
         min_new=params.min_new_tokens,
         slot=slot,
+        biased=len(params.logit_bias),
+        mask=mask,
         logprobs=params.logprobs is not None,
     )

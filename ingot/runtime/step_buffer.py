@@ -296,7 +296,8 @@ class StepBuffer:
         host = self.host
         host["temperature"].fill(0.0)
         host["slot"].fill(-1)
-        rules = any(draw.slot >= 0 for draw in draws)
+        host["mask"].fill(-1)
+        rules = any(draw.slot >= 0 or draw.mask >= 0 for draw in draws)
         names: tuple[str, ...] = (*RULE_LONGS, *RULE_DOUBLES) if rules else ()
         if rules or any(draw.temperature > 0 for draw in draws):
             names += (*DRAW_LONGS, *DRAW_DOUBLES)

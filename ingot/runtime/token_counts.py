@@ -1,9 +1,9 @@
 """Which tokens each request has seen and how often it generated them, on the device, for its penalties.
 
-Owns the table that ``penalize`` reads and ``keep_tokens`` counts in, whose slot is whose, and what a slot
-holds: a request's prompt, its end tokens if they may be banned, its output. A request gets a slot with the
-first token that is chosen for it, and gives it back when it ends or is preempted. ``output_ids`` alone decide
-what a slot holds: what a step has not counted there itself is added from them before the next.
+Owns the tables that ``penalize`` reads and ``keep_tokens`` counts in, whose slot is whose, and what a slot
+holds: a request's prompt, its end tokens if they may be banned, its output, its bias. A request gets a slot
+with the first token that is chosen for it, and gives it back when it ends or is preempted. ``output_ids``
+alone decide what a slot holds: what a step has not counted there itself is added from them before the next.
 
     counts = TokenCounts(max_requests=64, vocab_size=32000, max_tokens=4096, device=device)
     slots = counts.slots(requests, counted=True)      # the step that follows counts its tokens itself
@@ -12,13 +12,14 @@ what a slot holds: what a step has not counted there itself is added from them b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, count_dtype
+from ingot.config.sampling import MAX_BIASES
+from ingot.kernels.sampling.penalties import ENDS, GENERATED, IN_PROMPT, BiasTable, count_dtype
 from ingot.runtime.request import Request
 
 
@@ -34,11 +35,13 @@ class TokenCounts:
     """A slot for each of up to ``max_requests`` requests that are in the batch at once and have rules."""
 
     def __init__(self, max_requests: int, vocab_size: int, max_tokens: int, device: torch.device) -> None:
+        self.max_requests = max_requests
         self.vocab_size = vocab_size
         self.device = device
         self._shape = (max_requests, vocab_size)
         self._dtype = count_dtype(max_tokens)
         self._table: torch.Tensor | None = None
+        self._bias: BiasTable | None = None
         self._held: dict[str, _Held] = {}
         self._free = list(range(max_requests))
 
@@ -48,9 +51,16 @@ class TokenCounts:
         graphs hold it.
         """
         if self._table is None:
-            with torch.inference_mode(mode=False):  # it outlives the step that asks first
-                self._table = torch.zeros(self._shape, dtype=self._dtype, device=self.device)
+            self._table = self._zeros(self._shape[1], self._dtype)
         return self._table
+
+    @property
+    def bias(self) -> BiasTable:
+        """Of as many slots as ``table``, with room for MAX_BIASES tokens each; made and kept as it is."""
+        if self._bias is None:
+            ids, values = self._zeros(MAX_BIASES, torch.int32), self._zeros(MAX_BIASES, torch.float64)
+            self._bias = BiasTable(ids, values)
+        return self._bias
 
     @property
     def num_held(self) -> int:
@@ -72,6 +82,7 @@ class TokenCounts:
             if held is None:
                 held = self._held[request.request_id] = _Held(self._free.pop())
                 self.table[held.slot].zero_()
+                self._set_bias(held.slot, request.params.logit_bias)
                 parts = list(self._parts(request.prompt_ids, own))
             else:
                 parts = []
@@ -97,6 +108,22 @@ class TokenCounts:
         if held is not None:
             self._free.append(held.slot)
 
+    def _zeros(self, width: int, dtype: torch.dtype) -> torch.Tensor:
+        with torch.inference_mode(mode=False):  # it outlives the step that asks first
+            return torch.zeros(self._shape[0], width, dtype=dtype, device=self.device)
+
+    def _set_bias(self, slot: int, bias: Mapping[int, float]) -> None:
+        """Two copies to the device, neither of which waits; rows say how much of them counts."""
+        if bias:
+            ids, values = zip(*sorted(bias.items()), strict=True)
+            self.bias.ids[slot, : len(ids)] = self._sent(torch.tensor(ids, dtype=torch.int32))
+            self.bias.values[slot, : len(ids)] = self._sent(torch.tensor(values, dtype=torch.float64))
+
+    def _sent(self, host: torch.Tensor) -> torch.Tensor:
+        """A copy on the device, on its way from pinned memory where it is a GPU."""
+        host = host.pin_memory() if self.device.type == "cuda" else host
+        return host.to(self.device, non_blocking=True)
+
     def _parts(self, prompt_ids: Sequence[int], ends: Collection[int]) -> Iterator[tuple[np.ndarray, int]]:
         """Ids, each once, with what they count."""
         yield np.unique(self._known(prompt_ids)), IN_PROMPT
@@ -108,9 +135,6 @@ class TokenCounts:
         return ids[(ids >= 0) & (ids < self.vocab_size)]
 
     def _add(self, places_and_values: np.ndarray) -> None:
-        """One copy to the device, from pinned memory where it is a GPU, and one addition; neither waits."""
-        host = torch.from_numpy(places_and_values)
-        if self.device.type == "cuda":
-            host = host.pin_memory()
-        places, values = host.to(self.device, non_blocking=True)
+        """One copy to the device and one addition; neither waits."""
+        places, values = self._sent(torch.from_numpy(places_and_values))
         self.table.view(-1).index_add_(0, places, values.to(self._dtype))

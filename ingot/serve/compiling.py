@@ -11,25 +11,27 @@ it compiles, so steps keep their pace. Knows no socket and no executor.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
 from ingot.errors import IngotError
 from ingot.serve.protocol import Add
-from ingot.structured.grammars import Grammars
+from ingot.structured.grammars import GrammarMatcher, Grammars
 
 _THREADS = 2  # one slow grammar holds up no other
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A request whose grammar has been compiled, with its values; or the ``error`` that refuses it."""
+    """A request whose grammar has been compiled, with its values and the grammar's state; or the ``error``
+    that refuses it.
+    """
 
     add: Add
     params: SamplingParams | None = None
+    matcher: GrammarMatcher | None = None
     error: IngotError | None = None
 
 
@@ -45,7 +47,6 @@ class Compiling:
         self._stop_ids = stop_ids
         self._wake = wake
         self._waiting: set[str] = set()
-        self._held: dict[str, Grammar] = {}
         self._asked: SimpleQueue[Add] = SimpleQueue()
         self._found: SimpleQueue[Compiled] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -55,7 +56,7 @@ class Compiling:
         return len(self._waiting)
 
     def start(self, add: Add) -> None:
-        """Compile a request's grammar; it is kept compiled until the request is released."""
+        """Compile a request's grammar."""
         if not self._threads:
             self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
             for thread in self._threads:
@@ -75,20 +76,9 @@ class Compiling:
                 one = self._found.get_nowait()
             except Empty:
                 return found
-            grammar = None if one.params is None else one.params.grammar
             if one.add.id in self._waiting:
                 self._waiting.discard(one.add.id)
                 found.append(one)
-                if grammar is not None:
-                    self._held[one.add.id] = grammar
-            elif grammar is not None:
-                self._grammars.let_go(grammar)
-
-    def release(self, active: Callable[[], Iterable[str]]) -> None:
-        """Let go of the grammars of requests that are not active any more."""
-        if self._held:
-            for name in self._held.keys() - set(active()):
-                self._grammars.let_go(self._held.pop(name))
 
     def _run(self) -> None:
         while True:
@@ -96,20 +86,12 @@ class Compiling:
             self._wake()
 
     def _compiled(self, add: Add) -> Compiled:
-        held = None
         try:
             params = SamplingParams.from_json(add.params)
-            held = params.grammar
-            assert held is not None
-            self._grammars.hold(held)
-            self._grammars.compile_tried(held)  # by the server, before it sent the request
-            self._grammars.check(params, self._stop_ids)
-            return Compiled(add, params)
+            # The server has tried it before it sent the request.
+            return Compiled(add, params, self._grammars.prepare(params, self._stop_ids, tried=True))
         except Exception as error:  # of one request, whatever it is: the thread serves others
-            if held is not None:
-                self._grammars.let_go(held)
-            told = error if isinstance(error, IngotError) else _failed(error)
-            return Compiled(add, error=told)
+            return Compiled(add, error=error if isinstance(error, IngotError) else _failed(error))
 
 
 def _failed(error: Exception) -> IngotError:

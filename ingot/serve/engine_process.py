@@ -103,7 +103,6 @@ class EngineLoop:
                     scored += self._score(update, news)
                 else:
                     news.append(_news(update))
-            self._compiling.release(self._executor.active_ids)
             if messages or updates or news:
                 self._link.send(Step(news, scored, self._gauges()))
 
@@ -135,7 +134,9 @@ class EngineLoop:
         if found.params is None:
             return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
         try:
-            self._executor.add(found.add.id, found.add.prompt_ids, found.params)
+            self._executor.add(
+                found.add.id, found.add.prompt_ids, found.params, matcher=found.matcher
+            )
         except IngotError as error:
             return [_refusal(found.add.id, error)]
         return []
@@ -175,7 +176,7 @@ def _open(load: ToEngine) -> Executor:
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
     executor.warm_up(None)
     if executor.admission.grammars is not None:
-        executor.admission.grammars.prepare()
+        executor.admission.grammars.read_vocabulary()
     return executor
 
 

@@ -4,8 +4,7 @@ Owns the mapping of ids to bytes that llguidance reads, the limits of compiling,
 grammar. Knows no scheduler and no model.
 
     grammars = Grammars(tokenizer, vocab_size=model.config.vocab_size)
-    grammars.check(params.grammar)
-    matcher = grammars.matcher(params, stop_ids)
+    matcher = grammars.prepare(params, stop_ids)
     matcher.mask_into(bits, output_ids)
 """
 
@@ -13,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ingot.config.grammar import Grammar
 from ingot.config.sampling import SamplingParams
@@ -65,10 +64,15 @@ class Grammars:
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._held: Counter[Grammar] = Counter()
 
-    def check(self, params: SamplingParams, stop_ids: frozenset[int]) -> None:
-        """Refuse a request whose grammar cannot be served; none is fine.
+    def prepare(
+        self, params: SamplingParams, stop_ids: frozenset[int], *, tried: bool = False
+    ) -> GrammarMatcher | None:
+        """The state of an answer's grammar before its first token; None without a grammar. A grammar's first
+        time may take seconds, on any thread.
+
+        Args:
+            tried: a process with limits has compiled the grammar before (``try_grammar``).
 
         Raises:
             RequestError: llguidance refuses the grammar, it takes too long or too much memory, no token of
@@ -76,36 +80,20 @@ class Grammars:
             DeviceError: llguidance is not installed.
         """
         if params.grammar is None:
-            return
+            return None
         check_ends(params, stop_ids, self.vocab_size)
-        self.matcher(params, stop_ids).mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+        self._start(params.grammar, tried=tried)
+        matcher = self.matcher(params, stop_ids)
+        matcher.mask_into(np.zeros(mask_words(self.vocab_size), np.int32), ())
+        return matcher
 
-    def prepare(self) -> None:
+    def read_vocabulary(self) -> None:
         """Read the vocabulary now: it takes seconds if it is large. Nothing where grammars are refused."""
         with contextlib.suppress(DeviceError, RequestError):
             self._tokens()
 
-    def compile_tried(self, grammar: Grammar) -> None:
-        """Compile a grammar that a process with limits has compiled before (``try_grammar``).
-
-        Raises:
-            RequestError: llguidance refuses it with this vocabulary.
-        """
-        self._start(grammar, tried=True)
-
-    def hold(self, grammar: Grammar) -> None:
-        """Keep a grammar compiled, once it is, until it is let go as often as it was held."""
-        with self._lock:
-            self._held[grammar] += 1
-
-    def let_go(self, grammar: Grammar) -> None:
-        """A request that held the grammar has ended."""
-        with self._lock:
-            self._held[grammar] -= 1
-            self._held += Counter()  # those at zero go
-
     def matcher(self, params: SamplingParams, stop_ids: frozenset[int]) -> GrammarMatcher:
-        """The state of one answer's grammar; raises as ``check``."""
+        """``prepare`` of a grammar that is there, without asking whether any token begins a text of it."""
         assert params.grammar is not None
         ends = sorted(token for token in params.end_ids(stop_ids) if 0 <= token < self.vocab_size)
         return GrammarMatcher(self._start(params.grammar), self.vocab_size, ends, params.min_new_tokens)
@@ -118,9 +106,8 @@ class Grammars:
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
-            spare = [one for one in self._compiled if not self._held[one]]
-            for one in spare[: max(0, len(self._compiled) - _KEPT)]:
-                del self._compiled[one]
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
         return found
 
     def _compile(self, grammar: Grammar, *, tried: bool) -> LLMatcher:
@@ -145,7 +132,7 @@ class Grammars:
 
 
 class GrammarMatcher:
-    """What a grammar allows after the tokens of one answer; a logits processor.
+    """What a grammar allows after the tokens of one answer. For one thread at a time.
 
     Args:
         start: a matcher that has read nothing; it stays as it is.
@@ -192,12 +179,11 @@ class GrammarMatcher:
                 fix="a grammar that the vocabulary can write, without the request's stop_token_ids",
             )
 
-    def __call__(self, logits: torch.Tensor, output_ids: Sequence[int]) -> None:
-        """Set the scores of all other tokens to -inf (``LogitsProcessor``)."""
-        bits = np.empty(mask_words(self._vocab_size), np.int32)
-        self.mask_into(bits, output_ids)
-        banned = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab_size] == 0
-        logits.masked_fill_(torch.from_numpy(banned).to(logits.device), float("-inf"))
+    def copy(self) -> GrammarMatcher:
+        """Another answer's, with the same tokens so far."""
+        made = copy(self)
+        made._matcher, made._ids = self._matcher.deep_copy(), list(self._ids)
+        return made
 
     def _advance(self, output_ids: Sequence[int]) -> None:
         """Read the tokens that are new; all of them where earlier ones have changed."""

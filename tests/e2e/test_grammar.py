@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from ingot import LLM, Chat, Grammar, RuntimeConfig, SamplingParams
 from ingot.errors import RequestError
 from ingot.llm.outputs import Answer
+from ingot.structured.grammars import Grammars
 from ingot.structured.tool_calls import ArgumentsDelta, CallStart, ToolCallParser
+from tests.e2e.watch import check_idle, watch
 
 POCKET = Path(__file__).resolve().parents[2] / "models" / "pocket-chat"
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox."}]
@@ -120,6 +123,43 @@ def test_a_preempted_request_goes_on_where_it_was(llm: LLM) -> None:
     expected = [output.token_ids for output in llm.generate([MESSAGES] * 3, params)]
     assert [output.token_ids for output in tight.generate([MESSAGES] * 3, params)] == expected
     assert tight.executor.num_preemptions > 0
+
+
+def test_run_ahead_gives_the_same_answers(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and drawn, with every rule, several answers and log-probabilities; the others never wait."""
+    ruled = SAMPLED.replace(max_new_tokens=24, repetition_penalty=1.3, logit_bias={5: 2.0}, min_new_tokens=4)
+    free = [ruled.replace(seed=seed, temperature=0.7 * seed, logprobs=2) for seed in range(3)]
+    held = [one.replace(grammar=GRAMMARS[kind]) for one, kind in zip(free, GRAMMARS, strict=False)]
+    params = [*free, held[0], held[1].replace(n=2), held[2].replace(logprobs=None)]
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(llm.executor, "run_ahead", ahead)
+        with watch(llm) as steps:
+            outputs = llm.generate([MESSAGES] * len(params), params)
+        assert steps.ahead == (len(steps.steps) if ahead else 0)
+        check_idle(llm)
+        found.append([(answer.token_ids, answer.finish_reason) for o in outputs for answer in o.answers])
+    assert found[0] == found[1]
+    check("regex", outputs[4].answers[0].text)
+
+
+def test_a_grammar_is_compiled_by_who_asks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the thread that steps, nor again there once it is forgotten."""
+    threads = []
+    compile_ = Grammars._compile
+
+    def watched(self: Grammars, grammar: Grammar) -> Any:
+        threads.append(threading.current_thread())
+        self._compiled.clear()
+        return compile_(self, grammar)
+
+    monkeypatch.setattr(Grammars, "_compile", watched)
+    params = SAMPLED.replace(grammar=Grammar.choice(["a red fox", "a blue fox"]), seed=1, n=2)
+    beams = params.replace(n=1, temperature=0.0, num_beams=2, grammar=Grammar.choice(["one fox", "two"]))
+    outputs = llm.generate([MESSAGES] * 2, [params, beams])
+    assert outputs[0].text in {"a red fox", "a blue fox"}
+    assert outputs[1].text in {"one fox", "two"}
+    assert threads == [threading.current_thread()] * 2
 
 
 def test_a_text_that_must_end_ends_before_the_minimum(llm: LLM) -> None:

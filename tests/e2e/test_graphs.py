@@ -25,8 +25,9 @@ from ingot.runtime.request import Request
 from ingot.runtime.runner import Runner
 from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch
-from tests.e2e.watch import watch
+from tests.e2e.watch import check_idle, watch
 from tests.tiny_models import random_ids, save_model, tiny_config
+from tests.unit.fake_matcher import FakeMatcher
 
 
 def step_of(*counts: int, all_logits: bool = False) -> Any:
@@ -232,14 +233,51 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
     assert not before.any(), "padding is counted nowhere"
     changes: list[dict[str, Any]] = [
         {}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5}, {"repetition_penalty": 1.05},
-        {"min_new_tokens": 2}, {"logprobs": 5}, {"temperature": 0.7, "frequency_penalty": 1.0, "logprobs": 0},
+        {"min_new_tokens": 2}, {"logprobs": 5}, {"logit_bias": {3: 1.0}},
+        {"temperature": 0.7, "frequency_penalty": 1.0, "logprobs": 0},
     ]  # fmt: skip
     for change in changes:
         with watch(llm) as steps:
             llm.generate([[5, 6], [7]], [params, params.replace(**change)])
         assert steps.ahead == len(steps.steps), change
+    masks = llm.executor.runner.feed.masks.table.data_ptr()
+    vocab = llm.engine.manifest.model.vocab_size
+    for change in ({}, {"temperature": 1.0, "logprobs": 2}):
+        with watch(llm) as steps:
+            llm.executor.add("free", [5, 6], params)
+            llm.executor.add("held", [7], params.replace(**change), matcher=FakeMatcher(vocab, 1))
+            while llm.executor.has_work:
+                llm.executor.step()
+        assert steps.ahead == len(steps.steps) > 4, change
     assert set(graphs._captured) == captured
     assert llm.executor.runner.feed.counts.table.data_ptr() == before.data_ptr(), "graphs hold its address"
+    assert llm.executor.runner.feed.masks.table.data_ptr() == masks
+
+
+@pytest.mark.gpu
+def test_a_neighbour_s_grammar_changes_no_bit(folders: dict[str, Path]) -> None:
+    """In graphs of one kind and bucket, which three rows take as well as four; and the plain order gives the
+    same.
+    """
+    llm = LLM(folders["llama"], "cuda", compute_dtype="fp16", max_batch_size=4, max_seq_len=64)
+    executor, vocab = llm.executor, llm.engine.manifest.model.vocab_size
+    params = SamplingParams(max_new_tokens=9, ignore_eos=True, temperature=0.8, top_p=0.9, logprobs=5)
+    found = []
+    for matcher, ahead in ((None, True), (FakeMatcher(vocab, 1), True), (FakeMatcher(vocab, 1), False)):
+        executor.run_ahead = ahead
+        for i in range(4):
+            executor.add(f"r{i}", [5, 6 + i], params.replace(seed=i), matcher=matcher if i == 3 else None)
+        news: dict[str, list[Any]] = {f"r{i}": [] for i in range(4)}
+        while executor.has_work:
+            for one in executor.step():
+                news[one.request_id] += zip(one.token_ids, one.logprobs, strict=True)
+        check_idle(llm)
+        found.append(news)
+    plain, beside, _ = found
+    assert all(plain[f"r{i}"] == beside[f"r{i}"] for i in range(3))
+    ids = [[token for token, _ in news["r3"]] for news in found]
+    assert ids[1] == ids[2] != ids[0]
+    assert len(ids[1]) == 9
 
 
 @pytest.mark.parametrize(
@@ -249,13 +287,14 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
         ([{}, {"temperature": 1.0, "min_p": 0.1}], "unfiltered"),
         ([{"temperature": 1.0, "top_p": 0.5}, {}], "filtered"),
         ([{"temperature": 1.0, "top_p": 0.5}, {"slot": 3}], "penalized"),
-        ([{"logprobs": True}, {"slot": 3}], "logprobs"),
+        ([{"temperature": 1.0, "top_p": 0.5}, {"mask": 2}, {"slot": 3}], "masked"),
+        ([{"logprobs": True}, {"slot": 3}, {"mask": 0}], "logprobs"),
     ],
 )
 def test_the_least_general_kind_that_does_all_rows(values: list[dict[str, Any]], kind: str) -> None:
     draws = [RowSampling(**one) for one in values]
     assert sampling_kind(draws) == KINDS[kind]
     flags, wanted = (SamplingTensors.from_rows(rows, "cpu") for rows in (KINDS[kind], draws))
-    for name in ("any_rules", "any_logprobs", "any_top_p"):
+    for name in ("any_rules", "any_masks", "any_logprobs", "any_top_p"):
         assert getattr(flags, name) >= getattr(wanted, name)
     assert flags.all_greedy <= wanted.all_greedy

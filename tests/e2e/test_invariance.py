@@ -106,6 +106,7 @@ def test_running_ahead_is_step_by_step(make: Make, kind: str, budget: int, devic
         {"presence_penalty": 0.7},
         {"frequency_penalty": -0.6},
         {"min_new_tokens": 20},
+        {"logit_bias": {3: 4.0, 40: -2.0}},
         {"logprobs": 20},
         {"repetition_penalty": 0.8, "presence_penalty": -0.4, "frequency_penalty": 0.3, "logprobs": 0},
     ],

@@ -114,5 +114,5 @@ def check_idle(llm: LLM) -> None:
     executor = llm.executor
     assert not executor.has_work
     assert executor.blocks.num_free == executor.blocks.num_blocks
-    held = executor.runner.feed.counts.num_held
-    assert not any((executor._owner, executor._groups, executor._reading, held))
+    held = (executor.runner.feed.counts.num_held, executor.masks.num_held, executor._held_to_grammars)
+    assert not any((executor._owner, executor._groups, executor._reading, *held))

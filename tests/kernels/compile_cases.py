@@ -24,7 +24,8 @@ from ingot.kernels.product.small_linear import small_linear_parts_triton, small_
 from ingot.kernels.product.small_qkv import small_qkv_triton
 from ingot.kernels.sampling.draw import draw_triton, greedy_triton
 from ingot.kernels.sampling.logprobs import logprobs_triton
-from ingot.kernels.sampling.penalties import penalize_triton
+from ingot.kernels.sampling.masks import mask_tokens_triton
+from ingot.kernels.sampling.penalties import BiasTable, penalize_triton
 from ingot.kernels.sampling.token_feed import keep_tokens_triton, take_tokens_triton
 from ingot.kernels.weight.dequantize import dequantize_triton
 from ingot.kernels.weight.stored_weight import StoredWeight, num_rows, num_words
@@ -202,7 +203,15 @@ def penalties(dtype: torch.dtype, rows: int, vocab: int, counts: torch.dtype) ->
     number, integer = empty(rows, dtype=DOUBLE), empty(rows, dtype=LONG)
     state = empty(64, vocab, dtype=counts)
     logits = empty(rows, vocab, dtype=dtype)
-    penalize_triton(logits, state, integer, number, number, number, integer, integer)
+    rules = (integer, number, number, number, integer, integer)
+    bias = BiasTable(empty(64, 1024, dtype=torch.int32), empty(64, 1024, dtype=DOUBLE))
+    penalize_triton(logits, state, *rules)
+    penalize_triton(logits, state, *rules, bias, integer)
+
+
+def masks(rows: int, vocab: int) -> None:
+    table = empty(64, -(-vocab // 32), dtype=torch.int32)
+    mask_tokens_triton(empty(rows, vocab, dtype=FULL), table, empty(rows, dtype=LONG))
 
 
 def likeliest(dtype: torch.dtype, rows: int, vocab: int) -> None:
@@ -224,6 +233,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "token feed": feed,
     "penalties 32 of 151936 bf16": lambda: penalties(BRAIN, 32, 151936, torch.int16),
     "penalties 1 of 50257 fp32": lambda: penalties(FULL, 1, 50257, torch.int32),
+    "masks 32 of 151936": lambda: masks(32, 151936),
+    "masks 1 of 50257": lambda: masks(1, 50257),
     "log-probabilities 32 of 151936 bf16": lambda: likeliest(BRAIN, 32, 151936),
     "log-probabilities 1 of 256000 fp32": lambda: likeliest(FULL, 1, 256000),
     "norms 4096 fp16": lambda: norms(HALF, 4096, True),

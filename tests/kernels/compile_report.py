@@ -35,6 +35,7 @@ KERNELS = {
     "invariant_meet_kernel",
     "layer_norm_kernel",
     "list_scores_kernel",
+    "mask_kernel",
     "merge_likeliest_kernel",
     "packed_direct_kernel",
     "packed_matmul_kernel",

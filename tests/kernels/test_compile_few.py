@@ -20,6 +20,7 @@ CASES = (
     "decode 32/8x128 fp16 alone fetching early",
     "sampling 1 of 151936 fp16 overlapping",
     "penalties 32 of 151936 bf16",
+    "masks 32 of 151936",
     "log-probabilities 32 of 151936 bf16",
     "small_linear 1 fp16 overlapping",
     "small_gate_up 1 bf16",

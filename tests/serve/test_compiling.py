@@ -7,6 +7,7 @@ import socket
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot import Grammar, SamplingParams
@@ -16,7 +17,7 @@ from ingot.serve.compiling import Compiling
 from ingot.serve.errors import ApiError
 from ingot.serve.link import Link
 from ingot.serve.protocol import Abort, Add, frame
-from ingot.structured.grammars import Grammars
+from ingot.structured.grammars import Grammars, mask_words
 from tests.serve.client import PATIENCE, ROOT
 
 POCKET = ROOT / "models" / "pocket-chat"
@@ -56,26 +57,10 @@ class TestCompiling:
         assert len(compiling) == 0
         assert found["a"].params == SamplingParams.from_json(good.params)
         assert "the grammar is refused" in str(found["b"].error)
-        held = grammars._held
-        assert list(held) == [Grammar.json_schema({"type": "integer"})]
-        compiling.release(lambda: ["a"])
-        assert held
-        compiling.release(list)
-        assert not grammars._held
-
-    def test_what_a_request_holds_stays_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However many others come, no step compiles it again."""
-        grammars = Grammars(read_text_side(POCKET)[1].tokenizer, 3008)
-        held = SamplingParams(grammar=Grammar.regex("held"))
-        assert held.grammar is not None
-        grammars.hold(held.grammar)
-        grammars.check(held, frozenset({2800}))
-        for i in range(70):
-            grammars.check(SamplingParams(grammar=Grammar.regex(f"a{i}")), frozenset({2800}))
-        compiled: list[Grammar] = []
-        monkeypatch.setattr(grammars, "_compile", lambda grammar, tried: compiled.append(grammar))
-        grammars.matcher(held, frozenset({2800}))
-        assert compiled == []
+        assert found["a"].matcher is not None
+        bits = np.zeros(mask_words(3008), np.int32)
+        found["a"].matcher.mask_into(bits, ())
+        assert bits.any()
 
 
 class TestGrammarChecks:

@@ -27,6 +27,7 @@ from ingot.runtime.sampler import RowSampling, SamplingTensors
 from ingot.runtime.scheduler import ScheduledBatch
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_feed import TokenFeed, TokensInFlight
+from ingot.structured.grammars import mask_words
 
 VOCAB = 23
 LONG_PROMPT = 10  # beyond it a request's keys differ, as Qwen v1's do beyond seq_length
@@ -43,7 +44,7 @@ class FakeRunner:
         self.eager = False
         self.memory: list[list[object]] = [[None] * block_size for _ in range(num_blocks)]
         self.steps: list[ScheduledBatch] = []
-        self.ahead = self.preempted_pending = self.penalized = 0
+        self.ahead = self.preempted_pending = self.penalized = self.masked = 0
         self.table: list[int] = []
         self.unread: dict[tuple[Request, int], int] = {}
 
@@ -76,6 +77,7 @@ class FakeRunner:
                 assert self.table[request.pending_row] == self._token(request, position)
         requests = [item.request for item in step.requests if item.samples]
         self._check_counts(requests, draws)
+        self._check_masks(requests, draws)
         with torch.inference_mode():
             leave_tokens(self.run(step), SamplingTensors.from_rows(draws, "cpu"), self.feed)
         self.table = self.feed.table[: len(draws)].tolist()
@@ -98,6 +100,17 @@ class FakeRunner:
                 wanted[token] += IN_PROMPT
             found = self.feed.counts.table[draw.slot]
             assert (found & ~ENDS).tolist() == wanted, request.request_id
+
+    def _check_masks(self, requests: Sequence[Request], draws: Sequence[RowSampling]) -> None:
+        """Every request with a matcher has the mask that follows all of its tokens, and no other has one."""
+        for request, draw in zip(requests, draws, strict=True):
+            assert (draw.mask >= 0) == (request.matcher is not None)
+            if request.matcher is not None:
+                assert not request.num_pending
+                self.masked += 1
+                wanted = np.zeros(mask_words(VOCAB), np.int32)
+                request.matcher.copy().mask_into(wanted, request.output_ids)
+                assert self.feed.masks.table[draw.mask].tolist() == wanted.tolist()
 
     @property
     def wasted(self) -> int:
@@ -189,4 +202,5 @@ def check_empty(executor: Executor) -> None:
     assert executor.blocks.num_free == executor.blocks.num_blocks
     assert not executor.has_work
     kept = (executor._owner, executor._groups, executor._reading, executor.runner.feed.counts.num_held)
+    kept += (executor._held_to_grammars, executor.masks.num_held)
     assert not any(kept), kept

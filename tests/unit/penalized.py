@@ -34,4 +34,4 @@ def under_rules(
 ) -> torch.Tensor:
     """Rows of logits under the rules of a request each."""
     tensors = SamplingTensors.from_rows(selector.draws(requests, counted=False), rows.device)
-    return tensors.penalized(rows, counts.table) if tensors.any_rules else rows.clone()
+    return tensors.penalized(rows, counts) if tensors.any_rules else rows.clone()

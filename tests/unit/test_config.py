@@ -52,6 +52,7 @@ EVERY_FIELD = SamplingParams(
     num_beams=1,
     length_penalty=0.8,
     early_stopping=True,
+    logit_bias={5: -100.0, 0: 1.5},
     grammar=Grammar.json_schema({"type": "object", "title": "é"}),
 )
 
@@ -72,6 +73,7 @@ def test_the_round_trip_test_sets_every_sampling_field() -> None:
     same = {name for name in VALUE_NAMES if getattr(plain, name) == getattr(EVERY_FIELD, name)}
     assert same == {"num_beams"}
     assert EVERY_FIELD.grammar != plain.grammar
+    assert EVERY_FIELD.logit_bias != plain.logit_bias
 
 
 def test_configs_are_frozen_and_hashable() -> None:
@@ -151,6 +153,12 @@ def refused() -> list[tuple[str, Any]]:
     cases += [(name, bad) for name in LISTS for bad in (0, False, {}, {"a": 1}, b"ab", [None], [[1]], 3.5)]
     cases += [("stop", [""]), ("stop", ""), ("stop", [5]), ("stop", ["a", ""])]
     cases += [("stop_token_ids", [-1]), ("stop_token_ids", ["5"]), ("stop_token_ids", [True])]
+    numbers = (None, True, "1", [1.0], float("nan"), float("inf"), 10**400)
+    ids = (-1, "-1", 1.0, True, None, "", "a", "٣", "+1", "1.0", "9" * 30)
+    cases += [
+        ("logit_bias", bad) for bad in (3, "5", [[5, 1.0]], {5: 1, "5": 2}, dict.fromkeys(range(1025), 1))
+    ]
+    cases += [("logit_bias", {5: bad}) for bad in numbers] + [("logit_bias", {bad: 1.0}) for bad in ids]
     return [*cases, ("stop_token_ids", [1.0]), ("stop_token_ids", "5"), ("stop_token_ids", 5)]
 
 
@@ -171,6 +179,18 @@ def test_limits_themselves_are_accepted(name: str, limits: tuple[Any, Any]) -> N
             assert getattr(SamplingParams(**{name: value}), name) == value
     if name in OPTIONAL:
         assert getattr(SamplingParams(**{name: None}), name) is None
+
+
+def test_a_bias_as_a_caller_or_json_has_it() -> None:
+    given: dict[Any, Any] = {"7": 1, 3: -2.5}
+    params = SamplingParams(logit_bias=given)
+    given[4] = 0.0
+    assert params.logit_bias == {7: 1.0, 3: -2.5}
+    assert [type(key) for key in params.logit_bias] == [int, int]
+    assert SamplingParams(logit_bias=None).logit_bias == {}  # type: ignore[arg-type]
+    assert len(SamplingParams(logit_bias=dict.fromkeys(range(1024), 1e300)).logit_bias) == 1024
+    assert hash(params) == hash(SamplingParams())
+    assert params != SamplingParams()
 
 
 def test_no_field_goes_unchecked() -> None:

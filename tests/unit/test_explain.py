@@ -223,9 +223,11 @@ def test_room_and_what_would_be_refused() -> None:
 
 
 def test_processors_are_those_that_run() -> None:
-    params = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_new_tokens": 3}
+    bias = {"logit_bias": {5: 1.0, 6: 2.0}}
+    params = {"repetition_penalty": 1.2, "presence_penalty": 0.5, "min_new_tokens": 3, **bias}
     found = explained(params=params, stops=(3, 8))
     assert [p.split(" ")[0] for p in found.processors] == [
+        "logit_bias",
         "repetition_penalty",
         "presence_penalty",
         "min_new_tokens",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import regex
 import tokenizers
-import torch
 
 from ingot import Grammar, SamplingParams
 from ingot.errors import RequestError
@@ -74,7 +73,7 @@ def check_masks(tokenizer: Tokenizer, context: Sequence[int] = (), *, before: by
     params = SamplingParams(grammar=Grammar.regex(PATTERN), stop_token_ids=[end])
     params = with_text_start(params, tokenizer, context)
     grammars = Grammars(tokenizer, size)
-    grammars.check(params, frozenset())
+    grammars.prepare(params, frozenset())
     matcher = grammars.matcher(params, frozenset())
     tokens = by_first_byte(tokenizer)
     random = np.random.default_rng(1)
@@ -162,24 +161,12 @@ def test_state_depends_on_the_output_alone(pocket: Tokenizer) -> None:
     assert allowed(kept, 3008, ids) == {2800}
 
 
-def test_as_a_logits_processor_it_bans_all_others(pocket: Tokenizer) -> None:
-    matcher = Grammars(pocket, 3008).matcher(
-        SamplingParams(grammar=Grammar.choice(["yes"])), frozenset({2800})
-    )
-    logits = torch.randn(3008, generator=torch.Generator().manual_seed(1))
-    before = logits.clone()
-    matcher(logits, [])
-    kept = allowed(matcher, 3008, [])
-    assert set(torch.isfinite(logits).nonzero()[:, 0].tolist()) == kept
-    assert all(logits[i] == before[i] for i in kept)
-
-
 def test_a_vocabulary_that_cannot_write_the_text_is_an_error(ab: tuple[Tokenizer, Grammars]) -> None:
     ends = frozenset({END})
     with pytest.raises(RequestError, match=r"no token .* continues the grammar after 0 tokens"):
-        ab[1].check(SamplingParams(grammar=Grammar.regex("d")), ends)
+        ab[1].prepare(SamplingParams(grammar=Grammar.regex("d")), ends)
     params = SamplingParams(grammar=Grammar.regex("ad"))
-    ab[1].check(params, ends)
+    ab[1].prepare(params, ends)
     with pytest.raises(RequestError, match="continues the grammar after 1 tokens"):
         allowed(ab[1].matcher(params, ends), 5, [A])
 
@@ -187,7 +174,7 @@ def test_a_vocabulary_that_cannot_write_the_text_is_an_error(ab: tuple[Tokenizer
 def test_a_request_without_an_end_token_is_refused(ab: tuple[Tokenizer, Grammars]) -> None:
     params = SamplingParams(grammar=Grammar.regex("a"), ignore_eos=True)
     with pytest.raises(RequestError, match="needs an end token") as caught:
-        ab[1].check(params, frozenset({END}))
+        ab[1].prepare(params, frozenset({END}))
     assert caught.value.flag == "ignore_eos"
 
 
@@ -195,7 +182,7 @@ def test_tokenizers_that_grammars_cannot_use(tmp_path: Path) -> None:
     params = SamplingParams(grammar=Grammar.regex("a"))
     for tokenizer, message in ((None, "has no tokenizer"), (load(metaspace_folder(tmp_path)), "bytes")):
         with pytest.raises(RequestError, match=message):
-            Grammars(tokenizer, 10).check(params, frozenset({1}))
+            Grammars(tokenizer, 10).prepare(params, frozenset({1}))
 
 
 NESTED = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "string"}}}}}
@@ -226,7 +213,7 @@ SHARED = {"$defs": {"x": {"type": "foo"}}, "anyOf": [{"type": "null"}, {"$ref": 
 )
 def test_a_refusal_says_which_part(grammar: Grammar, messages: list[str], pocket: Tokenizer) -> None:
     with pytest.raises(RequestError) as caught:
-        Grammars(pocket, 3008).check(SamplingParams(grammar=grammar), frozenset({2800}))
+        Grammars(pocket, 3008).prepare(SamplingParams(grammar=grammar), frozenset({2800}))
     for message in messages:
         assert regex.search(message, str(caught.value)), str(caught.value)
 
@@ -234,11 +221,11 @@ def test_a_refusal_says_which_part(grammar: Grammar, messages: list[str], pocket
 def test_compiling_has_limits(pocket: Tokenizer) -> None:
     """In a process of its own; the next grammar is served."""
     hard = SamplingParams(grammar=Grammar.choice([f"x{i}" for i in range(24_000)]))
-    Grammars(pocket, 3008).check(hard, frozenset({2800}))
+    Grammars(pocket, 3008).prepare(hard, frozenset({2800}))
     grammars = Grammars(pocket, 3008, ProcessLimits(seconds=0.02))
     with pytest.raises(RequestError, match=r"the grammar needs more than 0.02 seconds.*simpler"):
-        grammars.check(hard, frozenset({2800}))
-    grammars.check(SamplingParams(grammar=Grammar.regex("a")), frozenset({2800}))
+        grammars.prepare(hard, frozenset({2800}))
+    grammars.prepare(SamplingParams(grammar=Grammar.regex("a")), frozenset({2800}))
 
 
 def spelled(tokenizer: Tokenizer, text: str) -> list[int]:

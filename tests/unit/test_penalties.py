@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import MinNewTokensLengthLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from ingot.config.sampling import SamplingParams
 from ingot.kernels.sampling.penalties import GENERATED, count_dtype
@@ -50,14 +54,14 @@ def of(*params: SamplingParams, output_ids: Sequence[int] = ()) -> list[Request]
 
 
 def test_only_rules_take_slots() -> None:
-    counts = TokenCounts(3, VOCAB, 99, CPU)
+    counts = TokenCounts(4, VOCAB, 99, CPU)
     selector = TokenSelector(EOS, counts)
     plain = (SamplingParams(temperature=1.0, logprobs=2), SamplingParams(min_new_tokens=3, ignore_eos=True))
     assert [row.slot for row in selector.draws(of(*plain), counted=True)] == [-1, -1]
     assert counts._table is None, "made for the first that asks"
     rules = [SamplingParams(repetition_penalty=1.1), SamplingParams(presence_penalty=0.1)]
-    requests = of(*rules, SamplingParams(min_new_tokens=1))
-    assert sorted(row.slot for row in selector.draws(requests, counted=False)) == [0, 1, 2]
+    requests = of(*rules, SamplingParams(min_new_tokens=1), SamplingParams(logit_bias={4: 1.0}))
+    assert sorted(row.slot for row in selector.draws(requests, counted=False)) == [0, 1, 2, 3]
     requests[2].output_ids.append(1)
     assert selector.draws(requests, counted=False)[2].slot == -1, "long enough to end"
 
@@ -83,6 +87,20 @@ def test_count_penalties_follow_the_definition(presence: float, frequency: float
         for token, score in enumerate(row.tolist())
     ]
     torch.testing.assert_close(apply(params, row, output_ids), torch.tensor(expected))
+
+
+def test_a_bias_equals_hugging_face_and_comes_before_penalties() -> None:
+    bias = {60: 3.5, 0: -100.0, 9: 0.25, 4: 7.0}
+    reference = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})
+    output_ids = [9, 9, 4, *outputs(10)]
+    ids = torch.tensor([PROMPT + output_ids])
+    for row in rows(4):
+        expected = reference(ids, row[None].clone())
+        assert torch.equal(apply(SamplingParams(logit_bias=bias), row, output_ids), expected[0])
+        assert not torch.equal(expected[0], row)
+        both = SamplingParams(logit_bias=bias, repetition_penalty=1.7)
+        expected = RepetitionPenaltyLogitsProcessor(1.7)(ids, expected)
+        assert torch.equal(apply(both, row, output_ids), expected[0])
 
 
 @pytest.mark.parametrize("length", [0, 3, 4, 5])
@@ -126,6 +144,20 @@ def test_kept_counts_equal_a_fresh_start() -> None:
     found = under_rules(selector, counts, [other], row)
     assert torch.equal(found[0], penalized(EVERY_RULE, [1], [8, 8], EOS, row[0]))
     assert counts.num_held == 1
+
+
+def test_a_slot_has_the_bias_of_the_request_that_holds_it() -> None:
+    """A longer one before it, a shorter one, none; each after a preemption, too."""
+    counts = TokenCounts(1, VOCAB, 999, CPU)
+    selector = TokenSelector(EOS, counts)
+    row = rows(1)
+    for bias in ({i: float(i) for i in range(20)}, {3: 1.0, 19: -5.0}, {}):
+        params = SamplingParams(logit_bias=bias, presence_penalty=0.5)
+        for _ in range(2):
+            request = of(params, output_ids=[4])[0]
+            found = under_rules(selector, counts, [request], row)
+            assert torch.equal(found[0], apply(params, row[0], [4])), bias
+            selector.forget(request)
 
 
 def test_a_step_counts_what_it_chose_before_the_host_knows_it() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 
 from ingot.config.sampling import SamplingParams
 from ingot.config.step_sizes import TOKEN_BUCKETS
+from ingot.errors import RequestError
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
@@ -21,6 +22,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.scheduler import ScheduledBatch, Scheduler
 from ingot.runtime.token_logprobs import TokenLogprobs
 from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
+from tests.unit.fake_matcher import FakeMatcher
 
 STOP = frozenset({0})
 
@@ -199,6 +201,14 @@ class Job:
 
     prompt: tuple[int, ...]
     params: SamplingParams | None  # None: the prompt's logits
+    grammar: int | None = None
+
+    def add_to(self, executor: Executor, name: str) -> None:
+        if self.params is None:
+            executor.add_logits(name, self.prompt)
+            return
+        matcher = None if self.grammar is None else FakeMatcher(VOCAB, self.grammar, seconds=0.001)
+        executor.add(name, self.prompt, self.params, matcher=matcher)
 
 
 @dataclass
@@ -218,9 +228,10 @@ AHEAD = ("greedy", "sampled", "penalised", "n")  # of which none needs the host
 class Traffic:
     """Random arrivals and aborts on one executor, everything checked at every step."""
 
-    def __init__(self, seed: int, run_ahead: bool = False) -> None:
+    def __init__(self, seed: int, run_ahead: bool = False, grammars: bool = False) -> None:
         self.rng = rng = random.Random(seed)
         self.kinds = AHEAD if run_ahead and seed % 4 else KINDS
+        self.grammars = grammars
         block_size, max_seq_len = rng.choice((1, 2, 4)), rng.choice((24, 31))
         least = -(-max_seq_len // block_size)
         self.executor, self.runner = fake_executor(
@@ -251,11 +262,10 @@ class Traffic:
 
     def _arrive(self) -> None:
         job, name = random_job(self.rng, self.executor, self.kinds), f"job{len(self.jobs)}"
+        if self.grammars and job.params is not None and self.rng.random() < 0.4:
+            job = replace(job, grammar=self.rng.randrange(9))
         self.jobs[name], self.results[name] = job, {}
-        if job.params is None:
-            self.executor.add_logits(name, job.prompt)
-        else:
-            self.executor.add(name, job.prompt, job.params)
+        job.add_to(self.executor, name)
 
     def _abort(self) -> None:
         name = self.rng.choice(list(self.jobs))
@@ -322,6 +332,7 @@ def penalties(rng: random.Random, new: int) -> dict[str, Any]:
         "presence_penalty": 1.2,
         "frequency_penalty": 0.7,
         "min_new_tokens": min(new, 3),
+        "logit_bias": {rng.randrange(VOCAB): 2.0, VOCAB - 1: -3.0},
     }
     one = rng.choice([*rules, None])
     return rules if one is None else {one: rules[one]}
@@ -331,10 +342,7 @@ def penalties(rng: random.Random, new: int) -> dict[str, Any]:
 def alone(job: Job, max_seq_len: int) -> Any:
     """What a job gives by itself, in a roomy cache."""
     executor, _ = fake_executor(256, 4, max_seq_len=max_seq_len, stop_ids=STOP, prefix_reuse=False)
-    if job.params is None:
-        executor.add_logits("r", job.prompt)
-    else:
-        executor.add("r", job.prompt, job.params)
+    job.add_to(executor, "r")
     result: dict[int, Answer] = {}
     while executor.has_work:
         for update in executor.step():
@@ -343,9 +351,9 @@ def alone(job: Job, max_seq_len: int) -> Any:
 
 
 @functools.cache
-def traffic(seed: int, run_ahead: bool = False) -> Traffic:
+def traffic(seed: int, run_ahead: bool = False, grammars: bool = False) -> Traffic:
     """Traffic that has run to its end."""
-    made = Traffic(seed, run_ahead)
+    made = Traffic(seed, run_ahead, grammars)
     made.run(25)
     return made
 
@@ -354,10 +362,13 @@ SEEDS = range(16)  # that together meet everything
 MORE_SEEDS = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(len(SEEDS), 40)]
 
 
+@pytest.mark.parametrize("grammars", [False, True])
 @pytest.mark.parametrize("run_ahead", [False, True])
 @pytest.mark.parametrize("seed", [*SEEDS, *MORE_SEEDS])
-def test_random_traffic_changes_no_answer_and_leaks_nothing(seed: int, run_ahead: bool) -> None:
-    done = traffic(seed, run_ahead)
+def test_random_traffic_changes_no_answer_and_leaks_nothing(
+    seed: int, run_ahead: bool, grammars: bool
+) -> None:
+    done = traffic(seed, run_ahead, grammars)
     for name, job in done.jobs.items():
         expected = alone(job, done.executor.max_seq_len)
         if job.params is None:
@@ -389,6 +400,17 @@ def test_random_traffic_runs_ahead() -> None:
     assert sum(t.runner.penalized for t in all_traffic) > 200
 
 
+def test_random_traffic_has_grammars_among_others() -> None:
+    """The seeds together preempt requests whose tokens follow a grammar, and run ahead beside them."""
+    all_traffic = [traffic(seed, True, True) for seed in SEEDS]
+    steps = [step for t in all_traffic for step in t.runner.steps]
+    held = [[item.request.matcher is not None for item in step.requests] for step in steps]
+    assert sum(t.runner.ahead for t in all_traffic) > 400
+    assert sum(t.runner.masked for t in all_traffic) > 200
+    assert sum(any(flags) and not all(flags) for flags in held) > 200
+    assert sum(r.matcher is not None for step in steps for r in step.preempted) > 10
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -396,6 +418,7 @@ def test_random_traffic_runs_ahead() -> None:
         {"presence_penalty": 0.5},
         {"frequency_penalty": 0.5},
         {"min_new_tokens": 3},
+        {"logit_bias": {5: 1.0}},
         {"logprobs": 5},
         {"num_beams": 2},
         {"logits_processors": (lambda ids, logits: logits,)},
@@ -411,6 +434,13 @@ def test_who_holds_the_others(values: dict[str, Any]) -> None:
         executor.step()
     assert (runner.ahead < len(runner.steps)) == bool({"num_beams", "logits_processors"} & set(values))
     check_empty(executor)
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused() -> None:
+    executor, _ = fake_executor()
+    with pytest.raises(RequestError, match=rf"outside the vocabulary; seen: \[{VOCAB}\].*logit_bias"):
+        executor.add("r", [1], SamplingParams(logit_bias={3: 1.0, VOCAB: 1.0}))
+    assert not executor.has_work
 
 
 def test_a_request_that_changes_order_keeps_its_tokens() -> None:

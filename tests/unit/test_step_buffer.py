@@ -24,12 +24,13 @@ def decode(name: str, length: int, offset: int = 0) -> ScheduledRequest:
 def test_rows_that_a_smaller_step_leaves_over_are_padding() -> None:
     """They write to no slot, attend to nothing and draw greedily, whatever was there before."""
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
-    draws = [RowSampling(0.7, seed=row, slot=row, repetition=1.5) for row in range(3)]
+    draws = [RowSampling(0.7, seed=row, slot=row, repetition=1.5, mask=2 - row) for row in range(3)]
     buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5), decode("c", 3)]), BLOCK_SIZE, draws)
     buffer.upload()
     assert buffer.padded_batch(1, 99).seq_lens.tolist() == [9, 5, 3, 0]
     drawn = buffer.draws(ROWS, draws)
     assert drawn.slot.tolist() == [0, 1, 2, -1]
+    assert drawn.mask.tolist() == [2, 1, 0, -1]
     assert drawn.repetition.tolist()[:3] == [1.5] * 3
     buffer.fill(ScheduledBatch([decode("d", 6, offset=100)]), BLOCK_SIZE, [RowSampling()])
     buffer.upload()
@@ -42,11 +43,12 @@ def test_rows_that_a_smaller_step_leaves_over_are_padding() -> None:
     drawn = buffer.draws(ROWS, [RowSampling()] * ROWS)
     assert drawn.temperature.tolist() == [0.0] * ROWS
     assert drawn.slot.tolist() == [-1] * ROWS
+    assert drawn.mask.tolist() == [-1] * ROWS
 
 
 def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
     buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
-    rule = RowSampling(step=7, slot=2, repetition=1.1, presence=0.5, frequency=0.25, min_new=9)
+    rule = RowSampling(step=7, slot=2, repetition=1.1, presence=0.5, frequency=0.25, min_new=9, biased=3)
     buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5)]), BLOCK_SIZE, [RowSampling(), rule])
     drawn = buffer.draws(2, [RowSampling(), rule])
     for name, value in vars(rule).items():
@@ -54,6 +56,15 @@ def test_a_greedy_row_with_a_slot_has_its_rules() -> None:
             assert getattr(drawn, name).tolist()[1] == value, name
     assert drawn.slot.tolist() == [-1, 2]
     assert drawn.any_rules
+
+
+def test_a_row_may_have_a_mask_alone() -> None:
+    buffer = StepBuffer(ROWS, ROWS, 8, ROWS, torch.device("cpu"))
+    draws = [RowSampling(), RowSampling(mask=0)]
+    buffer.fill(ScheduledBatch([decode("a", 9), decode("b", 5)]), BLOCK_SIZE, draws)
+    drawn = buffer.draws(2, draws)
+    assert (drawn.mask.tolist(), drawn.slot.tolist()) == ([-1, 0], [-1, -1])
+    assert (drawn.any_masks, drawn.any_rules) == (True, False)
 
 
 def test_a_chunk_s_tokens_lie_in_its_blocks() -> None:

@@ -1,0 +1,112 @@
+"""What the grammars of requests allow next, found beside the steps.
+
+Owns the threads that ask matchers, and which request's mask is there: a request sits out of steps until its
+own is. Knows no scheduler; of the device only the table that a step's masks go to.
+
+    masks = GrammarMasks(TokenMasks(max_rows, vocab_size, device))
+    failed = masks.hold(requests, seconds=0.0005)     # the others sit out, or their mask is there
+    places = masks.place(scheduled)                   # rows of the table, -1 without a grammar
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ingot.errors import RequestError
+from ingot.runtime.request import Request
+from ingot.runtime.token_masks import TokenMasks
+from ingot.structured.grammars import mask_words
+
+Bits = npt.NDArray[np.int32]
+_MOST_THREADS = 8
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The mask that follows the first ``length`` tokens of an answer."""
+
+    length: int
+    bits: Future[Bits]
+
+
+class GrammarMasks:
+    """Masks of the requests that have a matcher, one at a time for each.
+
+    Args:
+        table: takes the masks of a step.
+        threads: where matchers are asked; None: threads of its own. A matcher releases Python's lock while it
+            computes.
+    """
+
+    def __init__(self, table: TokenMasks, threads: Executor | None = None) -> None:
+        self.table = table
+        self._given = threads
+        self._jobs: dict[str, _Job] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Requests of which something is kept."""
+        return len(self._jobs)
+
+    def begin(self, requests: Iterable[Request]) -> None:
+        """Start finding what follows the tokens of each request that has a matcher and no pending token."""
+        for request in requests:
+            matcher, length = request.matcher, len(request.output_ids)
+            if matcher is None or request.num_pending or request.ended:
+                continue
+            job = self._jobs.get(request.request_id)
+            if job is None or job.length != length:
+                # Nothing is appended to the ids until the mask has been used.
+                bits = self._threads.submit(self._bits, request)
+                self._jobs[request.request_id] = _Job(length, bits)
+
+    def hold(self, requests: Sequence[Request], seconds: float | None) -> list[tuple[Request, RequestError]]:
+        """Have requests with a matcher sit out until their mask is there. Waits up to ``seconds`` (None: to
+        the end) for those that can be found; returns the requests that have none, and why.
+        """
+        self.begin(requests)
+        known = [request for request in requests if not request.num_pending]
+        wait([self._jobs[request.request_id].bits for request in known], seconds)
+        failed = []
+        for request in requests:
+            request.sits_out = request.num_pending > 0 or not self._jobs[request.request_id].bits.done()
+        for request in requests:
+            error = None if request.sits_out else self._jobs[request.request_id].bits.exception()
+            if isinstance(error, RequestError):
+                failed.append((request, error))
+            elif error is not None:
+                raise error
+        return failed
+
+    def place(self, requests: Sequence[Request]) -> list[int]:
+        """Send the masks of a step's requests; returns each one's row of the table, -1 without a matcher."""
+        masked = [i for i, request in enumerate(requests) if request.matcher is not None]
+        self.begin(requests[i] for i in masked)
+        assert not any(requests[i].num_pending for i in masked), "its mask is not known yet"
+        self.table.send([self._jobs[requests[i].request_id].bits.result() for i in masked])
+        places = [-1] * len(requests)
+        for place, i in enumerate(masked):
+            places[i] = place
+        return places
+
+    def forget(self, request: Request) -> None:
+        """Drop what is kept for a request that has ended."""
+        self._jobs.pop(request.request_id, None)
+
+    def _bits(self, request: Request) -> Bits:
+        assert request.matcher is not None
+        bits = np.empty(mask_words(self.table.vocab_size), np.int32)
+        request.matcher.mask_into(bits, request.output_ids)
+        return bits
+
+    @cached_property
+    def _threads(self) -> Executor:
+        count = min(_MOST_THREADS, max(1, (os.cpu_count() or 1) // 2))
+        return self._given or ThreadPoolExecutor(count, "ingot-grammar")

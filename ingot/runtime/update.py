@@ -1,0 +1,43 @@
+"""What an executor tells of its requests.
+
+Owns the news of a step. Knows no request.
+
+    Update("r0", 0, (17,), None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.errors import IngotError
+from ingot.runtime.beam import BeamResult
+from ingot.runtime.request import FinishReason
+from ingot.runtime.token_logprobs import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one answer of a request.
+
+    ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
+    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
+    answers of a request (``n`` or beams). ``error``: why the request has ended without an answer.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_id: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    score: float | None = None
+    error: IngotError | None = None
+
+
+def updates_of_beams(request_id: str, results: Sequence[BeamResult]) -> list[Update]:
+    """The ends of a beam search's answers."""
+    return [
+        Update(request_id, i, one.output_ids, FinishReason(one.finish_reason), one.end_token, score=one.score)
+        for i, one in enumerate(results)
+    ]
