@@ -134,9 +134,7 @@ class EngineLoop:
         if found.params is None:
             return [_refusal(found.add.id, found.error or RequestError("the grammar cannot be compiled"))]
         try:
-            self._executor.add(
-                found.add.id, found.add.prompt_ids, found.params, matcher=found.matcher
-            )
+            self._executor.add(found.add.id, found.add.prompt_ids, found.params, matcher=found.matcher)
         except IngotError as error:
             return [_refusal(found.add.id, error)]
         return []
