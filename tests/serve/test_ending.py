@@ -26,8 +26,11 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
         streams = [iter(server.stream(COMPLETIONS, completion(**LONG) | {"model": "a"})) for _ in range(3)]
         for stream in streams:
             next(stream)
+        asked = {"model": "a", "input": "Tell me a story.", "ignore_eos": True}
+        response = iter(server.stream("/v1/responses", asked))
+        next(response)
         whole = pool.submit(server.post, COMPLETIONS, completion(**LONG) | {"model": "a"})
-        wait_for("all to run", lambda: server.metric("ingot_num_requests_running", model_name="a") == 4)
+        wait_for("all to run", lambda: server.metric("ingot_num_requests_running", model_name="a") == 5)
         other = pool.submit(server.events, COMPLETIONS, completion(max_tokens=60) | {"model": "b"})
         wait_for("the other to run", lambda: server.metric("ingot_num_requests_running", model_name="b") == 1)
         os.kill(first, signal.SIGKILL)
@@ -36,6 +39,9 @@ def test_an_engine_dies_and_a_drain_has_a_deadline(engine: Path) -> None:
             assert set(last) == {"error"}
             assert last["error"]["code"] == "engine_dead"
             assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * len(chunks)
+        *_, last = response
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+        assert last["response"]["error"]["code"] == "server_error"
         assert (whole.result().status, whole.result().error["code"]) == (500, "engine_dead")
         assert other.result()[-1]["choices"][0]["finish_reason"] in ("stop", "length")
         reply = server.post(COMPLETIONS, completion() | {"model": "a"})

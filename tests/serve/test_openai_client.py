@@ -12,9 +12,11 @@ from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.serve.client import PATIENCE, ROOT, Server, wait_for
-from tests.serve.conftest import NAME, chat
+from tests.serve.conftest import NAME, TOOLS, chat
+from tests.serve.test_tools import ADD
 
 EXAMPLES = ROOT / "examples" / "clients"
 CHAT: Any = chat()
@@ -84,6 +86,34 @@ def test_errors_are_its_own(
     assert caught.value.code == code
     assert caught.value.type
     assert str(caught.value)
+
+
+def test_it_puts_streamed_calls_together(tool_server: Server) -> None:
+    """Its own accumulator gives the call of the whole answer; and it reads a form into an object."""
+    asked: Any = {**CHAT, "model": TOOLS, "tools": [ADD], "tool_choice": "required", "max_tokens": 150}
+    with client(tool_server) as api:
+        (whole,) = api.chat.completions.create(**asked, parallel_tool_calls=False).choices
+        with api.chat.completions.stream(**asked, parallel_tool_calls=False) as stream:
+            kinds = {event.type for event in stream}
+            (found,) = stream.get_final_completion().choices
+        assert "tool_calls.function.arguments.done" in kinds
+        assert whole.message.tool_calls
+        assert found.message.tool_calls
+        assert found.message.tool_calls[0].function.name == "add"
+        expected: Any = whole.message.tool_calls[0]
+        assert found.message.tool_calls[0].function.arguments == expected.function.arguments
+        assert found.finish_reason == whole.finish_reason == "tool_calls"
+        quiet = {"chat_template_kwargs": {"enable_thinking": False}}
+        parsed = api.chat.completions.parse(
+            **{**CHAT, "model": TOOLS}, response_format=Verdict, max_tokens=100, extra_body=quiet
+        )
+        assert isinstance(parsed.choices[0].message.parsed, Verdict)
+
+
+class Verdict(BaseModel):
+    """A form that a program reads."""
+
+    ok: bool
 
 
 def test_many_tasks(server: Server) -> None:
