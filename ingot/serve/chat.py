@@ -50,7 +50,8 @@ class ChatCall(ApiCall):
         named = "max_new_tokens" in model.defaults.used
         limit = asked or (model.defaults.params.max_new_tokens if named else None)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        params = sampling_params(body, model.defaults.params, max_tokens=limit, logprobs=logprobs)
+        vocab_size = model.engine.limits.vocab_size
+        params = sampling_params(body, model.defaults.params, vocab_size, max_tokens=limit, logprobs=logprobs)
         self._wanted = params
         self.params = model.with_chat_stops(params)
         self.tools = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls, read_format(body))

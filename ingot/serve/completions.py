@@ -50,7 +50,11 @@ class CompletionCall(ApiCall):
         self._echo = bool(body.echo)
         self._logprobs = body.logprobs
         params = sampling_params(
-            body, model.defaults.params, max_tokens=max(limit, 1), logprobs=body.logprobs
+            body,
+            model.defaults.params,
+            model.engine.limits.vocab_size,
+            max_tokens=max(limit, 1),
+            logprobs=body.logprobs,
         )
         self._params = params if limit else None
         self.form = read_format(body)

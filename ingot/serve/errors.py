@@ -89,8 +89,9 @@ def invalid_body(error: Exception) -> ApiError:
         return bad_request("the body is nested too deeply", code="invalid_json")
     if not isinstance(error, msgspec.ValidationError):
         return bad_request(f"the body is not valid JSON: {error}", code="invalid_json")
-    text, _, place = str(error).partition(" - at `$.")
-    field = place.rstrip("`") or None
+    found = re.fullmatch(r"(.*?)(?: - at (?:`key` in )?`\$\.?(.*)`)?", str(error), re.S)
+    text, field = found.groups() if found is not None else (str(error), None)
+    field = field or None
     missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
     if missing is not None:
         field = f"{field}.{missing[1]}" if field else missing[1]

@@ -2,7 +2,7 @@
 
 Owns the names of the API and its defaults where they differ from Ingot's. Knows no prompt.
 
-    params = sampling_params(body, defaults, max_tokens=64, logprobs=None)
+    params = sampling_params(body, defaults, vocab_size, max_tokens=64, logprobs=None)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
-from ingot.serve.errors import refused
+from ingot.serve.errors import bad_request, refused
 from ingot.serve.schemas import Sampling
 
 _SAME = (
@@ -21,11 +21,12 @@ _SAME = (
 
 
 def sampling_params(
-    body: Sampling, defaults: SamplingParams, *, max_tokens: int | None, logprobs: int | None
+    body: Sampling, defaults: SamplingParams, vocab_size: int, *, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     """The engine's defaults with what the request names.
 
     Args:
+        vocab_size: of the model; ids of a bias are below it.
         max_tokens: of each answer; None: to the engine's maximum length.
         logprobs: as in ``SamplingParams``.
 
@@ -33,7 +34,10 @@ def sampling_params(
         ApiError: a value is out of range; it names the field.
     """
     values: dict[str, Any] = {name: getattr(body, name) for name in _SAME}
-    values |= {"stop": body.stop, "min_new_tokens": body.min_tokens}
+    values |= {"stop": body.stop, "min_new_tokens": body.min_tokens, "logit_bias": body.logit_bias}
+    if body.logit_bias and max(body.logit_bias) >= vocab_size:
+        text = f"logit_bias names the token {max(body.logit_bias)}; the model's are below {vocab_size}"
+        raise bad_request(text, "logit_bias")
     if body.top_k is not None:
         values["top_k"] = max(body.top_k, 0)  # clients write -1 for all tokens
     named = {name: value for name, value in values.items() if value is not None}

@@ -26,6 +26,7 @@ Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Meta(max_length=16)]
 StopIds = Annotated[list[Size], Meta(max_length=64)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Ids = Annotated[list[Size], Meta(min_length=1)]
 
 
@@ -56,7 +57,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     min_tokens: Size | None = None
     stop_token_ids: StopIds | None = None
-    logit_bias: Any = None
+    logit_bias: dict[Size, Bias] | None = None
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
@@ -170,7 +171,6 @@ REFUSED = {
     "functions": "function calling by the deprecated functions (send tools)",
     "function_call": "function calling by the deprecated function_call (send tool_choice)",
     "guided_grammar": "a grammar in EBNF",
-    "logit_bias": "a bias of logits",
     "audio": "audio output",
     "modalities": "output other than text",
     "prediction": "a predicted output",

@@ -63,6 +63,19 @@ def test_a_default_is_the_engines_own(server: Server, llm: LLM) -> None:
     assert server.post(COMPLETIONS, completion(ignore_eos=True)).json["usage"]["completion_tokens"] == 16
 
 
+def test_a_bias_of_logits(server: Server, llm: LLM) -> None:
+    """Of chats and completions; 100 chooses a token, -100 forbids it."""
+    prompt = "A fire broke out in a"
+    first = llm.generate(prompt, max_new_tokens=1)[0].token_ids[0]
+    plain = server.post(COMPLETIONS, completion(prompt, max_tokens=8)).json["choices"][0]["text"]
+    found = server.post(COMPLETIONS, completion(prompt, max_tokens=8, logit_bias={str(first): -100}))
+    expected = llm.generate(prompt, max_new_tokens=8, logit_bias={first: -100.0})[0].text
+    assert found.json["choices"][0]["text"] == expected != plain
+    body = chat("Hello!", max_tokens=3, ignore_eos=True, logit_bias={str(first): 100})
+    text = server.post(CHAT, body).json["choices"][0]["message"]["content"]
+    assert text == llm.tokenizer.decode([first] * 3)  # type: ignore[union-attr]
+
+
 def test_text_parts_are_one_text(server: Server) -> None:
     parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "12 + 30?"}]
     found = [server.post(CHAT, chat(text)).json for text in (parts, "What is 12 + 30?")]  # type: ignore[arg-type]
