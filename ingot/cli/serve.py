@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import stderr
 from ingot.cli.flags import Device, Threads, field_flags, given, given_of, option
-from ingot.cli.limits import Limits
+from ingot.cli.limits import PANEL, Limits
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
+_CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -66,6 +67,9 @@ def serve(
     api_key: Annotated[
         str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None,
+    prompt_chunk: Annotated[
+        int | None, option(_CHUNK, shown="64 on a GPU, 16 on a CPU", panel=PANEL, min=1)
+    ] = None,
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False,
     device: Device = None,
     threads: Threads = None,
@@ -80,7 +84,7 @@ def serve(
     sides = _text_sides(engines, name)
     for side in sides:
         _check_proof(side, unproven)
-    loads = {side.name: _load(side, limits, device, threads) for side in sides}
+    loads = {side.name: _load(side, limits, device, threads, prompt_chunk) for side in sides}
     import asyncio
 
     from ingot.serve.server import serve as run
@@ -126,10 +130,13 @@ def _check_proof(side: TextSide, unproven: bool) -> None:
         )
 
 
-def _load(side: TextSide, limits: Limits, device: str | None, threads: int | None) -> Load:
+def _load(
+    side: TextSide, limits: Limits, device: str | None, threads: int | None, prompt_chunk: int | None
+) -> Load:
     from ingot.serve.protocol import Load
 
     values = limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}
+    runtime |= given(prompt_chunk=prompt_chunk)
     path = str(side.folder.resolve())
     return Load(path, runtime=runtime, **values, **given(device=device, threads=threads))

@@ -91,6 +91,7 @@ class Executor:
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
         grammars: Grammars | None = None,
+        prompt_chunk: int | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -103,7 +104,8 @@ class Executor:
         self.admission = Admission(
             vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
         )
-        self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
+        budget = max(token_budget, max_batch_size)
+        self.scheduler = Scheduler(blocks, max_batch_size, budget, encoders, prompt_chunk)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, grammars)
         self.num_preemptions = 0
         self._setting = setting

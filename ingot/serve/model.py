@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +26,10 @@ from ingot.llm.prompts import Chat, chat_ids, prompt_entry, with_chat_stops
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused
+from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
 
 Value = TypeVar("Value")
+_MOST_CONTEXTS = 4  # that a text may be long, to be tokenized
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
 
 
@@ -70,6 +73,9 @@ class ServedModel:
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
+        self._long = LongPrompts(side.folder, side.manifest, _MOST_CONTEXTS * self.max_seq_len)
+        # One each, so that nobody waits for a thread in which a long prompt waits for its process.
+        self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
         """Ids of a conversation; special tokens that a user typed stay text. May take seconds.
@@ -78,9 +84,14 @@ class ServedModel:
             ApiError: the messages do not fit the chat format.
         """
         try:
-            return chat_ids(Chat(messages, template_kwargs=variables), self.side.text)
+            chat = Chat(messages, template_kwargs=variables)
+            if self.side.text.chat is not None and is_long([messages, variables]):
+                return self._long.chat_ids(chat)
+            return chat_ids(chat, self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
+        except TooLongError as error:
+            raise self._too_long(error.count, 1, "messages") from None
 
     def prompt_ids(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt that is used as it is; its special tokens are parsed, as ``LLM.generate`` does.
@@ -89,11 +100,15 @@ class ServedModel:
             ApiError: it cannot be encoded.
         """
         try:
+            if isinstance(prompt, str) and is_long(prompt):
+                return self._long.prompt_ids(prompt, add_special_tokens=add_special_tokens)
             if isinstance(prompt, str) and not add_special_tokens:
                 return self.tokenizer.encode(prompt, add_special_tokens=False)
             return prompt_entry(prompt, self.side.text).ids
         except RequestError as error:
             raise self._told(error, "prompt") from None
+        except TooLongError as error:
+            raise self._too_long(error.count, 1, "prompt") from None
 
     def check_ids(self, ids: Sequence[int], new_tokens: int, field: str) -> None:
         """Refuse a prompt that the engine cannot take, with so many new tokens.
@@ -104,22 +119,17 @@ class ServedModel:
         limits = self.engine.limits
         if not ids:
             raise bad_request(f"{field} is empty", field)
+        if len(ids) + new_tokens > limits.max_seq_len:
+            raise self._too_long(len(ids), new_tokens, field)
         if max(ids) >= limits.vocab_size:
             text = f"{field} holds the token id {max(ids)}; the model's are below {limits.vocab_size}"
             raise bad_request(text, field)
-        if len(ids) + new_tokens > limits.max_seq_len:
-            text = (
-                f"This model's maximum context length is {limits.max_seq_len} tokens. The request needs "
-                f"{len(ids) + new_tokens}: {len(ids)} in {field}, {new_tokens} for the answer. Shorten "
-                f"{field} or lower max_tokens."
-            )
-            raise bad_request(text, field, "context_length_exceeded")
 
     async def in_thread(self, work: Callable[..., Value], *args: Any) -> Value:
         """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
         place in the queue is taken as long as it runs.
         """
-        running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(running)
         finally:
@@ -139,6 +149,14 @@ class ServedModel:
             "max_model_len": self.max_seq_len,
             "unproven": self.side.doubt,
         }
+
+    def _too_long(self, count: int, new_tokens: int, field: str) -> ApiError:
+        text = (
+            f"This model's maximum context length is {self.max_seq_len} tokens. The request needs "
+            f"{count + new_tokens}: {count} in {field}, {new_tokens} for the answer. Shorten "
+            f"{field} or lower max_tokens."
+        )
+        return bad_request(text, field, "context_length_exceeded")
 
     def _told(self, error: RequestError, field: str) -> ApiError:
         """The error without the place of the model's files."""
