@@ -18,10 +18,34 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_WORDS = (
-    "fire water house garden river stone light winter summer bread table window bridge market letter "
-    "station forest engine copper harbour village morning evening captain doctor teacher"
-).split()
+_WORDS = [
+    "fire",
+    "water",
+    "house",
+    "garden",
+    "river",
+    "stone",
+    "light",
+    "winter",
+    "summer",
+    "bread",
+    "table",
+    "window",
+    "bridge",
+    "market",
+    "letter",
+    "station",
+    "forest",
+    "engine",
+    "copper",
+    "harbour",
+    "village",
+    "morning",
+    "evening",
+    "captain",
+    "doctor",
+    "teacher",
+]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _SPARE = 16  # tokens of the context that a long prompt leaves free
 _LOOK = 65536

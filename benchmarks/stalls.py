@@ -132,7 +132,9 @@ def measure(
 def wait_until_idle(host: str, port: int) -> None:
     """Until the server has no request left."""
     while True:
-        text = asyncio.run(answer_of(host, port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+        text = asyncio.run(
+            answer_of(host, port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        )
         names = (b"ingot_num_requests_running{", b"ingot_num_requests_waiting{")
         if all(line.endswith(b" 0.0") for line in text.splitlines() if line.startswith(names)):
             return
@@ -216,8 +218,9 @@ def main() -> None:
         "runs": found,
     }
     for case, one in record["cases"].items():
-        print(f"{case:<12} p99 {one['base_p99_ms']:7.1f} → {one['case_p99_ms']:7.1f} ms, {one['p99_ratio']:.2f}x"
-              f" ({one['p99_ratios'][0]:.2f} to {one['p99_ratios'][-1]:.2f})  {one['statuses']}")  # fmt: skip
+        spread = f"({one['p99_ratios'][0]:.2f} to {one['p99_ratios'][-1]:.2f})"
+        times = f"p99 {one['base_p99_ms']:7.1f} → {one['case_p99_ms']:7.1f} ms"
+        print(f"{case:<12} {times}, {one['p99_ratio']:.2f}x {spread}  {one['statuses']}")
     if args.json:
         records = json.loads(args.json.read_text()) if args.json.exists() else {}
         args.json.write_text(json.dumps(records | {args.label: record}, indent=1) + "\n")

@@ -40,7 +40,7 @@ from ingot.serve.schemas import (
     TokenizeRequest,
     decode,
 )
-from ingot.serve.tokens import detokenize, tokenize
+from ingot.serve.tokens import detokenize, tokenize, tokenizer_info
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
@@ -122,6 +122,10 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         return json_answer(state.find(name).facts())
+
+    @app.get("/tokenizer_info")
+    async def info(model: str | None = None) -> Response:
+        return json_answer(tokenizer_info(state.find(model)))
 
     @app.get("/health")
     async def health() -> Response:

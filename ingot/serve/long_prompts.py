@@ -71,7 +71,9 @@ class LongPrompts:
 
     def _ids(self, question: dict[str, Any]) -> list[int]:
         try:
-            found = self._process.ask(msgspec.json.encode({"text": self._text, "most": self._most, **question}))
+            found = self._process.ask(
+                msgspec.json.encode({"text": self._text, "most": self._most, **question})
+            )
         except ProcessEndedError as error:
             raise RequestError(f"the prompt {error}", fix="a shorter prompt") from None
         if "error" in found:

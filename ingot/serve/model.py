@@ -29,7 +29,7 @@ from ingot.serve.errors import ApiError, bad_request, refused
 from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
 
 Value = TypeVar("Value")
-_MOST_CONTEXTS = 4  # that a text may be long, to be tokenized
+_MOST_IDS = 1 << 17  # that a prompt may have beyond the engine's length, to be tokenized
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
 
 
@@ -73,7 +73,7 @@ class ServedModel:
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
-        self._long = LongPrompts(side.folder, side.manifest, _MOST_CONTEXTS * self.max_seq_len)
+        self._long = LongPrompts(side.folder, side.manifest, self.max_seq_len + _MOST_IDS)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
 
