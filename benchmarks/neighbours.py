@@ -15,7 +15,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 _WORDS = [
@@ -185,10 +185,8 @@ def _ask_again(address: tuple[str, int], requests: list[bytes], make: Any, stop:
 
 def _exchange(address: tuple[str, int], request: bytes, stop: Any) -> int:
     with socket.create_connection(address) as connection:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # an answer came before the body's end
             connection.sendall(request)
-        except (BrokenPipeError, ConnectionResetError):  # an answer came before the body's end
-            pass
         connection.settimeout(0.2)
         begin = b""
         while not stop.is_set():

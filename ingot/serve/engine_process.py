@@ -1,8 +1,8 @@
 """The process of one engine: an executor and its loop.
 
-Owns the loop: messages in, a step, one frame of news out. There is no other thread, so the executor is
-touched by one alone, and text never costs a step anything. Knows token ids; text, HTTP and clients are the
-server's.
+Owns the loop: messages in, a step, one frame of news out. The executor is touched by this thread alone, and
+text never costs a step anything; grammars are compiled in another (``compiling.py``). Knows token ids; text,
+HTTP and clients are the server's.
 
     main(descriptor)      # of a connected socket whose other end says Load first
 """
@@ -22,6 +22,7 @@ from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.opening import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
 from ingot.runtime.request import FinishReason
+from ingot.serve.compiling import Compiling
 from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
@@ -83,6 +84,7 @@ class EngineLoop:
         self._executor = executor
         self._link = link
         self._scoring: dict[str, list[int]] = {}
+        self._compiling = Compiling(executor.admission, link.wake)
 
     def run(self) -> None:
         """Step while there is work, else wait for messages; it ends by an exception.
@@ -94,6 +96,7 @@ class EngineLoop:
         while True:
             messages = self._link.exchange(wait=not self._executor.has_work)
             news = [refused for message in messages for refused in self._obey(message)]
+            news += [refused for compiled in self._compiling.done() for refused in self._go_on(*compiled)]
             updates = self._executor.step() if self._executor.has_work else []
             scored = []
             for update in updates:
@@ -101,7 +104,7 @@ class EngineLoop:
                     scored += self._score(update, news)
                 else:
                     news.append(_news(update))
-            if messages or updates:
+            if messages or updates or news:
                 self._link.send(Step(news, scored, self._gauges()))
 
     def _obey(self, message: ToEngine) -> list[News]:
@@ -109,12 +112,18 @@ class EngineLoop:
         try:
             match message:
                 case Add(name, prompt_ids, params):
-                    self._executor.add(name, prompt_ids, SamplingParams.from_json(params))
+                    values = SamplingParams.from_json(params)
+                    if values.grammar is not None:
+                        self._compiling.begin(message, values)
+                    else:
+                        self._executor.add(name, prompt_ids, values)
                 case Score(name, prompt_ids, top):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top))
                     self._scoring[name] = prompt_ids
                 case Abort(name, index):
                     self._executor.abort(name, index)
+                    if index is None:
+                        self._compiling.drop(name)
                     self._scoring.pop(name, None)
                 case Load():
                     raise RequestError("an engine is loaded once", seen=message.path)
@@ -122,6 +131,16 @@ class EngineLoop:
             if isinstance(message, (Add, Score)):
                 return [News(message.id, 0, (), error=str(error))]
             raise
+        return []
+
+    def _go_on(self, message: Add, error: IngotError | None) -> list[News]:
+        """Add a request whose grammar is compiled, or tell why it cannot be served."""
+        try:
+            if error is not None:
+                raise error
+            self._executor.add(message.id, message.prompt_ids, SamplingParams.from_json(message.params))
+        except IngotError as refused:
+            return [News(message.id, 0, (), error=str(refused))]
         return []
 
     def _score(self, update: Update, news: list[News]) -> list[Scored]:

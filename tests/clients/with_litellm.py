@@ -14,7 +14,7 @@ BASE = {"api_base": f"{sys.argv[1]}/v1", "api_key": "none"}
 CHAT = {**BASE, "model": "hosted_vllm/pocket", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}
 
 
-def kind_of_error(**values):
+def kind_of_error(**values: object) -> str | None:
     try:
         litellm.completion(**{**CHAT, **values})
     except Exception as error:
@@ -22,7 +22,7 @@ def kind_of_error(**values):
     return None
 
 
-async def left_early():
+async def left_early() -> None:
     stream = await litellm.acompletion(**CHAT, stream=True, max_tokens=1500, ignore_eos=True)
     async for _ in stream:
         break
