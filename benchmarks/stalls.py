@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -83,7 +84,7 @@ async def one_run(host: str, port: int, requests: list[bytes], neighbour: Neighb
     gaps = [
         1e3 * (after - before)
         for reader in readers
-        for before, after in zip(reader.times, reader.times[1:], strict=False)
+        for before, after in pairwise(reader.times)
         if since <= before and after <= until
     ]
     return {

@@ -15,7 +15,7 @@ def cells() -> list[str]:
     return re.findall(r"`(tests/[\w/]+\.py::\w+)`", PAGE.read_text(encoding="utf-8"))
 
 
-def tests_of(file: Path) -> set[str]:
+def names_of(file: Path) -> set[str]:
     """Functions and classes of a file whose names are tests', without importing it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -33,7 +33,7 @@ def test_every_named_test_exists() -> None:
         name
         for name in names
         if not (ROOT / name.partition("::")[0]).is_file()
-        or name.partition("::")[2] not in tests_of(ROOT / name.partition("::")[0])
+        or name.partition("::")[2] not in names_of(ROOT / name.partition("::")[0])
     ]
     assert missing == []
 
