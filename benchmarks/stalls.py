@@ -87,6 +87,8 @@ async def one_run(host: str, port: int, requests: list[bytes], neighbour: Neighb
         for before, after in pairwise(reader.times)
         if since <= before and after <= until
     ]
+    if not gaps:
+        raise SystemExit("the first stream ended before the last began: raise --new-tokens")
     return {
         "p50_ms": percentile(gaps, 50),
         "p99_ms": percentile(gaps, 99),
