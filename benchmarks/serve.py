@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -52,10 +53,12 @@ async def one_request(port: int, body: bytes) -> int:
     return int(found)
 
 
-def start_server(engine: str, threads: int) -> tuple[subprocess.Popen[str], int]:
+def start_server(
+    engine: str, threads: int | None, flags: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], int]:
     """A server on a free port."""
     words = [sys.executable, "-m", "ingot", "serve", engine, "--port", "0", "--name", "m", "--unproven"]
-    words += ["--threads", str(threads)]
+    words += [*([] if threads is None else ["--threads", str(threads)]), *flags]
     server = subprocess.Popen(
         words, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"}
     )

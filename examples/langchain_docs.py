@@ -1,14 +1,18 @@
 """Questions about Ingot's own documentation, answered with LangChain, with their sources.
 
 Passages are found by their words (BM25) and by an engine's embeddings, joined by reciprocal rank fusion. An
-engine in this process answers from them. Needs `pip install '.[langchain]' rank-bm25`.
+engine in this process answers from them, or with --url a server (`ingot serve`), by words alone. Needs
+`pip install '.[langchain]' rank-bm25`, and for a server `langchain-openai`.
 
 python examples/langchain_docs.py [ENGINE]
+python examples/langchain_docs.py --url http://127.0.0.1:8000 --model pocket-chat
 """
 
+import argparse
 import json
 import re
-import sys
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +69,11 @@ class DocsRetriever(BaseRetriever):
     k: int = 4
 
     @classmethod
-    def over(cls, passages: list[Document], embeddings: IngotEmbeddings) -> "DocsRetriever":
+    def over(cls, passages: list[Document], embeddings: IngotEmbeddings | None) -> "DocsRetriever":
         texts = [passage.page_content for passage in passages]
+        if embeddings is None:
+            bm25 = BM25Okapi([words(text) for text in texts])
+            return cls(passages=passages, embeddings=None, bm25=bm25, vectors=None, weights={"words": 1.0})
         vectors = torch.tensor(embeddings.embed_documents([text[:EMBEDDED] for text in texts]))
         bm25 = BM25Okapi([words(text) for text in texts])
         return cls(passages=passages, embeddings=embeddings, bm25=bm25, vectors=vectors)
@@ -93,20 +100,58 @@ def recall(retriever: DocsRetriever, questions: list[dict[str, str]], **weights:
     return sum(hits) / len(hits)
 
 
-def answer(chat: ChatIngot, retriever: DocsRetriever, question: str, limit: int = 700) -> str:
-    """An answer from the passages, which are cut to ``limit`` tokens of prompt, and their sources."""
+def answer(
+    chat: Any,
+    retriever: DocsRetriever,
+    question: str,
+    limit: int = 700,
+    count: Callable[[list[Any]], int] | None = None,
+) -> str:
+    """An answer from the passages, which are cut to ``limit`` tokens of prompt, and their sources. ``count``
+    counts a prompt's tokens; by default the chat model does.
+    """
+    count = count or chat.get_num_tokens_from_messages
     found = retriever.invoke(question)
     text = "\n\n".join(passage.page_content for passage in found)
     asked = PROMPT.invoke({"text": text, "question": question})
-    while chat.get_num_tokens_from_messages(asked.to_messages()) > limit:
+    while count(asked.to_messages()) > limit:
         text = text[: len(text) * 3 // 4]
         asked = PROMPT.invoke({"text": text, "question": question})
     sources = dict.fromkeys("docs/{file}: {heading}".format(**passage.metadata) for passage in found)
     return chat.invoke(asked).text + "".join(f"\n    [{source}]" for source in sources)
 
 
+def tokens_at(url: str, model: str, messages: list[Any]) -> int:
+    """Tokens of a prompt, as a server counts them."""
+    body = {"model": model, "messages": [{"role": "user", "content": m.text} for m in messages]}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/tokenize", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request) as reply:
+        return int(json.load(reply)["count"])
+
+
+def by_server(url: str, model: str) -> None:
+    """The first questions, answered by a server."""
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(model=model, base_url=f"{url}/v1", api_key="none", max_tokens=48, temperature=0)
+    retriever = DocsRetriever.over(passages(), None)
+    for line in QUESTIONS.read_text(encoding="utf-8").splitlines()[:3]:
+        question = json.loads(line)["question"]
+        text = answer(chat, retriever, question, count=lambda found: tokens_at(url, model, found))
+        print(f"\n> {question}\n{text}")
+
+
 def main() -> None:
-    llm = LLM(sys.argv[1] if len(sys.argv) > 1 else "engines/pocket-chat")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine", nargs="?", default="engines/pocket-chat")
+    parser.add_argument("--url", help="of a server, in place of an engine")
+    parser.add_argument("--model", default="pocket-chat", help="the server's model")
+    args = parser.parse_args()
+    if args.url:
+        by_server(args.url, args.model)
+        return
+    llm = LLM(args.engine)
     retriever = DocsRetriever.over(passages(), IngotEmbeddings(llm))
     questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     for weights in ({"words": 1}, {"vectors": 1}, {"words": 1, "vectors": 1}, WEIGHTS):

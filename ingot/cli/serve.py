@@ -10,7 +10,7 @@ import typer
 
 from ingot.cli.console import stderr
 from ingot.cli.flags import Threads, field_flags, given, given_of, option
-from ingot.cli.limits import Limits
+from ingot.cli.limits import PANEL, Limits
 from ingot.cli.serve_file import ServeFile, behind, flag_types, read_serve_file
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
@@ -26,6 +26,7 @@ _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for 
 _CONFIG = (
     "Values of these flags, and engines with values of their own; flags count before it (docs/serving.md)."
 )
+_CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -65,6 +66,9 @@ class Serving:
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False
     device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
     threads: Threads = None
+    prompt_chunk: Annotated[
+        int | None, option(_CHUNK, shown="64 on a GPU, 16 on a CPU", panel=PANEL, min=1)
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class Of:
     unproven: Annotated[bool, option(_UNPROVEN)] = False
     device: Annotated[str | None, option(_DEVICE)] = None
     threads: Threads = None
+    prompt_chunk: Annotated[int | None, option(_CHUNK, min=1)] = None
 
 
 @field_flags("limits")
@@ -129,6 +134,7 @@ class Model:
     name: str | None
     device: str | None
     threads: int | None
+    prompt_chunk: int | None
     unproven: bool
     limits: Limits
 
@@ -146,7 +152,8 @@ def _models(engines: list[str] | None, serving: Serving, limits: Limits, file: S
     for (path, own), name, device in zip(found, names, devices, strict=True):
         values = file.values | own
         mine = behind(serving, values)
-        models.append(Model(path, name, device, mine.threads, mine.unproven, behind(limits, values)))
+        limited = behind(limits, values)
+        models.append(Model(path, name, device, mine.threads, mine.prompt_chunk, mine.unproven, limited))
     return models
 
 
@@ -201,5 +208,6 @@ def _load(side: TextSide, model: Model) -> Load:
 
     values = model.limits.arguments()  # which says now what is out of range
     runtime = values.pop("runtime").to_json() if "runtime" in values else {}
+    runtime |= given(prompt_chunk=model.prompt_chunk)
     path = str(side.folder.resolve())
     return Load(path, runtime=runtime, **values, **given(device=model.device, threads=model.threads))

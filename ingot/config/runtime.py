@@ -29,6 +29,8 @@ class RuntimeConfig(JsonConfig):
         block_size: tokens in a cache block.
         token_budget: tokens that one step computes at most; longer prompts are prefilled in chunks. Where a
             sixteenth more ends the last prompt, the step takes it.
+        prompt_chunk: tokens of one prompt that a step computes at most while other requests decode, so that
+            a long prompt costs their steps little; None: what the budget leaves.
         cache_tokens: size of the KV cache in tokens; None holds a full batch of longest requests, on a GPU
             as far as ``memory_fraction`` goes, on a CPU up to 256 MiB or one longest request.
         prefix_reuse: share the blocks of equal prompt beginnings.
@@ -53,6 +55,7 @@ class RuntimeConfig(JsonConfig):
     memory_fraction: float = 0.9
     block_size: int = 64
     token_budget: int = 2048
+    prompt_chunk: int | None = None
     cache_tokens: int | None = None
     prefix_reuse: bool = True
     cuda_graphs: bool = True
@@ -71,6 +74,8 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("block_size must be a power of two", seen=self.block_size, allowed=allowed)
         if self.token_budget < 1:
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
+        if self.prompt_chunk is not None and self.prompt_chunk < 1:
+            raise ConfigError("prompt_chunk must be >= 1", seen=self.prompt_chunk, flag="--prompt-chunk")
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
         if self.encoder_budget < 1:

@@ -12,22 +12,25 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, model_validator
 
 from ingot.config.sampling import SamplingParams
 from ingot.errors import RequestError
-from ingot.langchain.messages import NO_TOOLS, as_conversation, as_logprobs, usage
+from ingot.langchain.messages import as_conversation, as_logprobs, usage
+from ingot.langchain.tools import ToolStream, ToolUse
 from ingot.langchain.values import sampling_values
 from ingot.llm import LLM
 from ingot.llm.outputs import Answer, Output, Piece
+from ingot.llm.prompts import Chat
 
 
 class ChatIngot(BaseChatModel):
@@ -50,7 +53,7 @@ class ChatIngot(BaseChatModel):
     Raises:
         ValidationError: pydantic's; a value is out of range or unknown.
         EngineError, CheckpointError, DeviceError: the folder cannot be opened.
-        RequestError: by a call, which asks for tools, pictures or another model.
+        RequestError: by a call, which asks for pictures or another model.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -118,17 +121,26 @@ class ChatIngot(BaseChatModel):
         self, messages: list[BaseMessage], tools: Sequence[Any] | None = None
     ) -> int:
         """Tokens of the prompt that a conversation becomes."""
-        if tools:
-            _refuse_tools()
-        return len(self.llm.chat_ids(as_conversation(messages)))
+        use, _ = ToolUse.of({"tools": tools})
+        return len(self.llm.chat_ids(Chat(as_conversation(messages), use.tools)))
 
-    def bind_tools(self, tools: Sequence[Any], *, tool_choice: str | None = None, **kwargs: Any) -> NoReturn:
-        """Not supported yet, nor is ``with_structured_output``, which needs it.
+    def bind_tools(
+        self, tools: Sequence[Any], *, tool_choice: str | dict[str, Any] | bool | None = None, **kwargs: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools, which the engine's chat template must read.
+
+        Args:
+            tools: functions, pydantic classes, LangChain tools, or tools as in the OpenAI API.
+            tool_choice: ``auto`` (None, too): the model decides; ``none``; ``any`` (``required`` or True,
+                too) or a tool's name: the answer is held to calls by a grammar.
+            kwargs: values of each call; ``parallel_tool_calls=False``: one call at most.
 
         Raises:
-            RequestError: always.
+            RequestError: a tool is malformed, or ``tool_choice`` names none of them.
         """
-        _refuse_tools()
+        values = {"tools": [convert_to_openai_tool(tool) for tool in tools], "tool_choice": tool_choice}
+        ToolUse.of(values)
+        return self.bind(**values, **kwargs)
 
     def batch(
         self,
@@ -152,8 +164,8 @@ class ChatIngot(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        params = self._params(stop, kwargs)
-        return self._result(self.llm.generate(as_conversation(messages), params)[0])
+        asked = self._asked(messages, stop, kwargs)
+        return self._result(self.llm.generate(asked.chat, asked.params)[0], asked.use)
 
     async def _agenerate(
         self,
@@ -162,8 +174,8 @@ class ChatIngot(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        params = self._params(stop, kwargs)
-        return self._result((await self.llm.agenerate(as_conversation(messages), params))[0])
+        asked = self._asked(messages, stop, kwargs)
+        return self._result((await self.llm.agenerate(asked.chat, asked.params))[0], asked.use)
 
     def _stream(
         self,
@@ -172,14 +184,14 @@ class ChatIngot(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        conversation, params = as_conversation(messages), self._stream_params(stop, kwargs)
-        chunk_of = self._chunks(conversation)
-        with closing(self.llm.stream(conversation, params)) as pieces:
+        asked = self._asked(messages, stop, kwargs, stream=True)
+        chunk_of = self._chunks(asked)
+        with closing(self.llm.stream(asked.chat, asked.params)) as pieces:
             for piece in pieces:
                 chunk = chunk_of(piece)
                 if chunk is not None:
                     if run_manager is not None:
-                        run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                        run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
     async def _astream(
@@ -189,14 +201,14 @@ class ChatIngot(BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        conversation, params = as_conversation(messages), self._stream_params(stop, kwargs)
-        chunk_of = self._chunks(conversation)
-        async with aclosing(self.llm.astream(conversation, params)) as pieces:
+        asked = self._asked(messages, stop, kwargs, stream=True)
+        chunk_of = self._chunks(asked)
+        async with aclosing(self.llm.astream(asked.chat, asked.params)) as pieces:
             async for piece in pieces:
                 chunk = chunk_of(piece)
                 if chunk is not None:
                     if run_manager is not None:
-                        await run_manager.on_llm_new_token(piece.text, chunk=chunk)
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
     @property
@@ -213,57 +225,70 @@ class ChatIngot(BaseChatModel):
             kwargs = kwargs | {"stop": stop}
         return (self.params or self.llm.default_params).replace(**sampling_values(fields, kwargs))
 
-    def _stream_params(self, stop: list[str] | None, kwargs: dict[str, Any]) -> SamplingParams:
-        params = self._params(stop, kwargs)
-        if params.n > 1:
+    def _asked(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        kwargs: dict[str, Any],
+        *,
+        stream: bool = False,
+    ) -> _Asked:
+        use, rest = ToolUse.of(kwargs)
+        params = self._params(stop, rest)
+        if use.grammar is not None:
+            params = params.replace(grammar=use.grammar)
+        if stream and params.n > 1:
             raise RequestError("a stream has one answer", seen=f"n={params.n}", allowed="n=1", flag="n")
-        return params
+        return _Asked(Chat(as_conversation(messages), use.tools), params, use)
 
-    def _result(self, output: Output) -> ChatResult:
+    def _result(self, output: Output, use: ToolUse) -> ChatResult:
         generations = []
         for answer in output.answers:
-            message = AIMessage(
-                content=answer.text or "",
-                usage_metadata=usage(len(output.prompt_token_ids), len(answer.token_ids)),
-            )
-            info = self._ending(answer)
+            message = use.message(answer.text or "")
+            message.usage_metadata = usage(len(output.prompt_token_ids), len(answer.token_ids))
+            info = self._ending(answer, has_calls=bool(message.tool_calls))
             if answer.logprobs is not None:
                 info["logprobs"] = as_logprobs(answer.logprobs, self.llm.tokenizer)
             generations.append(ChatGeneration(message=message, generation_info=info))
         return ChatResult(generations=generations)
 
-    def _chunks(self, conversation: list[dict[str, str]]) -> Callable[[Piece], ChatGenerationChunk | None]:
+    def _chunks(self, asked: _Asked) -> Callable[[Piece], ChatGenerationChunk | None]:
         """What makes chunks of one answer's pieces; a piece that adds nothing gives None."""
-        num_tokens = 0
+        num_tokens, calls = 0, ToolStream(asked.use)
 
         def chunk_of(piece: Piece) -> ChatGenerationChunk | None:
             nonlocal num_tokens
             num_tokens += len(piece.token_ids)
             ends = piece.finish_reason is not None
-            if not (piece.text or piece.logprobs or ends):
+            message = calls.chunk(piece.text, final=ends)
+            if not (message.content or message.tool_call_chunks or piece.logprobs or ends):
                 return None
             info: dict[str, Any] = {}
             if piece.logprobs:
                 info["logprobs"] = as_logprobs(piece.logprobs, self.llm.tokenizer)
-            message = AIMessageChunk(content=piece.text)
             if ends:
-                info |= self._ending(piece)
+                info |= self._ending(piece, has_calls=calls.has_calls)
                 message.chunk_position = "last"
-                message.usage_metadata = usage(len(self.llm.chat_ids(conversation)), num_tokens)
+                message.usage_metadata = usage(len(self.llm.chat_ids(asked.chat)), num_tokens)
             return ChatGenerationChunk(message=message, generation_info=info)
 
         return chunk_of
 
-    def _ending(self, answer: Answer | Piece) -> dict[str, Any]:
+    def _ending(self, answer: Answer | Piece, *, has_calls: bool) -> dict[str, Any]:
+        calls = has_calls and answer.finish_reason == "stop"
         return {
-            "finish_reason": answer.finish_reason,
+            "finish_reason": "tool_calls" if calls else answer.finish_reason,
             "model_name": self.model_name,
             "model_provider": "ingot",
         }
 
 
+class _Asked(NamedTuple):
+    """A call: the conversation with its tools, the values, and what the answer may call."""
+
+    chat: Chat
+    params: SamplingParams
+    use: ToolUse
+
+
 _FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "stop", "logprobs", "top_logprobs")
-
-
-def _refuse_tools() -> NoReturn:
-    raise RequestError(NO_TOOLS, seen="tools, or structured output", fix="a prompt that asks for the form")

@@ -7,6 +7,7 @@ Owns which messages and content blocks an engine takes. Knows no engine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,39 +26,59 @@ from ingot.errors import RequestError
 from ingot.processors.tokenizer import Tokenizer
 from ingot.runtime.selection import TokenLogprobs
 
-NO_TOOLS = "tools are not supported yet"
+_CALLS = ("tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call")  # the message has them beside
 _ROLES: dict[type[BaseMessage], str] = {
     HumanMessage: "user",
     AIMessage: "assistant",
     SystemMessage: "system",
+    ToolMessage: "tool",
 }
 
 
-def as_conversation(messages: Sequence[BaseMessage]) -> list[dict[str, str]]:
+def as_conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """The messages as roles and texts, for the engine's chat format. Names of speakers are left out.
 
     Neighbours of the same role become one message, with an empty line between their texts: many chat formats
-    refuse two in a row.
+    refuse two in a row. Tool calls and results stay apart.
 
     Raises:
-        RequestError: there are none, or one is of a tool, calls one, or holds something else than text.
+        RequestError: there are none, or one is of a function or holds something else than text.
     """
     if not messages:
         raise RequestError("the conversation is empty", allowed="at least one message", fix="messages")
-    conversation: list[dict[str, str]] = []
+    conversation: list[dict[str, Any]] = []
     for position, message in enumerate(messages, start=1):
-        role, text = _role(message, position), _text(message, position)
-        if conversation and conversation[-1]["role"] == role:
-            conversation[-1]["content"] += f"\n\n{text}"
+        one = {"role": _role(message, position), "content": _text(message, position), **_of_tools(message)}
+        last = conversation[-1] if conversation else {}
+        if set(last) == set(one) == {"role", "content"} and last["role"] == one["role"]:
+            last["content"] += f"\n\n{one['content']}"
         else:
-            conversation.append({"role": role, "content": text})
+            conversation.append(one)
     return conversation
 
 
+def _of_tools(message: BaseMessage) -> dict[str, Any]:
+    """The calls of a message, or the call that it answers, as in the OpenAI API."""
+    if isinstance(message, ToolMessage):
+        name = {"name": message.name} if message.name else {}
+        return {"tool_call_id": message.tool_call_id, **name}
+    if not isinstance(message, AIMessage) or not message.tool_calls:
+        return {}
+    calls = [
+        {
+            "id": c["id"],
+            "type": "function",
+            "function": {"name": c["name"], "arguments": json.dumps(c["args"])},
+        }
+        for c in message.tool_calls
+    ]
+    return {"tool_calls": calls}
+
+
 def _role(message: BaseMessage, position: int) -> str:
-    if isinstance(message, (ToolMessage, FunctionMessage)) or getattr(message, "tool_calls", None):
+    if isinstance(message, FunctionMessage):
         raise RequestError(
-            f"message {position}: {NO_TOOLS}", seen=type(message).__name__, fix="a conversation without tools"
+            f"message {position}: functions are not taken", seen="FunctionMessage", fix="a ToolMessage"
         )
     if isinstance(message, ChatMessage):
         return message.role
@@ -67,7 +88,7 @@ def _role(message: BaseMessage, position: int) -> str:
     raise RequestError(
         f"message {position} is of an unknown kind",
         seen=type(message).__name__,
-        allowed="HumanMessage, AIMessage, SystemMessage, ChatMessage",
+        allowed="HumanMessage, AIMessage, SystemMessage, ToolMessage, ChatMessage",
         fix="messages",
     )
 
@@ -76,7 +97,8 @@ def _text(message: BaseMessage, position: int) -> str:
     content = message.content
     if isinstance(content, str):
         return content
-    return "".join(_block_text(block, position) for block in content)
+    blocks = [b for b in content if isinstance(b, str) or b.get("type") not in _CALLS]
+    return "".join(_block_text(block, position) for block in blocks)
 
 
 def _block_text(block: str | dict[Any, Any], position: int) -> str:

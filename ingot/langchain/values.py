@@ -12,9 +12,8 @@ from typing import Any
 
 from ingot.config.sampling import named_values
 from ingot.errors import RequestError
-from ingot.langchain.messages import NO_TOOLS
 
-_TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "response_format")
+_OLD = ("functions", "function_call", "response_format")
 _NOT_OURS = ("stream",)  # LangChain's own, for choosing between ``invoke`` and a stream
 
 
@@ -23,12 +22,13 @@ def sampling_values(fields: Mapping[str, Any], call: Mapping[str, Any]) -> dict[
     an empty list mean that nothing is asked for.
 
     Raises:
-        RequestError: there is no such value, or the call asks for tools or another model.
+        RequestError: there is no such value, or the call asks for functions or another model.
     """
     given = {name: value for name, value in call.items() if value not in (None, [], ())}
     for name in given:
-        if name in _TOOLS:
-            raise RequestError(NO_TOOLS, seen=name, flag=name)
+        if name in _OLD:
+            what = "this value is not taken"
+            raise RequestError(what, seen=name, fix="bind_tools, with_structured_output, or grammar=")
         if name == "model":
             raise RequestError(
                 "the model of a call cannot be changed",

@@ -23,22 +23,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from ingot.processors.limited_worker import OUT_OF_MEMORY, message, read_message
+from ingot.processors.limited_worker import OUT_OF_MEMORY, framed, message, read_message
 
 _BOOT = (
     "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
     "from ingot.processors.limited_worker import serve; "
-    "serve(told['worker'], told['seconds'], told['memory'])"
+    "serve(told['worker'], told['seconds'], told['memory'], told['nice'])"
 )
 _ROOT = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What one answer may take: seconds of CPU time; and what the process may: bytes of address space."""
+    """What one answer may take: seconds of CPU time; and what the process may: bytes of address space.
+    ``nice``: how much it gives way to others.
+    """
 
     seconds: float = 5.0
     memory: int = 512 << 20
+    nice: int = 0
 
 
 class ProcessEndedError(Exception):
@@ -65,13 +68,13 @@ class LimitedProcess:
         self.close()
 
     def ask(self, question: Any) -> Any:
-        """The answer to a question.
+        """The answer to a question, a JSON value or its UTF-8 text as bytes.
 
         Raises:
             ProcessEndedError: a limit was met, or the process crashed.
             TypeError, ValueError, RecursionError: the question is no JSON value.
         """
-        data = message(question)
+        data = framed(question) if isinstance(question, bytes) else message(question)
         with self._lock:
             if self._running is None or self._running.owner != os.getpid():  # a fork has its own
                 self._running = _Running.start(self, self._worker, self._limits)
@@ -107,6 +110,7 @@ class _Running:
         """Start the process in a session of its own, so that Ctrl-C is its owner's alone."""
         path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
         told = {"worker": worker, "seconds": limits.seconds, "memory": limits.memory, "path": path}
+        told["nice"] = limits.nice
         said = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOT, json.dumps(told)],

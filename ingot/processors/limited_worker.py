@@ -20,13 +20,15 @@ OUT_OF_MEMORY = 77  # exit code
 _MOST_WRITTEN = 1 << 20  # bytes of a file, which is what the process says on stderr
 
 
-def serve(worker: str, seconds: float, memory: int) -> None:
+def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
     """Answer what comes on stdin by the module's ``answer`` until stdin ends.
 
     Args:
         seconds: of CPU time for one answer; the kernel ends a process that takes longer (SIGPROF).
         memory: bytes of address space.
+        nice: added to the process's niceness.
     """
+    os.nice(nice)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -51,7 +53,11 @@ def serve(worker: str, seconds: float, memory: int) -> None:
 
 def message(value: Any) -> bytes:
     """A JSON value with its length before it."""
-    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return framed(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+def framed(data: bytes) -> bytes:
+    """A text with its length before it."""
     return len(data).to_bytes(HEADER, "little") + data
 
 

@@ -1,17 +1,16 @@
 """The loop that runs an engine: schedule → run → sample → update.
 
-Owns the requests that are under way. Knows token ids, not text; decides nothing that the scheduler, the
-runner or the sampler decide.
+Owns the requests under way. Knows ids, not text; decides nothing that scheduler, runner or sampler decide.
 
     executor.add("r0", prompt_ids, params)
     while executor.has_work:
         for update in executor.step(): ...
 
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
-one's tokens on the device, and only then are those tokens read. A request that turns out to have ended has a
-token computed for nothing. A request with a grammar sits out until its last token has been read and its mask
-found. Requests whose next step depends on what the host does with the last (beams, logits processors of their
-own, logits of a whole prompt) hold everyone to the plain order while they are there.
+one's tokens on the device; then those tokens are read. A request that turns out to have ended has a token
+computed for nothing. One with a grammar sits out until its mask is found. Those whose next step depends on
+what the host does with the last (beams, logits processors of their own, logits of a whole prompt) hold
+everyone to the plain order while they are there.
 """
 
 from __future__ import annotations
@@ -76,6 +75,7 @@ class Executor:
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
         grammars: Grammars | None = None,
+        prompt_chunk: int | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -88,7 +88,8 @@ class Executor:
         self.admission = Admission(
             vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
         )
-        self.scheduler = Scheduler(blocks, max_batch_size, max(token_budget, max_batch_size), encoders)
+        token_budget = max(token_budget, max_batch_size)
+        self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, prompt_chunk)
         self.masks = GrammarMasks(runner.feed.masks)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks)
         self.num_preemptions = 0

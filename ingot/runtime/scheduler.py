@@ -65,14 +65,17 @@ class Scheduler:
         max_batch_size: int,
         token_budget: int,
         encoders: EncoderCache | None = None,
+        prompt_chunk: int | None = None,
     ) -> None:
         self.cache = cache
         self.encoders = encoders
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
+        self.prompt_chunk = prompt_chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._copies: list[tuple[int, int]] = []
+        self._beside_decodes = False  # the step under way
 
     @property
     def has_work(self) -> bool:
@@ -110,6 +113,7 @@ class Scheduler:
         budget = self.token_budget
         ready = [r for r in self.running if not (r.held or r.is_full or r.sits_out)]
         ready.sort(key=lambda r: r.num_uncomputed > 1)
+        self._beside_decodes = bool(ready) and ready[0].num_uncomputed == 1
         for request in ready:
             if budget == 0:
                 break
@@ -172,11 +176,14 @@ class Scheduler:
         """How many of a request's tokens the next step computes.
 
         The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
-        do not need a step of their own.
+        do not need a step of their own. Beside decodes nobody gets more than ``prompt_chunk``.
         """
+        chunk = self.prompt_chunk if self._beside_decodes else None
+        if chunk is not None:
+            budget = min(budget, chunk)
         if request.all_logits:
             budget = min(budget, LOGITS_CHUNK)
-        elif last and request.num_uncomputed <= budget + spare_tokens(self.token_budget):
+        elif last and chunk is None and request.num_uncomputed <= budget + spare_tokens(self.token_budget):
             return request.num_uncomputed
         return min(request.num_uncomputed, budget)
 

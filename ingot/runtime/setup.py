@@ -86,6 +86,7 @@ def make_executor(
         encoders=encoders,
         inputs=_input_rules(model, setting),
         grammars=grammars,
+        prompt_chunk=config.prompt_chunk,
     )
 
 

@@ -48,7 +48,7 @@ from ingot.serve.schemas import (
     decode,
 )
 from ingot.serve.simple_chat import SimpleChat
-from ingot.serve.tokens import detokenize, tokenize
+from ingot.serve.tokens import detokenize, tokenize, tokenizer_info
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
@@ -161,6 +161,10 @@ def _add_facts(app: FastAPI, state: ServerState) -> None:
     @app.get("/openapi.json")
     async def described() -> Response:
         return json_answer(document())
+
+    @app.get("/tokenizer_info")
+    async def info(model: str | None = None) -> Response:
+        return json_answer(tokenizer_info(state.find(model)))
 
     @app.get("/health")
     async def health() -> Response:

@@ -45,6 +45,9 @@ from ingot.serve.protocol import (
 )
 from ingot.serve.scoring import keep_scores, scores
 
+# Tokens of one prompt beside decodes, where no flag says: what their steps take without becoming 10 % longer
+# (benchmarks/stalls.py). A GPU's are bound by the bytes of the weights, and leave room for more.
+PROMPT_CHUNKS = {"cuda": 64, "cpu": 16}
 _REASONS: dict[FinishReason, Reason] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -185,6 +188,8 @@ def _open(load: ToEngine) -> Executor:
     lengths = {"max_batch_size": load.max_batch_size, "max_seq_len": load.max_seq_len}
     given = {"layers": None, "quant": None, "chat_template": None}
     device = resolve_device(load.device or "auto")
+    if runtime.prompt_chunk is None:
+        runtime = runtime.replace(prompt_chunk=PROMPT_CHUNKS[device.type])
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
     executor.warm_up(None)

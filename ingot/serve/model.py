@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused, unsupported
 from ingot.serve.formats import Form
 from ingot.serve.grammar_checks import GrammarChecks
+from ingot.serve.long_prompts import LongPrompts, TooLongError, is_long
 from ingot.serve.media import refuse_media
 from ingot.structured.grammar_check import check_ends, grammar_tokenizer
 from ingot.structured.grammars import with_text_start
@@ -38,6 +40,7 @@ from ingot.structured.thinking import CLOSE, opens_thinking
 
 Value = TypeVar("Value")
 _PROMPT_END = 16  # tokens in which a template opens or closes a block of thoughts
+_MOST_IDS = 1 << 17  # that a prompt may have beyond the engine's length, to be tokenized
 CHECKPOINT_DOUBT = "the model is unproven: it is a checkpoint, of which no engine was built"
 
 
@@ -82,6 +85,9 @@ class ServedModel:
         self.tokenizer = side.tokenizer
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
+        self._long = LongPrompts(side.folder, side.manifest, self.max_seq_len + _MOST_IDS)
+        # One each, so that nobody waits for a thread in which a long prompt waits for its process.
+        self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
 
     def conversation(
         self,
@@ -118,9 +124,14 @@ class ServedModel:
             ApiError: the messages or tools do not fit the chat format.
         """
         try:
-            return chat_ids(self.conversation(messages, variables, tools), self.side.text)
+            chat = self.conversation(messages, variables, tools)
+            if self.side.text.chat is not None and is_long([messages, variables, tools]):
+                return self._long.chat_ids(chat)
+            return chat_ids(chat, self.side.text)
         except RequestError as error:
             raise self._told(error, "messages") from None
+        except TooLongError as error:
+            raise self._too_long(error.count, 1, "messages") from None
 
     def prompt_ids(
         self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, field: str = "prompt"
@@ -131,11 +142,15 @@ class ServedModel:
             ApiError: it cannot be encoded.
         """
         try:
+            if isinstance(prompt, str) and is_long(prompt):
+                return self._long.prompt_ids(prompt, add_special_tokens=add_special_tokens)
             if isinstance(prompt, str) and not add_special_tokens:
                 return self.tokenizer.encode(prompt, add_special_tokens=False)
             return prompt_entry(prompt, self.side.text).ids
         except RequestError as error:
             raise self._told(error, field) from None
+        except TooLongError as error:
+            raise self._too_long(error.count, 1, field) from None
 
     def explained(self, prompt: PromptLike, values: Mapping[str, Any]) -> Explanation:
         """What ``ingot explain`` says of a request that names these values. May take seconds.
@@ -158,16 +173,11 @@ class ServedModel:
         limits = self.engine.limits
         if not ids:
             raise bad_request(f"{field} is empty", field)
+        if len(ids) + new_tokens > limits.max_seq_len:
+            raise self._too_long(len(ids), new_tokens, field)
         if max(ids) >= limits.vocab_size:
             text = f"{field} holds the token id {max(ids)}; the model's are below {limits.vocab_size}"
             raise bad_request(text, field)
-        if len(ids) + new_tokens > limits.max_seq_len:
-            text = (
-                f"This model's maximum context length is {limits.max_seq_len} tokens. The request needs "
-                f"{len(ids) + new_tokens}: {len(ids)} in {field}, {new_tokens} for the answer. Shorten "
-                f"{field}{' or lower max_tokens' if new_tokens else ''}."
-            )
-            raise bad_request(text, field, "context_length_exceeded")
 
     def thoughts(self, ids: Sequence[int]) -> Thinking:
         """Whether the answer to a prompt begins with thoughts: it ``must`` where the prompt has opened them,
@@ -205,7 +215,7 @@ class ServedModel:
         """What ``work`` returns, which may take seconds. Who is cancelled waits for it all the same: his
         place in the queue is taken as long as it runs.
         """
-        running = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
         try:
             return await asyncio.shield(running)
         finally:
@@ -234,6 +244,14 @@ class ServedModel:
             "max_model_len": self.max_seq_len,
             "unproven": self.side.doubt,
         }
+
+    def _too_long(self, count: int, new_tokens: int, field: str) -> ApiError:
+        text = (
+            f"This model's maximum context length is {self.max_seq_len} tokens. The request needs "
+            f"{count + new_tokens}: {count} in {field}, {new_tokens} for the answer. Shorten "
+            f"{field}{' or lower max_tokens' if new_tokens else ''}."
+        )
+        return bad_request(text, field, "context_length_exceeded")
 
     def _told(self, error: RequestError | DeviceError, field: str) -> ApiError:
         """The error without the place of the model's files."""

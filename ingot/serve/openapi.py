@@ -49,6 +49,7 @@ _GETS = {
     "/v1/models/{name}": "One model.",
     "/health": "Whether all engines take requests; needs no key.",
     "/version": "Ingot's version.",
+    "/tokenizer_info": "A model's special tokens and chat template.",
     "/metrics": "Metrics for Prometheus.",
     "/openapi.json": "This document.",
 }

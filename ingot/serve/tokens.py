@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``.
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``.
 
 Owns their answers, in vLLM's shape. Knows no HTTP.
 
@@ -30,6 +30,16 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> dict[str, Any]:
     if body.return_token_strs:
         found["token_strs"] = [model.tokenizer.token_text(token) for token in ids]
     return found
+
+
+def tokenizer_info(model: ServedModel) -> dict[str, Any]:
+    """What lm-eval asks before it tokenizes by the server: the tokens that begin and end a text."""
+    tokenizer = model.tokenizer
+    named = {"eos_token": tokenizer.eos_id, "bos_token": tokenizer.bos_id, "pad_token": None}
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        **{name: None if token is None else tokenizer.token_text(token) for name, token in named.items()},
+    }
 
 
 def detokenize(model: ServedModel, body: DetokenizeRequest) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     ChatMessage,
+    FunctionMessage,
     HumanMessage,
     SystemMessage,
-    ToolMessage,
 )
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.tools import tool
 from pydantic import ValidationError
 
 from ingot import LLM, RuntimeConfig, SamplingParams
@@ -252,7 +251,6 @@ def test_messages_become_a_conversation() -> None:
 
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-CALL = {"name": "add", "args": {}, "id": "1"}
 
 
 @pytest.mark.parametrize(
@@ -260,8 +258,7 @@ CALL = {"name": "add", "args": {}, "id": "1"}
     [
         ([], "the conversation is empty"),
         ([HumanMessage([PICTURE])], "message 1: this engine takes text only; seen: a content block of type"),
-        ([HumanMessage("a"), ToolMessage("b", tool_call_id="1")], "message 2: tools are not supported yet"),
-        ([AIMessage("", tool_calls=[CALL])], "message 1: tools are not supported yet"),
+        ([HumanMessage("a"), FunctionMessage("b", name="f")], "message 2: functions are not taken"),
         ([ChatMessage("a", role="referee")], "referee"),
     ],
 )
@@ -270,21 +267,6 @@ def test_messages_that_are_refused(chat: ChatIngot, messages: list[BaseMessage],
         chat.invoke(messages)
     with pytest.raises(RequestError, match=words):
         list(chat.stream(messages))
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-
-def test_tools_and_structured_output_come_later(chat: ChatIngot) -> None:
-    with pytest.raises(RequestError, match="tools are not supported yet"):
-        chat.bind_tools([add])
-    with pytest.raises(RequestError, match="tools are not supported yet"):
-        chat.with_structured_output({"title": "Sum", "type": "object", "properties": {}})
-    with pytest.raises(RequestError, match="tools are not supported yet; seen: tools"):
-        chat.invoke("Hi", tools=[{"type": "function"}])
 
 
 @pytest.mark.parametrize(

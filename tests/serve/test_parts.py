@@ -17,8 +17,9 @@ import msgspec
 import pytest
 
 from ingot import LLM, SamplingParams
+from ingot.config.grammar import Grammar
 from ingot.config.serve import ServeConfig
-from ingot.errors import ConfigError
+from ingot.errors import ConfigError, RequestError
 from ingot.serve import engine_process
 from ingot.serve import link as link_module
 from ingot.serve.answering import Answering, Job
@@ -45,6 +46,7 @@ from ingot.serve.protocol import (
     frame,
 )
 from ingot.serve.server import listening
+from ingot.structured.grammars import Grammars
 from tests.e2e.terminal import ingot
 from tests.serve.client import ROOT
 from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
@@ -161,6 +163,39 @@ class TestEngineLoop:
             loop.run()
         reading.join()
         return found, executor
+
+    def test_steps_go_on_while_a_grammar_is_compiled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The request behind it is answered first; then the grammar's error comes, as it always would."""
+        done, slow = threading.Event(), PARAMS.replace(grammar=Grammar.choice(["a"]))
+
+        def check(self: Grammars, params: SamplingParams, stop_ids: frozenset[int]) -> None:
+            if params.grammar is not None:
+                assert done.wait(60)
+                raise RequestError("the grammar is refused")
+
+        monkeypatch.setattr(Grammars, "check", check)
+        executor, _ = fake_executor()
+        ours, theirs = socket.socketpair()
+        messages = [Add("g", [1, 2], slow.to_json()), Add("gone", [1], slow.to_json()), Abort("gone")]
+        ours.sendall(b"".join(map(frame, [*messages, Add("b", [3], PARAMS.to_json())])))
+        ids: list[tuple[str, str | None]] = []
+
+        def read() -> None:
+            splitter: Splitter[Any] = Splitter(FromEngine)
+            while not ids or ids[-1][0] != "g":
+                for step in splitter.feed(ours.recv(1 << 20)):
+                    ids.extend((news.id, news.error) for news in step.news)
+                if len(ids) == 3:
+                    done.set()
+            ours.close()
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        with pytest.raises(LinkClosedError):
+            EngineLoop(executor, Link(theirs)).run()
+        reading.join()
+        assert ids == [("b", None)] * 3 + [("g", "the grammar is refused")]
+        check_empty(executor)
 
     def test_requests_share_frames(self) -> None:
         params = PARAMS.to_json()

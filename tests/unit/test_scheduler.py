@@ -76,6 +76,34 @@ def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
     assert shares(run(s)) == [("long", 61, 1), ("short", 4, 1), ("other", 14, 14)]
 
 
+def test_a_chunk_beside_decodes_is_bounded_and_alone_it_is_not() -> None:
+    s = scheduler(budget=32)
+    s.prompt_chunk = 5
+    s.add(request("long", 60))
+    assert shares(run(s)) == [("long", 0, 32)]
+    s.finish(s.running[0])
+    s.add(request("short", 3, first=100))
+    run(s)
+    for name, first in (("a", 200), ("b", 300)):
+        s.add(request(name, 12, first=first))
+    decode = [("short", 3 + i, 1) for i in range(4)]
+    assert shares(run(s)) == [decode[0], ("a", 0, 5), ("b", 0, 5)]
+    assert shares(run(s)) == [decode[1], ("a", 5, 5), ("b", 5, 5)]
+    assert shares(run(s)) == [decode[2], ("a", 10, 2), ("b", 10, 2)]
+    assert shares(run(s)) == [decode[3], ("a", 12, 1), ("b", 12, 1)]
+
+
+def test_a_scored_prompt_is_bounded_beside_decodes_too() -> None:
+    s = scheduler(budget=32)
+    s.prompt_chunk = 5
+    s.add(request("short", 3))
+    run(s)
+    scored = request("scored", 12, first=100)
+    scored.all_logits = True
+    s.add(scored)
+    assert shares(run(s)) == [("short", 3, 1), ("scored", 0, 5)]
+
+
 def test_a_decode_goes_before_an_older_chunk() -> None:
     s = scheduler()
     long, short = request("long", 40), request("short", 3, first=100)

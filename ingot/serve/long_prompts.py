@@ -1,0 +1,98 @@
+"""Long prompts, tokenized where they hold nobody up.
+
+Owns what counts as long, and one process per model for it, at a lower priority than the engine's. A thread
+would not do: it shares the interpreter with the event loop, which then waits for it
+(benchmarks/prompt_process.py has both). Short prompts are not worth the way. Knows no HTTP.
+
+    long = LongPrompts(folder, manifest, most=131072)
+    if is_long(messages): ids = long.chat_ids(Chat(messages))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ingot.engine.manifest import TOKENIZER_FOLDER, Manifest, is_engine
+from ingot.errors import RequestError
+from ingot.llm.prompts import Chat
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
+from ingot.processors.prompt_worker import LIMITS, ids_of
+
+LONG = 8192  # characters, with those below
+_VALUE = 32  # characters that a value of its own counts as
+
+
+class TooLongError(Exception):
+    """A prompt has more ids than anybody asks for; ``count``: so many."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} ids")
+        self.count = count
+
+
+class LongPrompts:
+    """Ids of prompts, one after another; for threads that may wait. All methods raise ``TooLongError``.
+
+    Args:
+        folder: an engine's or a checkpoint's.
+        most: ids that are given; a list of millions would hold the interpreter, too.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, most: int) -> None:
+        self._most = most
+        place = folder / TOKENIZER_FOLDER if is_engine(folder) else folder
+        generation, chosen = manifest.generation, manifest.chat_template
+        self._text = {"folder": str(place), "generation": generation, "chat_template": chosen}
+        self._process = LimitedProcess("ingot.processors.prompt_worker", LIMITS)
+
+    def chat_ids(self, chat: Chat) -> list[int]:
+        """Ids of a conversation.
+
+        Raises:
+            RequestError: as ``llm.prompts.chat_ids``, or it takes more than the limits of the process.
+        """
+        return self._ids({"messages": chat.messages, "variables": chat.variables})
+
+    def prompt_ids(self, prompt: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Raises:
+            RequestError: it cannot be encoded, or takes more than the limits of the process.
+        """
+        return self._ids({"prompt": prompt, "add_special_tokens": add_special_tokens})
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _ids(self, question: dict[str, Any]) -> list[int]:
+        try:
+            found = self._process.ask(
+                msgspec.json.encode({"text": self._text, "most": self._most, **question})
+            )
+        except ProcessEndedError as error:
+            raise RequestError(f"the prompt {error}", fix="a shorter prompt") from None
+        if "error" in found:
+            raise RequestError(found["error"].pop("what"), **found["error"])
+        if "ids" not in found:
+            raise TooLongError(found["count"])
+        return ids_of(found["ids"])
+
+
+def is_long(value: Any) -> bool:
+    """Whether a JSON value has so much text, or so many values, that a process of its own is worth it."""
+    left, todo = LONG, [value]
+    while todo and left > 0:
+        one = todo.pop()
+        left -= _VALUE
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, Mapping):
+            todo += one.values()
+        elif isinstance(one, list):
+            todo += one
+    return left <= 0
