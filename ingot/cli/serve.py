@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +12,19 @@ import typer
 from ingot.cli.console import stderr
 from ingot.cli.flags import Device, Threads, field_flags, given, given_of, option
 from ingot.cli.limits import Limits
+from ingot.cli.page_flags import PANEL, PageFlags
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from ingot.serve.model import TextSide
     from ingot.serve.protocol import Load
+    from ingot.web.process import PageProcess
 
 _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
+_WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -50,6 +54,7 @@ class Address:
 
 
 @field_flags("limits")
+@field_flags("page")
 @field_flags("address")
 def serve(
     engines: Annotated[
@@ -62,10 +67,12 @@ def serve(
     ],
     address: Address,
     limits: Limits,
+    page: PageFlags,
     name: Annotated[list[str] | None, option(_NAME, shown="the folder's", panel=_SERVER)] = None,
     api_key: Annotated[
         str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None,
+    web: Annotated[bool, option(_WEB, "--web", panel=PANEL)] = False,
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False,
     device: Device = None,
     threads: Threads = None,
@@ -74,9 +81,9 @@ def serve(
 
     Ctrl-C or SIGTERM stops accepting, lets answers under way finish, and exits.
     """
-    if api_key is not None and (not api_key.isascii() or not api_key.isprintable() or not api_key.strip()):
-        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
+    check_key(api_key)
     config = ServeConfig(**given_of(address))
+    _check_page(page, web)
     sides = _text_sides(engines, name)
     for side in sides:
         _check_proof(side, unproven)
@@ -85,11 +92,37 @@ def serve(
 
     from ingot.serve.server import serve as run
 
-    def ready(url: str) -> None:
-        stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
+    with contextlib.ExitStack() as beside:
 
-    if asyncio.run(run(sides, loads, config, api_key=api_key, on_ready=ready)):
-        raise KeyboardInterrupt
+        def ready(url: str) -> None:
+            stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
+            if web:
+                beside.enter_context(_page_process(page, url, api_key))
+
+        if asyncio.run(run(sides, loads, config, api_key=api_key, on_ready=ready)):
+            raise KeyboardInterrupt
+
+
+def check_key(key: str | None) -> None:
+    """Refuse a key that no HTTP header can carry."""
+    if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
+        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
+
+
+def _check_page(page: PageFlags, web: bool) -> None:
+    """What would keep the page from starting is known before engines are loaded."""
+    if web:
+        from ingot.web.process import check_page
+
+        check_page(page.config("http://127.0.0.1"))  # the server's own, which is not known yet
+    elif page != PageFlags():
+        raise typer.BadParameter("flags of the page need --web", param_hint="--web")
+
+
+def _page_process(page: PageFlags, url: str, key: str | None) -> contextlib.closing[PageProcess]:
+    from ingot.web.process import PageProcess
+
+    return contextlib.closing(PageProcess(page.config(url), key))
 
 
 def _text_sides(engines: list[str], names: list[str] | None) -> list[TextSide]:
