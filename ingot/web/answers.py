@@ -8,16 +8,18 @@ came before it. Knows neither Gradio nor HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.web.api import AnswerError, Api
+from ingot.web.api import AnswerError, Api, Delta
 from ingot.web.messages import Values, body
 
 SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
+BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ async def answers(
     shown, told = Shown(), 0.0
     try:
         name = model or (await api.models())[0].name
-        async with aclosing(api.answer(body(name, system, history, said, values))) as deltas:
+        async with aclosing(_with_beats(api.answer(body(name, system, history, said, values)))) as deltas:
             async for delta in deltas:
                 shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
                 if time.monotonic() - told >= SHOW_SECONDS:
@@ -62,3 +64,24 @@ async def answers(
     except AnswerError as error:
         shown = replace(shown, error=str(error))
     yield replace(shown, ended=True)
+
+
+async def _with_beats(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """The deltas, and an empty one whenever none has come for a while."""
+    coming: asyncio.Future[Delta | None] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(deltas, None))
+            await asyncio.wait({coming}, timeout=BEAT_SECONDS)
+            if not coming.done():
+                yield Delta()
+                continue
+            delta, coming = coming.result(), None
+            if delta is None:
+                return
+            yield delta
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        await deltas.aclose()

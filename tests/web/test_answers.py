@@ -57,6 +57,19 @@ async def test_a_closed_answer_ends_on_the_server() -> None:
             assert await asyncio.to_thread(server.left.wait, 10)
 
 
+async def test_pictures_come_while_the_server_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.web.answers.BEAT_SECONDS", 0.06)
+    go_on = threading.Event()
+    with upstream([delta("one"), delta(" two"), go_on, delta(" three"), end()]) as server:
+        async with Api(server.url, None) as api:
+            pictures = answers(api, NAME, "", [], "Hi", Values())
+            while (await anext(pictures)).text != "one two":
+                continue
+            assert (await anext(pictures)).text == "one two"
+            go_on.set()
+            assert [one async for one in pictures][-1].text == "one two three"
+
+
 def refusal(status: int, message: str, **headers: str) -> dict[str, Any]:
     return {"status": status, "said": {"error": {"message": message}}, "headers": headers}
 
