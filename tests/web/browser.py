@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,7 +53,7 @@ class Chat:
         self.requests: list[str] = []
         self._context.on("request", lambda request: self.requests.append(request.url))
         self.tab.goto(url)
-        self.box.wait_for()
+        self.until("the models", lambda: self.tab.get_by_label("Model").input_value())  # the page's last step
 
     @property
     def hosts(self) -> set[str]:
@@ -123,9 +122,3 @@ class Chat:
     def close(self) -> None:
         """Leave."""
         self._context.close()
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

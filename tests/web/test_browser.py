@@ -6,11 +6,8 @@ It needs Gradio, Playwright and Chromium, and skips where one is missing.
 from __future__ import annotations
 
 import contextlib
-import os
+import importlib.util
 import re
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.serve.client import ROOT, Server, is_gone, started, wait_for
-from tests.web.browser import MISSING, Chat, chromium, free_port
+from tests.serve.client import Server, is_gone, started, wait_for
+from tests.web.browser import MISSING, Chat, chromium
+from tests.web.processes import POCKET, free_port, held, page_of
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
 
-pytest.importorskip("gradio", reason=MISSING)
-pytest.importorskip("playwright", reason=MISSING)
-pytestmark = pytest.mark.slow
+IS_MISSING = not all(importlib.util.find_spec(name) for name in ("gradio", "playwright"))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(IS_MISSING, reason=MISSING)]
 
-POCKET = (ROOT / "models" / "pocket-chat", "--unproven", "--name", "pocket")
 STORY = "Tell me a story about a fox."
 OUTSIDE = "http://outside.example/seen.png"
 KEY = "a-key-that-nobody-sees"
@@ -36,23 +32,6 @@ KEY = "a-key-that-nobody-sees"
 def browser() -> Iterator[Any]:
     with chromium() as found:
         yield found
-
-
-@contextlib.contextmanager
-def page_of(url: str) -> Iterator[str]:
-    """``ingot web`` for a server, while the block is open."""
-    port = free_port()
-    words = [sys.executable, "-m", "ingot", "web", "--url", url, "--web-port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            assert line == f"the page is on http://127.0.0.1:{port}\n", line + process.stderr.read()
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-        assert process.wait(20) == 0
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +82,6 @@ def ended(server: Server) -> float:
         r"^ingot_request_success_total\{.*\} (\S+)$", server.get("/metrics").data.decode(), re.M
     )
     return sum(map(float, rows))
-
-
-@contextlib.contextmanager
-def held(server: Server) -> Iterator[None]:
-    """The engine makes no step while the block is open."""
-    (pid,) = server.engine_pids()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_the_models_and_their_length_are_listed(chat: Chat) -> None:
