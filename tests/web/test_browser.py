@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.client import Server, is_gone, started, wait_for
+from tests.serve.client import ROOT, Server, is_gone, started, wait_for
 from tests.web.browser import MISSING, Chat, chromium
 from tests.web.processes import POCKET, free_port, held, page_of
 from tests.web.upstream import NAME, Upstream, delta, end, upstream
@@ -168,6 +170,21 @@ def test_nothing_on_the_page_names_another_host(browser: Any, url: str) -> None:
         "raw.githubusercontent.com",
     }  # of og: and twitter: tags, which browsers do not load
     assert {one.split("/")[2] for one in outside} <= preview
+
+
+def test_the_page_s_process_asks_no_other_host(told: Upstream) -> None:
+    program = """
+import socket, sys
+asked, plain = [], socket.getaddrinfo
+socket.getaddrinfo = lambda host, *rest, **more: asked.append(host) or plain(host, *rest, **more)
+from ingot.config.web import WebConfig
+from ingot.web.process import launched
+with launched(WebConfig(sys.argv[1], web_port=int(sys.argv[2])), None):
+    print(*{str(host) for host in asked})
+"""
+    words = [sys.executable, "-c", program, told.url, str(free_port())]
+    found = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.split() == ["127.0.0.1"]
 
 
 def test_thoughts_are_folded_once_the_answer_begins(browser: Any, told: Upstream, told_url: str) -> None:
