@@ -37,6 +37,7 @@ from ingot.cli.serve import serve
 from ingot.cli.sweep import sweep
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
+from ingot.cli.web import web
 from ingot.errors import IngotError, NoSuchPathError
 from ingot.version import VERSION
 
@@ -161,7 +162,7 @@ def _main(
 
 _VERBS: dict[str, tuple[Any, ...]] = {
     "Build": (plan, build, tune, doctor),
-    "Run": (run, chat, serve, explain),
+    "Run": (run, chat, serve, web, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,9 @@ import typer
 
 from ingot.cli.console import stderr
 from ingot.cli.flags import Threads, field_flags, given, given_of, option
-from ingot.cli.limits import PANEL, Limits
+from ingot.cli.limits import PANEL as LIMITS
+from ingot.cli.limits import Limits
+from ingot.cli.page_flags import PANEL, PageFlags
 from ingot.cli.serve_file import ServeFile, behind, flag_types, read_serve_file
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError, RequestError
@@ -18,6 +21,7 @@ from ingot.errors import EngineError, RequestError
 if TYPE_CHECKING:
     from ingot.serve.model import TextSide
     from ingot.serve.protocol import Load
+    from ingot.web.process import PageProcess
 
 _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
@@ -27,6 +31,7 @@ _CONFIG = (
     "Values of these flags, and engines with values of their own; flags count before it (docs/serving.md)."
 )
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
+_WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -63,11 +68,12 @@ class Serving:
     api_key: Annotated[
         str | None, option(_KEY, shown="none", panel=_SERVER, envvar="INGOT_API_KEY", show_envvar=True)
     ] = None
+    web: Annotated[bool, option(_WEB, "--web", panel=PANEL)] = False
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False
     device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
     threads: Threads = None
     prompt_chunk: Annotated[
-        int | None, option(_CHUNK, shown="64 on a GPU, 16 on a CPU", panel=PANEL, min=1)
+        int | None, option(_CHUNK, shown="64 on a GPU, 16 on a CPU", panel=LIMITS, min=1)
     ] = None
 
 
@@ -83,11 +89,13 @@ class Of:
 
 
 @field_flags("limits")
+@field_flags("page")
 @field_flags("serving")
 @field_flags("address")
 def serve(
     address: Address,
     serving: Serving,
+    page: PageFlags,
     limits: Limits,
     engines: Annotated[
         list[str] | None,
@@ -105,12 +113,14 @@ def serve(
     """
     file = ServeFile()
     if config is not None:
-        file = read_serve_file(config, flag_types(Address, Serving, Limits), flag_types(Of, Limits))
+        of_all = flag_types(Address, Serving, PageFlags, Limits)
+        file = read_serve_file(config, of_all, flag_types(Of, Limits))
     models = _models(engines, serving, limits, file)
-    key = behind(serving, file.values).api_key
-    if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
-        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
+    page, wanted = behind(page, file.values), behind(serving, file.values)
+    key = wanted.api_key
+    check_key(key)
     served = ServeConfig(**given_of(behind(address, file.values)))
+    _check_page(page, wanted.web)
     sides = _text_sides(models)
     for side, model in zip(sides, models, strict=True):
         _check_proof(side, model.unproven)
@@ -119,11 +129,37 @@ def serve(
 
     from ingot.serve.server import serve as run
 
-    def ready(url: str) -> None:
-        stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
+    with contextlib.ExitStack() as beside:
 
-    if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
-        raise KeyboardInterrupt
+        def ready(url: str) -> None:
+            stderr().print(f"serving {', '.join(loads)} on {url}", markup=False)
+            if wanted.web:
+                beside.enter_context(_page_process(page, url, key))
+
+        if asyncio.run(run(sides, loads, served, api_key=key, on_ready=ready)):
+            raise KeyboardInterrupt
+
+
+def check_key(key: str | None) -> None:
+    """Refuse a key that no HTTP header can carry."""
+    if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
+        raise typer.BadParameter("the key must be printable ASCII", param_hint="--api-key")
+
+
+def _check_page(page: PageFlags, web: bool) -> None:
+    """What would keep the page from starting is known before engines are loaded."""
+    if web:
+        from ingot.web.process import check_page
+
+        check_page(page.config("http://127.0.0.1"))  # the server's own, which is not known yet
+    elif page != PageFlags():
+        raise typer.BadParameter("flags of the page need --web", param_hint="--web")
+
+
+def _page_process(page: PageFlags, url: str, key: str | None) -> contextlib.closing[PageProcess]:
+    from ingot.web.process import PageProcess
+
+    return contextlib.closing(PageProcess(page.config(url), key))
 
 
 @dataclass(frozen=True)

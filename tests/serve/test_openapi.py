@@ -24,8 +24,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 # What a schema does not say: ranges of sampling values, and what depends on other values or on the engine.
 UNSAID = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "min_tokens", "top_logprobs", "max_tokens", "messages", "messages[0].role", "messages[0].content", "prompt",
-    "best_of", "suffix", "chat_template_kwargs", "n",
+    "min_tokens", "top_logprobs", "max_tokens", "messages", "messages[0].role", "messages[0].content",
+    "prompt", "best_of", "suffix", "chat_template_kwargs", "n",
 )  # fmt: skip
 
 

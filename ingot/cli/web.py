@@ -1,0 +1,37 @@
+"""``ingot web``: the chat page of a server that runs elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+from ingot.cli.console import stderr
+from ingot.cli.flags import field_flags, option
+from ingot.cli.page_flags import PANEL, PageFlags
+from ingot.cli.serve import check_key
+
+_URL = "OpenAI-compatible server that the page asks."
+_KEY = "The server's key; the page never shows it."
+
+
+@field_flags("page")
+def web(
+    page: PageFlags,
+    url: Annotated[str, option(_URL, panel=PANEL)] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, option(_KEY, shown="none", panel=PANEL, envvar="INGOT_API_KEY", show_envvar=True)
+    ] = None,
+) -> None:
+    """Serve a chat page for any OpenAI-compatible server (needs the extra `web`).
+
+    Whoever reaches the page can use the server, also where the server has a key.
+    """
+    check_key(api_key)
+    from ingot.web.process import launched, said
+
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with launched(page.config(url), api_key) as urls:
+        stderr().print(said(urls), markup=False)
+        ended.wait()

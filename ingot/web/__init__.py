@@ -1,0 +1,1 @@
+"""The chat page: Gradio in front of any OpenAI-compatible server."""

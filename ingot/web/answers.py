@@ -1,0 +1,87 @@
+"""An answer as the page shows it while it grows.
+
+Owns the order of things: which model is asked, how often the page is told, and that an error follows what
+came before it. Knows neither Gradio nor HTTP.
+
+    async for shown in answers(api, None, "", [], "Hello", Values()): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ingot.web.api import AnswerError, Api, Delta
+from ingot.web.messages import Values, body
+
+SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
+BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An answer so far.
+
+    Attributes:
+        thought: what a reasoning model thinks, which the server tells apart from its text.
+        error: why it ends here.
+        ended: nothing follows.
+    """
+
+    thought: str = ""
+    text: str = ""
+    error: str = ""
+    ended: bool = False
+
+
+async def answers(
+    api: Api,
+    model: str | None,
+    system: str,
+    history: Sequence[Mapping[str, Any]],
+    said: Any,
+    values: Values,
+) -> AsyncGenerator[Shown, None]:
+    """Pictures of one answer, the last of them ended; closing the generator ends it on the server.
+
+    Args:
+        model: None: the server's first, which was not there when the page was opened.
+        history, said: as ``messages.body`` takes them.
+    """
+    shown, told = Shown(), 0.0
+    try:
+        name = model or (await api.models())[0].name
+        async with aclosing(_with_beats(api.answer(body(name, system, history, said, values)))) as deltas:
+            async for delta in deltas:
+                shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
+                if time.monotonic() - told >= SHOW_SECONDS:
+                    yield shown
+                    told = time.monotonic()
+    except AnswerError as error:
+        shown = replace(shown, error=str(error))
+    yield replace(shown, ended=True)
+
+
+async def _with_beats(deltas: AsyncGenerator[Delta, None]) -> AsyncGenerator[Delta, None]:
+    """The deltas, and an empty one whenever none has come for a while."""
+    coming: asyncio.Future[Delta | None] | None = None
+    try:
+        while True:
+            coming = coming or asyncio.ensure_future(anext(deltas, None))
+            await asyncio.wait({coming}, timeout=BEAT_SECONDS)
+            if not coming.done():
+                yield Delta()
+                continue
+            delta, coming = coming.result(), None
+            if delta is None:
+                return
+            yield delta
+    finally:
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+        await deltas.aclose()

@@ -1,0 +1,191 @@
+"""What the page asks a server for, and what it shows of it. None of it needs Gradio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingot.web.answers import Shown, answers
+from ingot.web.api import AnswerError, Api
+from ingot.web.messages import Values, body
+from tests.web.upstream import NAME, Upstream, delta, end, upstream
+
+HELLO = [delta("Hel"), ": a comment", delta("lo"), end(), "data: [DONE]"]
+
+
+async def last(server: Upstream | str, key: str | None = None, model: str | None = NAME) -> Shown:
+    """The picture that an answer ends with."""
+    async with Api(server if isinstance(server, str) else server.url, key) as api:
+        shown = [one async for one in answers(api, model, "", [], "Hi", Values())]
+    assert [one.ended for one in shown] == [False] * (len(shown) - 1) + [True]
+    return shown[-1]
+
+
+async def test_an_answer_is_put_together() -> None:
+    with upstream(HELLO) as server:
+        assert await last(server) == Shown(text="Hello", ended=True)
+    assert server.bodies == [{"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "stream": True}]
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+async def test_thoughts_are_kept_apart(name: str) -> None:
+    with upstream([delta(**{name: "Let me "}), delta(**{name: "see."}), delta("42"), end()]) as server:
+        assert await last(server) == Shown(thought="Let me see.", text="42", ended=True)
+
+
+async def test_an_answer_is_shown_while_it_grows() -> None:
+    go_on = threading.Event()
+    with upstream([delta("one"), go_on, delta(" two"), end()]) as server:
+        async with Api(server.url, None) as api:
+            pictures = answers(api, NAME, "", [], "Hi", Values())
+            assert await anext(pictures) == Shown(text="one")
+            go_on.set()
+            assert [one async for one in pictures][-1] == Shown(text="one two", ended=True)
+
+
+async def test_a_closed_answer_ends_on_the_server() -> None:
+    with upstream([delta("one"), threading.Event()]) as server:
+        async with Api(server.url, None) as api:
+            pictures = answers(api, NAME, "", [], "Hi", Values())
+            await anext(pictures)
+            assert not server.left.is_set()
+            await pictures.aclose()
+            assert await asyncio.to_thread(server.left.wait, 10)
+
+
+async def test_pictures_come_while_the_server_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingot.web.answers.BEAT_SECONDS", 0.06)
+    go_on = threading.Event()
+    with upstream([delta("one"), delta(" two"), go_on, delta(" three"), end()]) as server:
+        async with Api(server.url, None) as api:
+            pictures = answers(api, NAME, "", [], "Hi", Values())
+            while (await anext(pictures)).text != "one two":
+                continue
+            assert (await anext(pictures)).text == "one two"
+            go_on.set()
+            assert [one async for one in pictures][-1].text == "one two three"
+
+
+def refusal(status: int, message: str, **headers: str) -> dict[str, Any]:
+    return {"status": status, "said": {"error": {"message": message}}, "headers": headers}
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (refusal(401, "no"), "The server refused the key. Start the page with the server's key"),
+        (refusal(429, "m is full", **{"Retry-After": "7"}), "is busy: m is full. Try again in 7 s."),
+        (refusal(400, "messages: too long."), "The server refused the request (400): messages: too long."),
+        (refusal(503, "m: dead", **{"Retry-After": "5"}), "request (503): m: dead. Try again in 5 s."),
+        ({"status": 502, "said": "<html>"}, "The server refused the request (502): Bad Gateway."),
+        ({"status": 404, "said": {"error": "no such page"}}, "request (404): no such page."),
+    ],
+)  # fmt: skip
+async def test_a_refusal_is_told(told: dict[str, Any], shown: str) -> None:
+    with upstream(**told) as server:
+        found = await last(server)
+    assert shown in found.error
+    assert not found.text
+
+
+@pytest.mark.parametrize(
+    ("chunks", "shown"),
+    [
+        ([delta("half"), 'data: {"error": {"message": "the engine has died"}}'], "the engine has died"),
+        ([delta("half")], "The server ended the answer early."),
+        ([delta("half"), "data: {"], "The server sent what is no chunk of an answer."),
+        ([delta("half"), "data: 3"], "The server sent what is no chunk of an answer."),
+    ],
+)
+async def test_what_came_before_an_error_stays(chunks: list[Any], shown: str) -> None:
+    with upstream(chunks) as server:
+        assert await last(server) == Shown(text="half", error=shown, ended=True)
+
+
+async def test_a_server_that_is_away_is_told() -> None:
+    with upstream() as server:
+        pass
+    assert (await last(server.url)).error == f"No server answers at {server.url}. Is it running?"
+
+
+async def test_a_server_that_came_later_is_asked_for_its_first_model() -> None:
+    with upstream(HELLO) as server:
+        assert (await last(server, model=None)).text == "Hello"
+    assert server.bodies[0]["model"] == NAME
+
+
+async def test_the_key_goes_with_every_request_and_is_in_no_message() -> None:
+    with upstream(**refusal(401, "no")) as server:
+        found = await last(server, "secret", model=None)
+    assert server.keys == ["Bearer secret", "Bearer secret"]
+    assert "secret" not in repr(found)
+
+
+async def test_models_and_what_they_take() -> None:
+    takes = {"id": "sees", "input_modalities": ["text", "image"]}
+    with upstream(models=[{"id": "reads", "max_model_len": 64}, takes]) as server:
+        async with Api(server.url, None) as api:
+            found = await api.models()
+    assert [(one.name, one.max_len, set(one.inputs)) for one in found] == [
+        ("reads", 64, set()),
+        ("sees", None, {"image"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("models", "why"), [([], "lists no models"), ([{"name": "x"}], "is it an OpenAI-compatible server")]
+)
+async def test_a_server_without_models_is_told(models: list[Any], why: str) -> None:
+    with upstream(models=models) as server:
+        async with Api(server.url, None) as api:
+            with pytest.raises(AnswerError, match=why):
+                await api.models()
+
+
+def said(role: str, text: str, title: str | None = None) -> dict[str, Any]:
+    """A message as Gradio keeps it."""
+    return {"role": role, "content": [{"type": "text", "text": text}], "metadata": {"title": title}}
+
+
+def test_the_system_prompt_comes_first_and_the_page_s_own_messages_are_left_out() -> None:
+    history = [
+        said("user", "What is 1 + 1?"),
+        said("assistant", "One, and one.", title="Thoughts"),
+        said("assistant", "2"),
+        said("user", "And then?"),  # was not answered
+        said("assistant", "The server is busy.", title="No answer"),
+    ]
+    found = body("m", "Be brief.", history, "And 2 + 2?", Values())
+    assert found["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "And 2 + 2?"},
+    ]
+
+
+def test_only_chosen_values_are_sent() -> None:
+    own = Values(own=True, temperature=1.5, max_tokens=7, seed=3).to_json()
+    assert own == {"max_tokens": 7, "seed": 3}
+    chosen = Values(own=False, temperature=0.5, top_p=0.9, top_k=4, repetition_penalty=1.1).to_json()
+    assert chosen == {"temperature": 0.5, "top_p": 0.9, "top_k": 4, "repetition_penalty": 1.1}
+
+
+def test_files_become_parts(tmp_path: Path) -> None:
+    picture, sound = tmp_path / "a.png", tmp_path / "b.wav"
+    picture.write_bytes(b"P")
+    sound.write_bytes(b"S")
+    shown = [{"role": "user", "content": [{"type": "file", "file": {"path": str(picture)}}]}]
+    answer = said("assistant", "A letter.")
+    found = body("m", "", [*shown, answer], {"text": "And this?", "files": [str(sound)]}, Values())
+    assert found["messages"][0]["content"] == [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,UA=="}}
+    ]
+    assert found["messages"][2]["content"] == [
+        {"type": "input_audio", "input_audio": {"data": "Uw==", "format": "wav"}},
+        {"type": "text", "text": "And this?"},
+    ]
