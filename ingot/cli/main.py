@@ -35,6 +35,7 @@ from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.serve import serve
 from ingot.cli.sweep import sweep
+from ingot.cli.triton import triton
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
 from ingot.errors import IngotError, NoSuchPathError
@@ -161,7 +162,7 @@ def _main(
 
 _VERBS: dict[str, tuple[Any, ...]] = {
     "Build": (plan, build, tune, doctor),
-    "Run": (run, chat, serve, explain),
+    "Run": (run, chat, serve, triton, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
 }
