@@ -1,9 +1,10 @@
 """Requests to a model in Triton Inference Server, each over a gRPC stream of its own, all at once.
 
-Runs in an environment with ``tritonclient[grpc]`` and needs nothing of Ingot. Prints what came as JSON: for each
-request its text, the responses' times (``time.monotonic``) and tokens, how it ended, and when it was cancelled.
+Runs in an environment with ``tritonclient[grpc]`` and needs nothing of Ingot. Prints what came as JSON: for
+each request its text, the responses' times (``time.monotonic``) and tokens, how it ended, and when it was
+cancelled.
 
-    python benchmarks/triton_client.py '{"url": "127.0.0.1:8001", "model": "m", "requests": [{"text_input": "Hi"}]}'
+    python triton_client.py '{"url": "localhost:8001", "model": "m", "requests": [{"text_input": "A"}]}'
 """
 
 from __future__ import annotations

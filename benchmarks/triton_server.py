@@ -1,6 +1,6 @@
 """Triton Inference Server's binary from an environment with ``nvidia-pytriton`` (docs/triton.md).
 
-Owns the start and the end of the server, and of clients that run in the environment's Python. Knows no engine.
+Owns the start and the end of the server, and of clients that run in the environment's Python.
 
     with started(environment, repository, folder) as server:
         server.ask({"model": "pocket-chat", "requests": [{"text_input": "A fire"}]})
@@ -60,9 +60,9 @@ class TritonServer:
 
     def is_ready(self) -> bool:
         """Whether all models take requests."""
-        with suppress(OSError):
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/v2/health/ready", timeout=5) as reply:
-                return bool(reply.status == 200)
+        url = f"http://127.0.0.1:{self.http}/v2/health/ready"
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
         return False
 
 
@@ -106,7 +106,7 @@ def launch(environment: Path, repository: Path, folder: Path) -> tuple[subproces
 
 
 def _environ(environment: Path, site: Path) -> dict[str, str]:
-    """The stub finds Python by PATH, the library of that Python by LD_LIBRARY_PATH, and Ingot by PYTHONPATH."""
+    """Where the stub finds Python (PATH), its library (LD_LIBRARY_PATH) and Ingot (PYTHONPATH)."""
     told = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
     command = [environment / "bin" / "python", "-c", told]
     library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ingot.cli.console import stderr
-from ingot.cli.flags import Device, EngineFolder, Threads, field_flags, given_of, option
+from ingot.cli.flags import EngineFolder, Threads, field_flags, given_of, option
 from ingot.cli.limits import Limits
-from ingot.errors import EngineError
+from ingot.errors import DeviceError, EngineError
 
 _REPOSITORY = "Model repository; other models in it stay as they are."
 _NAME = "Model name that clients use."
 _COPY = "Copy the engine into the repository, which can then be moved; else it holds the engine's path."
 _UNPROVEN = "Also load an engine without a proof, or whose last `ingot verify` failed."
 _FORCE = "Replace a model that this verb wrote."
+_DEVICE = "Where Triton is to run it: cuda, cuda:N, cpu, or auto: a GPU if this machine has one."
 _QUEUE = "Requests that may wait beside a full batch."
 
 
@@ -30,7 +29,7 @@ def triton(
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven")] = False,
     force: Annotated[bool, option(_FORCE, "--force")] = False,
     max_queue: Annotated[int | None, option(_QUEUE, shown="256", min=0)] = None,
-    device: Device = None,
+    device: Annotated[str | None, option(_DEVICE, shown="auto")] = None,
     threads: Threads = None,
 ) -> None:
     """Write a model repository, with which Triton Inference Server serves the engine.
@@ -47,18 +46,29 @@ def triton(
             seen=error.name,
             fix="pip install 'ingot[serve]'",
         ) from None
-    from ingot.device import resolve_device
-
     limits.arguments()  # which says now what is out of range
     found = name or engine.resolve().name
     settings = Settings(
         str(engine), unproven=unproven, max_queue=max_queue, threads=threads, **given_of(limits)
     )
     trusted_side(found, engine, unproven=unproven)
-    place = resolve_device(device or "auto")
-    gpu = None if place.type == "cpu" else place.index or 0
+    gpu = _gpu(device or "auto")
     folder = write_model(output, found, settings, gpu=gpu, copy=copy, force=force)
     stderr().print(f"wrote {folder} for {'a CPU' if gpu is None else f'GPU {gpu}'}", markup=False)
     if not copy:
         held = f"its config.pbtxt holds the path {engine.resolve()}; --copy makes the repository movable"
         stderr().print(held, markup=False)
+
+
+def _gpu(device: str) -> int | None:
+    """The number of the GPU, which another machine may have; None: a CPU."""
+    if device == "auto":
+        from ingot.device import resolve_device
+
+        device = str(resolve_device(device))
+    kind, _, index = device.partition(":")
+    if device == "cpu":
+        return None
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", flag="--device")
+    return int(index or 0)

@@ -20,8 +20,7 @@ from typing import Protocol
 
 from ingot.serve.errors import ApiError
 
-_REST = 1.0  # of the time that asking all requests took, before they are asked again
-_LEAST_REST = 0.002  # seconds
+_LONGEST = 0.05  # seconds between two looks at the requests, where no step tells of itself
 _log = logging.getLogger(__name__)
 
 
@@ -56,9 +55,10 @@ class Reply:
         closed: whether the last response was sent.
     """
 
-    def __init__(self, channel: Channel, queue: SimpleQueue[Reply | None]) -> None:
+    def __init__(self, channel: Channel, queue: SimpleQueue[Reply | None], stepped: threading.Event) -> None:
         self._channel = channel
         self._queue = queue
+        self._stepped = stepped
         self._on_cancel: Callable[[], object] | None = None
         self._lock = threading.Lock()  # of what waits to be sent
         self._open = threading.Lock()  # held while Triton is asked or told, so that nothing follows the last
@@ -71,6 +71,10 @@ class Reply:
     def on_cancel(self, call: Callable[[], object]) -> None:
         """What to call once, from another thread, when the client gives the request up."""
         self._on_cancel = call
+
+    def stepped(self) -> None:
+        """The engine has made a step for it."""
+        self._stepped.set()
 
     def add(self, text: str, num_tokens: int, finish_reason: str | None = None) -> None:
         """Some of the answer; all of it has come when there is a finish reason."""
@@ -130,6 +134,7 @@ class Replies:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Reply | None] = SimpleQueue()
+        self._stepped = threading.Event()
         self._lock = threading.Condition()
         self._under_way: set[Reply] = set()
         self._stopping = False
@@ -139,7 +144,7 @@ class Replies:
 
     def open(self, channel: Channel) -> Reply:
         """The reply to a request."""
-        reply = Reply(channel, self._queue)
+        reply = Reply(channel, self._queue, self._stepped)
         with self._lock:
             self._under_way.add(reply)
             self._lock.notify()
@@ -162,13 +167,19 @@ class Replies:
                     self._under_way.discard(reply)
 
     def _watch(self) -> None:
+        """Look at each request once a step, in the middle of it: to ask costs about as much as to send."""
+        last = time.monotonic()
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._under_way or self._stopping)
                 if self._stopping:
                     return
+            self._stepped.wait(_LONGEST)
+            now = time.monotonic()
+            time.sleep(min(now - last, _LONGEST) / 2)
+            last = now
+            self._stepped.clear()
+            with self._lock:
                 replies = list(self._under_way)
-            begin = time.monotonic()
             for reply in replies:
                 reply.look()
-            time.sleep(max(_LEAST_REST, _REST * (time.monotonic() - begin)))

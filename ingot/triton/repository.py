@@ -23,14 +23,14 @@ from ingot.triton.tensors import INPUTS, OUTPUTS, Tensor
 CONFIG, MODEL, COPY = "config.pbtxt", "model.py", "engine"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _HEAD = "# Written by `ingot triton`."
-_MODEL = '''"""An Ingot engine in Triton Inference Server. Its settings are in config.pbtxt, in the folder above."""
+_MODEL = '''"""An Ingot engine in Triton Inference Server. config.pbtxt, has its settings."""
 
 import os
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before PyTorch is imported: waiting threads sleep
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before PyTorch is imported
         try:  # here, since Triton also imports this file just to complete a configuration
             from ingot.triton.backend import Backend
         except ModuleNotFoundError as error:
@@ -99,7 +99,7 @@ def config_text(name: str, settings: Settings, gpu: int | None) -> str:
         f"name: {_quoted(name)}",
         'backend: "python"',
         "max_batch_size: 0  # requests share the engine's decode steps; Triton is not to batch them, too",
-        "model_transaction_policy { decoupled: true }  # false: no streams, but `infer` of every client works",
+        "model_transaction_policy { decoupled: true }  # false: no streams, but `infer` works",
         *(_tensor("input", one) for one in INPUTS),
         *(_tensor("output", one) for one in OUTPUTS),
         f"instance_group [ {{ count: 1 {kind} }} ]  # each instance is an engine of its own",

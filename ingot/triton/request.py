@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingot.config.sampling import SamplingParams
-from ingot.serve.errors import bad_request, unsupported
+from ingot.serve.errors import ApiError, bad_request, unsupported
 from ingot.serve.sampling import sampling_params
 from ingot.serve.schemas import Sampling, decode
 from ingot.triton.tensors import EXTRAS
 
 DEFAULT_TOKENS = 16  # as with vLLM's backend
-_REFUSED_HERE = ("stream_options",)
 
 
 class Parameters(Sampling, kw_only=True, forbid_unknown_fields=True):
@@ -67,17 +66,25 @@ def read(tensors: Mapping[str, Any], parameters: str) -> Generate:
         ApiError: a value is unknown, of the wrong type or out of range.
     """
     given = tensors.get("sampling_parameters", parameters) or "{}"
-    body = decode(Parameters, given.encode(), strict=False)
-    for name in _REFUSED_HERE:
-        if getattr(body, name) is not None:
-            raise unsupported(name, "it")
-    if body.n not in (None, 1):
-        raise unsupported("n", "more than one answer")
-    if body.max_tokens == 0:
-        raise bad_request("max_tokens: Expected `int` >= 1", "max_tokens")
+    body = _parameters(given)
     stream = bool(tensors.get("stream", body.stream or False))
     echo = not tensors.get("exclude_input_in_output", stream)
     if echo and stream:
         raise bad_request("a stream never repeats the prompt: exclude_input_in_output must be true")
     extras = frozenset(name for name in EXTRAS if tensors.get(f"return_{name}"))
     return Generate(tensors["text_input"], stream, echo, extras, body)
+
+
+def _parameters(text: str) -> Parameters:
+    try:
+        body = decode(Parameters, text.encode(), strict=False)  # Triton's clients write numbers as text, too
+    except ApiError as error:
+        raise bad_request(error.message.replace("the body", "sampling_parameters"), error.param) from None
+    if body.stream_options is not None or body.model:
+        field = "model" if body.model else "stream_options"
+        raise unsupported(field, "a field of OpenAI's API")
+    if body.n not in (None, 1):
+        raise unsupported("n", "more than one answer")
+    if body.max_tokens == 0:
+        raise bad_request("max_tokens: Expected `int` >= 1", "max_tokens")
+    return body

@@ -124,13 +124,13 @@ class Service:
         model = self._model
         with model.engine.places(1):
             job = await model.in_thread(self._job, asked, reply)
-            with model.engine.answering([job], model.tokenizer, by_piece=asked.stream) as found:
-                if asked.stream:
-                    async for _, piece in found.pieces():
+            with model.engine.answering([job], model.tokenizer, by_piece=True) as found:
+                async for _, piece in found.pieces():
+                    reply.stepped()
+                    if asked.stream:
                         reply.add(piece.text, len(piece.token_ids), piece.finish_reason)
-                    return
-                await found.finish()
                 (answer,) = found.answers(0)
+            if not asked.stream:
                 text = (asked.prompt if asked.echo else "") + (answer.text or "")
                 reply.add(text, len(answer.token_ids), answer.finish_reason)
 

@@ -1,6 +1,6 @@
 """The parameters of a model's config.pbtxt.
 
-Owns their names, how their text is read, and the order to an engine process that they become. Reads no engine.
+Owns their names, how their text is read, and the order to an engine process that they become.
 
     Settings.read({"engine": "/engines/pocket-chat", "max_batch_size": "64"}).load("cpu", folder)
 """
@@ -60,7 +60,7 @@ class Settings:
         """Of config.pbtxt's parameters. Names in capitals are Triton's own.
 
         Raises:
-            ConfigError: a name is unknown, a value is of the wrong type or out of range, ``engine`` is missing.
+            ConfigError: a name is unknown or missing, a value is of the wrong type or out of range.
         """
         types = {field.name: str(field.type).partition(" ")[0] for field in fields(cls)}
         own = {name: text for name, text in parameters.items() if not name.isupper()}
