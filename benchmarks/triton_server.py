@@ -40,11 +40,11 @@ class TritonServer:
 
     def ask(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         """What ``triton_client.py`` tells of requests over gRPC."""
-        return json.loads(self.run(CLIENT, json.dumps({"url": f"127.0.0.1:{self.grpc}", **spec})))
+        return json.loads(self.run(str(CLIENT), json.dumps({"url": f"127.0.0.1:{self.grpc}", **spec})))
 
-    def run(self, script: Path, *words: str) -> str:
-        """What a script prints in the environment's Python."""
-        command = [str(self.environment / "bin" / "python"), str(script), *words]
+    def run(self, *words: str) -> str:
+        """What the environment's Python prints, given these words."""
+        command = [str(self.environment / "bin" / "python"), *words]
         return subprocess.run(
             command, check=True, timeout=_PATIENCE, capture_output=True, text=True, cwd=ROOT
         ).stdout

@@ -146,6 +146,22 @@ def test_a_model_that_is_not_decoupled_gives_whole_answers_until_it_is_closed(en
     assert process.poll() is not None
 
 
+def test_the_end_of_the_engine_is_told(engine: Path) -> None:
+    found = opened(engine)
+    try:
+        sender = asked(found, LONG, stream=True)
+        sender.next()
+        assert found.is_ready
+        process: subprocess.Popen[bytes] = found._service._model.engine._process
+        os.kill(process.pid, signal.SIGKILL)
+        error = sender.error()
+        assert (error.code, "process has ended" in error.message) == ("INTERNAL", True)
+        assert asked(found).error().code == "UNAVAILABLE"
+        assert not found.is_ready
+    finally:
+        found.close()
+
+
 @pytest.mark.parametrize(
     ("parameters", "told"),
     [
