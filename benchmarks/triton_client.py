@@ -47,6 +47,7 @@ async def one_stream(
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         await asyncio.sleep(asked.get("delay", 0.0))
+        told["asked"] = time.monotonic()
         yield {"model_name": model, "inputs": inputs(asked), "enable_empty_final_response": True}
         await ended.wait()
 

@@ -76,8 +76,9 @@ def test_64_streams_each_get_the_text_that_they_would_get_alone(server: TritonSe
 
 
 def test_a_cancel_frees_its_place_within_a_step(server: TritonServer) -> None:
-    """All places are taken and one request waits. Another stream's responses are the clock: from the cancel to
-    the first token of the one that waited there is the step under way, and the one in which it is read.
+    """All places are taken and one request waits. Another stream's tokens are the clock: between the cancel
+    and the first token of the one that waited lie the step under way, the one in which Triton is asked, and
+    that token's own.
     """
     others = [{"text_input": f"Story {i}: a", "values": LONG} for i in range(SMALL - 1)]
     leaver = {"text_input": PROMPT, "values": LONG, "cancel_after": 40}
@@ -85,7 +86,9 @@ def test_a_cancel_frees_its_place_within_a_step(server: TritonServer) -> None:
     *rest, left, waited = asked(server, "small", *others, leaver, waiter)
     assert waited["error"] is None
     assert waited["times"][0] > left["cancelled"]
-    steps = [sum(left["cancelled"] < time <= waited["times"][0] for time in one["times"]) for one in rest]
+    span = left["cancelled"], waited["times"][0]
+    clocks = [zip(one["times"], one["tokens"], strict=True) for one in rest]
+    steps = [sum(tokens for time, tokens in clock if span[0] < time <= span[1]) for clock in clocks]
     assert max(steps) <= 3, steps
 
 
