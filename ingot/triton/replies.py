@@ -85,10 +85,11 @@ class Reply:
             self._hand_over(finish_reason is not None)
 
     def fail(self, error: ApiError) -> None:
-        """End with an error; text that waits is sent first."""
+        """End with an error, if it has not ended; text that waits is sent first."""
         with self._lock:
-            self._error = error
-            self._hand_over(True)
+            if not self._ended:
+                self._error = error
+                self._hand_over(True)
 
     def send(self) -> None:
         """Send what waits; waits for Triton."""
@@ -113,7 +114,11 @@ class Reply:
     def look(self) -> None:
         """Ask whether the client has given up; waits for Triton."""
         with self._open:
-            given_up = not self.closed and self._channel.is_cancelled()
+            try:
+                given_up = not self.closed and self._channel.is_cancelled()
+            except Exception:
+                _log.exception("Triton could not be asked about a request")
+                given_up = True
         if given_up:
             self._cancel()
 
@@ -167,8 +172,10 @@ class Replies:
                     self._under_way.discard(reply)
 
     def _watch(self) -> None:
-        """Look at each request once a step, in the middle of it: to ask costs about as much as to send."""
-        last = time.monotonic()
+        """Look at each request once a step, in the middle of it, and for a third of the time at most: to ask
+        costs about as much as to send.
+        """
+        last, took = time.monotonic(), 0.0
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._under_way or self._stopping)
@@ -176,10 +183,12 @@ class Replies:
                     return
             self._stepped.wait(_LONGEST)
             now = time.monotonic()
-            time.sleep(min(now - last, _LONGEST) / 2)
+            time.sleep(max(min(now - last, _LONGEST) / 2, 2 * took))
             last = now
             self._stepped.clear()
             with self._lock:
                 replies = list(self._under_way)
+            begin = time.monotonic()
             for reply in replies:
                 reply.look()
+            took = time.monotonic() - begin

@@ -29,6 +29,7 @@ from ingot.triton.settings import Settings
 
 Value = TypeVar("Value")
 CANCELLED = 499  # the status of a request that its client has given up
+_LAST_SECONDS = 1.0  # for requests under way to end with their error
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +54,8 @@ def trusted_side(name: str, folder: Path, *, unproven: bool) -> TextSide:
 
 class Service:
     """One engine, for the threads of Triton's Python backend."""
+
+    _model: ServedModel
 
     def __init__(self, side: TextSide, settings: Settings) -> None:
         self._side = side
@@ -80,8 +83,6 @@ class Service:
             service._end()
             raise
         return service
-
-    _model: ServedModel
 
     @property
     def lost(self) -> str | None:
@@ -144,6 +145,10 @@ class Service:
 
     async def _close(self) -> None:
         self._model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=_LAST_SECONDS)
+            for task in left:  # whose prompt is still being tokenized
+                task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._model.engine.close()

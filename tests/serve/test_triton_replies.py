@@ -40,7 +40,7 @@ class Slow:
 def replies() -> Iterator[Replies]:
     found = Replies()
     yield found
-    found.close()
+    found.close()  # a second time in some
 
 
 def test_what_comes_while_a_response_is_sent_goes_out_as_one(replies: Replies) -> None:
@@ -68,6 +68,17 @@ def test_text_that_waits_goes_out_before_an_error(replies: Replies) -> None:
     wait_for("the error", lambda: channel.errors)
     assert [part.text for part in channel.parts] == ["a", "b"]
     assert str(channel.errors[0]) == "the engine has ended"
+
+
+def test_an_error_after_the_end_is_nothing(replies: Replies) -> None:
+    channel = Slow()
+    reply = replies.open(channel)
+    reply.add("a", 1, "stop")
+    reply.fail(ApiError(500, "the engine has ended"))
+    channel.go.set()
+    wait_for("the last response", lambda: channel.parts)
+    replies.close()
+    assert channel.errors == []
 
 
 def test_a_token_without_text_makes_no_response(replies: Replies) -> None:
