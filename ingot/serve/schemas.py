@@ -197,14 +197,14 @@ NOTHING = {
 }
 
 
-def decode(kind: type[Body], data: bytes) -> Body:
-    """A body of this kind.
+def decode(kind: type[Body], data: bytes, *, strict: bool = True) -> Body:
+    """A body of this kind; not ``strict``: numbers and booleans may be written as text.
 
     Raises:
         ApiError: it is not JSON, a value is of the wrong type or out of bounds, or a field is not served yet.
     """
     try:
-        body = msgspec.json.decode(data, type=kind)
+        body = msgspec.json.decode(data, type=kind, strict=strict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid_body(error) from None
     for field, what in REFUSED.items():

@@ -106,7 +106,7 @@ def test_help_groups_verbs() -> None:
     shown = re.split(r"╭─ \w+ ─+╮", ingot("--help").stdout)[2:]
     assert [re.findall(r"^│ (\w+) ", panel, re.MULTILINE) for panel in shown] == [
         ["plan", "build", "tune", "doctor"],
-        ["run", "chat", "serve", "web", "explain"],
+        ["run", "chat", "serve", "web", "triton", "explain"],
         ["inspect", "verify", "align", "diff", "repro"],
         ["eval", "bench", "sweep"],
     ]

@@ -1,0 +1,74 @@
+"""``ingot triton``: a model repository for Triton Inference Server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from ingot.cli.console import stderr
+from ingot.cli.flags import EngineFolder, Threads, field_flags, given_of, option
+from ingot.cli.limits import Limits
+from ingot.errors import DeviceError, EngineError
+
+_REPOSITORY = "Model repository; other models in it stay as they are."
+_NAME = "Model name that clients use."
+_COPY = "Copy the engine into the repository, which can then be moved; else it holds the engine's path."
+_UNPROVEN = "Also load an engine without a proof, or whose last `ingot verify` failed."
+_FORCE = "Replace a model that this verb wrote."
+_DEVICE = "Where Triton is to run it: cuda, cuda:N, cpu, or auto: a GPU if this machine has one."
+_QUEUE = "Requests that may wait beside a full batch."
+
+
+@field_flags("limits")
+def triton(
+    engine: EngineFolder,
+    limits: Limits,
+    output: Annotated[Path, option(_REPOSITORY, "-o", "--output", shown=False, metavar="REPO")],
+    name: Annotated[str | None, option(_NAME, shown="the folder's")] = None,
+    copy: Annotated[bool, option(_COPY, "--copy")] = False,
+    unproven: Annotated[bool, option(_UNPROVEN, "--unproven")] = False,
+    force: Annotated[bool, option(_FORCE, "--force")] = False,
+    max_queue: Annotated[int | None, option(_QUEUE, shown="256", min=0)] = None,
+    device: Annotated[str | None, option(_DEVICE, shown="auto")] = None,
+    threads: Threads = None,
+) -> None:
+    """Write a model repository, with which Triton Inference Server serves the engine.
+
+    Limits go into the model's config.pbtxt and can be changed there.
+    """
+    try:
+        from ingot.triton.repository import write_model
+        from ingot.triton.service import trusted_side
+        from ingot.triton.settings import Settings
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            "a package that the server needs is not installed",
+            seen=error.name,
+            fix="pip install 'ingot[serve]'",
+        ) from None
+    limits.arguments()  # which says now what is out of range
+    found = name or engine.resolve().name
+    settings = Settings(
+        str(engine), unproven=unproven, max_queue=max_queue, threads=threads, **given_of(limits)
+    )
+    trusted_side(found, engine, unproven=unproven)
+    gpu = _gpu(device or "auto")
+    folder = write_model(output, found, settings, gpu=gpu, copy=copy, force=force)
+    stderr().print(f"wrote {folder} for {'a CPU' if gpu is None else f'GPU {gpu}'}", markup=False)
+    if not copy:
+        held = f"its config.pbtxt holds the path {engine.resolve()}; --copy makes the repository movable"
+        stderr().print(held, markup=False)
+
+
+def _gpu(device: str) -> int | None:
+    """The number of the GPU, which another machine may have; None: a CPU."""
+    if device == "auto":
+        from ingot.device import resolve_device
+
+        device = str(resolve_device(device))
+    kind, _, index = device.partition(":")
+    if device == "cpu":
+        return None
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise DeviceError("unknown device", seen=device, allowed="auto, cpu, cuda, cuda:N", flag="--device")
+    return int(index or 0)

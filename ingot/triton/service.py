@@ -1,0 +1,163 @@
+"""An engine process and the requests that Triton gives it.
+
+Owns the event loop in which ``EngineClient`` lives, and the way of a request: a place in the queue, ids,
+pieces, the reply. Knows no Triton.
+
+    service = Service.start("pocket-chat", settings, "cpu", folder)
+    service.submit(read(tensors, "{}"), replies.open(channel))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingot.engine.manifest import is_engine
+from ingot.errors import EngineError, NoSuchPathError
+from ingot.serve.answering import Job
+from ingot.serve.engine_client import EngineClient
+from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.metrics import Metrics
+from ingot.serve.model import ServedModel, TextSide
+from ingot.triton.replies import Channel, Replies, Reply
+from ingot.triton.request import Generate
+from ingot.triton.settings import Settings
+
+Value = TypeVar("Value")
+CANCELLED = 499  # the status of a request that its client has given up
+_LAST_SECONDS = 1.0  # for requests under way to end with their error
+_log = logging.getLogger(__name__)
+
+
+def trusted_side(name: str, folder: Path, *, unproven: bool) -> TextSide:
+    """What is known of an engine without its weights.
+
+    Raises:
+        NoSuchPathError: there is no engine.
+        EngineError: it cannot be read, or has no proof and ``unproven`` is not set.
+    """
+    if not is_engine(folder):
+        raise NoSuchPathError("not an engine folder", seen=folder, fix="make one with `ingot build`")
+    side = TextSide.read(name, folder)
+    if side.doubt is not None and not unproven:
+        raise EngineError(
+            f"{name} is not served: {side.doubt}",
+            fix="prove it with `ingot build` and `ingot verify`, or allow it: --unproven, or in config.pbtxt "
+            'the parameter unproven "true"',
+        )
+    return side
+
+
+class Service:
+    """One engine, for the threads of Triton's Python backend."""
+
+    _model: ServedModel
+
+    def __init__(self, side: TextSide, settings: Settings) -> None:
+        self._side = side
+        self._config = settings.serve_config()
+        self._replies = Replies()
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def start(cls, name: str, settings: Settings, device: str, version: Path) -> Service:
+        """Load the engine of a model whose model.py is in ``version``; waits until it is loaded.
+
+        Raises:
+            IngotError: it cannot be loaded, or is not to be trusted.
+        """
+        side = trusted_side(name, settings.folder(version), unproven=settings.unproven)
+        service = cls(side, settings)
+        load = settings.load(device, version)
+        try:
+            start = EngineClient.start(name, load, service._config, Metrics().of(name))
+            service._model = ServedModel(side, service._wait(start))
+        except BaseException:
+            service._end()
+            raise
+        return service
+
+    @property
+    def lost(self) -> str | None:
+        """Why it takes no more requests; None while it does."""
+        return self._model.engine.lost
+
+    def refuse(self, channel: Channel, error: ApiError) -> None:
+        """Answer a request with an error."""
+        self._replies.open(channel).fail(error)
+
+    def submit(self, asked: Generate, channel: Channel) -> None:
+        """Begin to answer a request; returns at once."""
+        reply = self._replies.open(channel)
+        self._loop.call_soon_threadsafe(self._begin, asked, reply)
+
+    def close(self) -> None:
+        """End the requests under way with an error, and the engine."""
+        self._wait(self._close())
+        self._end()
+
+    def _begin(self, asked: Generate, reply: Reply) -> None:
+        task = self._loop.create_task(self._run(asked, reply))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        reply.on_cancel(lambda: self._loop.call_soon_threadsafe(task.cancel))
+
+    async def _run(self, asked: Generate, reply: Reply) -> None:
+        """Answer one request; every way out ends its reply."""
+        try:
+            await self._answer(asked, reply)
+        except ApiError as error:
+            reply.fail(error)
+        except asyncio.CancelledError:
+            reply.fail(ApiError(CANCELLED, "the request was cancelled"))
+        except Exception:
+            _log.exception("a request failed")
+            reply.fail(ApiError(500, "internal error"))
+
+    async def _answer(self, asked: Generate, reply: Reply) -> None:
+        model = self._model
+        with model.engine.places(1):
+            job = await model.in_thread(self._job, asked, reply)
+            with model.engine.answering([job], model.tokenizer, by_piece=True) as found:
+                async for _, piece in found.pieces():
+                    reply.stepped()
+                    if asked.stream:
+                        reply.add(piece.text, len(piece.token_ids), piece.finish_reason)
+                (answer,) = found.answers(0)
+            if not asked.stream:
+                text = (asked.prompt if asked.echo else "") + (answer.text or "")
+                reply.add(text, len(answer.token_ids), answer.finish_reason)
+
+    def _job(self, asked: Generate, reply: Reply) -> Job:
+        """What the engine is asked; runs in a thread of its own."""
+        params = asked.params(self._model.defaults.params)
+        ids = self._model.prompt_ids(asked.prompt)
+        self._model.check_ids(ids, asked.new_tokens, "text_input")
+        reply.num_input_tokens = len(ids)
+        return Job(ids, params, ids)
+
+    async def _close(self) -> None:
+        self._model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=_LAST_SECONDS)
+            for task in left:  # whose prompt is still being tokenized
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._model.engine.close()
+
+    def _wait(self, work: Coroutine[Any, Any, Value]) -> Value:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        self._replies.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
