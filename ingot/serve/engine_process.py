@@ -132,7 +132,8 @@ class EngineLoop:
     def _gauges(self) -> Gauges:
         scheduler, blocks = self._executor.scheduler, self._executor.blocks
         used = 1 - blocks.num_free / blocks.num_blocks
-        return Gauges(len(scheduler.running), len(scheduler.waiting), used)
+        prefix = scheduler.prefix_queries, scheduler.prefix_hits
+        return Gauges(len(scheduler.running), len(scheduler.waiting), used, *prefix)
 
 
 class _PrintableLog(logging.Formatter):
