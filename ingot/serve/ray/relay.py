@@ -74,15 +74,16 @@ class Relayed(Response):
 async def _messages(
     handle: Any, name: str, key: str, scope: dict[str, Any], body: bytes
 ) -> AsyncGenerator[Message, None]:
-    """Messages of the application. A request that no replica has taken is tried again. One that was taken is
-    not: it may be what the engine died of.
+    """Messages of the application. A request that no replica has taken is tried again and again. One that was
+    taken, and whose answer has not begun, is sent to another replica once: it may be what the engine died of.
     """
+    again = True
     for left in reversed(range(_TRIES)):
-        taken = False
+        taken = begun = False
         answer = handle.options(stream=True, session_id=key).answer.remote(scope, body)
         try:
             async for batch in answer:
-                taken = True
+                taken, begun = True, begun or bool(batch)
                 for message in batch:
                     yield message
             return
@@ -93,10 +94,10 @@ async def _messages(
             text = f"{name}: all replicas are busy, and {error.args[0]} requests wait already"
             raise unavailable(text, "queue_full") from None
         except (RayError, RayServeException):
-            if taken:
-                raise ApiError(
-                    500, f"{name}: the replica that answered has died", code="engine_dead"
-                ) from None
+            if begun or (taken and not again):
+                text = f"{name}: the replica that answered has died"
+                raise ApiError(500, text, code="engine_dead") from None
             if not left:
                 raise unavailable(f"{name}: no replica takes requests", "engine_dead") from None
+            again = again and not taken
             await asyncio.sleep(_PAUSE)

@@ -58,20 +58,21 @@ class EngineReplica:
         the request is taken. Closing the generator ends the request.
 
         Raises:
-            RuntimeError: the engine is lost; nothing was done.
+            RuntimeError: the engine is lost, and the answer has not begun.
         """
         self.check_health()
         yield []
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         running = asyncio.ensure_future(self._run(scope, body, sent))
         try:
-            while True:
-                batch = [await sent.get()]
+            batch = [await sent.get()]
+            self.check_health()
+            while batch[-1] is not None:
                 while not sent.empty():
                     batch.append(sent.get_nowait())
                 yield [message for message in batch if message is not None]
-                if batch[-1] is None:
-                    return
+                if batch[-1] is not None:
+                    batch = [await sent.get()]
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

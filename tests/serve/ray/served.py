@@ -25,7 +25,7 @@ from typing import Any
 
 from tests.serve.client import ROOT, Server
 
-START_SECONDS = 180.0  # Ray, its proxy and the replicas, on two busy cores
+START_SECONDS = 300.0  # Ray, its proxy and the replicas, on two busy cores
 MARK = "INGOT_TEST_MARK"
 
 

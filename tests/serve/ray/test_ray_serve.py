@@ -21,7 +21,7 @@ from tests.serve.client import JSON, ROOT, Stream, wait_for
 from tests.serve.ray.served import RayServer, ray_served, wait_long
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install -c constraints.txt '.[ray]'")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BATCH, QUEUE, PREFIX, BLOCK = 8, 8, 512, 64
