@@ -44,13 +44,17 @@ class BlockManager:
         """How many blocks that many tokens take."""
         return -(-num_tokens // self.block_size)
 
+    def may_reuse(self, request: Request) -> bool:
+        """Whether a request looks for its prefix at all."""
+        return self.prefix_reuse and not (request.all_logits or request.all_hidden)
+
     def reuse_prefix(self, request: Request) -> int:
         """Give a request that holds nothing the blocks of its known prefix; returns the tokens gained.
 
         The last token is never taken from the cache: its logits are wanted.
         """
         assert not request.blocks
-        if not self.prefix_reuse or request.all_logits or request.all_hidden:
+        if not self.may_reuse(request):
             return 0
         for index in range((request.num_tokens - 1) // self.block_size):
             block = self._by_hash.get(self._block_hash(request, index))

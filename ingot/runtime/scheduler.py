@@ -57,7 +57,12 @@ class ScheduledBatch:
 
 
 class Scheduler:
-    """First come, first served; the newest running request gives way when blocks run out."""
+    """First come, first served; the newest running request gives way when blocks run out.
+
+    Attributes:
+        prefix_queries, prefix_hits: prompt tokens that were looked for in the prefix cache, and those found;
+            once for each request that enters a step.
+    """
 
     def __init__(
         self,
@@ -74,6 +79,7 @@ class Scheduler:
         self.prompt_chunk = prompt_chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.prefix_queries = self.prefix_hits = 0
         self._copies: list[tuple[int, int]] = []
         self._beside_decodes = False  # the step under way
 
@@ -154,7 +160,7 @@ class Scheduler:
             assert not request.num_pending, "what preempts it waits for its pending tokens"
             if sum(r.width for r in self.running) + request.width > self.max_batch_size:
                 return
-            self.cache.reuse_prefix(request)
+            reused = self.cache.reuse_prefix(request)
             needed = self.cache.blocks_for(request.num_tokens) - len(request.blocks)
             count = 0
             if needed <= self.cache.num_free:
@@ -169,8 +175,15 @@ class Scheduler:
             assert grown
             self.waiting.popleft()
             self.running.append(request)
+            self._count_prefix(request, reused)
             step.requests.append(_scheduled(request, count))
             budget = max(budget - count, 0)
+
+    def _count_prefix(self, request: Request, reused: int) -> None:
+        """Count a prompt; who was preempted finds what is his own, which says nothing of sharing."""
+        if self.cache.may_reuse(request) and not request.output_ids:
+            self.prefix_queries += len(request.prompt_ids)
+            self.prefix_hits += reused
 
     def _share(self, request: Request, budget: int, *, last: bool) -> int:
         """How many of a request's tokens the next step computes.

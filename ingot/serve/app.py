@@ -84,15 +84,21 @@ class ServerState:
 
 
 def make_app(state: ServerState, api_key: str | None) -> FastAPI:
-    """The application; FastAPI's own pages are off."""
-    app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
+    """The application."""
     most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
+    app = bare_app(api_key, most_open)
+    _add_answers(app, state)
+    _add_facts(app, state)
+    return app
+
+
+def bare_app(api_key: str | None, most_open: int) -> FastAPI:
+    """An application without routes: the guard, and the shape of errors. FastAPI's own pages are off."""
+    app = FastAPI(title="Ingot", version=VERSION, openapi_url=None)
     app.add_middleware(Guard, api_key=api_key, most_open=most_open)
     for kind, handler in ((ApiError, _refused), (HTTPException, _unknown), (ClientLeftError, _gone)):
         app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _broken)
-    _add_answers(app, state)
-    _add_facts(app, state)
     return app
 
 

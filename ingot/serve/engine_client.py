@@ -193,6 +193,7 @@ class EngineClient(asyncio.Protocol):
     def _heard(self, message: FromEngine) -> None:
         match message:
             case Step(news, scored, gauges, embedded):
+                self._metrics.prefix_cache(self.gauges, gauges)
                 self.gauges = gauges
                 now = time.monotonic()
                 self._metrics.new_tokens.inc(sum(len(one.token_ids) for one in news))

@@ -168,7 +168,9 @@ class EngineLoop:
     def _gauges(self) -> Gauges:
         scheduler, blocks = self._executor.scheduler, self._executor.blocks
         used = 1 - blocks.num_free / blocks.num_blocks
-        return Gauges(len(scheduler.running), len(scheduler.waiting) + len(self._compiling), used)
+        waiting = len(scheduler.waiting) + len(self._compiling)
+        prefix = scheduler.prefix_queries, scheduler.prefix_hits
+        return Gauges(len(scheduler.running), waiting, used, *prefix)
 
 
 class _PrintableLog(logging.Formatter):

@@ -42,6 +42,15 @@ class Metrics:
             _LABEL,
             registry=own,
         )
+        self.queries = Counter(
+            "ingot_prefix_cache_queries",
+            "Prompt tokens looked for in the prefix cache.",
+            _LABEL,
+            registry=own,
+        )
+        self.hits = Counter(
+            "ingot_prefix_cache_hits", "Prompt tokens found in the prefix cache.", _LABEL, registry=own
+        )
         self.ended = Counter(
             "ingot_request_success", "Answers that ended.", (*_LABEL, "finished_reason"), registry=own
         )
@@ -70,6 +79,8 @@ class EngineMetrics:
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.prompt_tokens = metrics.prompt_tokens.labels(name)
         self.new_tokens = metrics.new_tokens.labels(name)
+        self._queries = metrics.queries.labels(name)
+        self._hits = metrics.hits.labels(name)
         self._metrics = metrics
         self._name = name
         self._latency = metrics.latency.labels(name)
@@ -86,6 +97,11 @@ class EngineMetrics:
         elif not answering.last:
             self._first.observe(now - answering.started)
         answering.last[position, news.index] = now
+
+    def prefix_cache(self, before: Gauges, after: Gauges) -> None:
+        """What a step has looked for and found in the prefix cache."""
+        self._queries.inc(after.prefix_queries - before.prefix_queries)
+        self._hits.inc(after.prefix_hits - before.prefix_hits)
 
     def finished(self, answering: Answering, position: int, now: float) -> None:
         """All answers to a prompt have ended."""

@@ -151,11 +151,15 @@ class Embedded(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Gauges(msgspec.Struct, array_like=True, frozen=True):
-    """The executor after a step; ``cache_usage`` is the used fraction of its KV cache."""
+    """The executor after a step; ``cache_usage`` is the used fraction of its KV cache. ``prefix_queries`` and
+    ``prefix_hits``: prompt tokens looked for and found in the prefix cache since it started.
+    """
 
     running: int = 0
     waiting: int = 0
     cache_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
 
 
 class Step(msgspec.Struct, tag=True, array_like=True, frozen=True):

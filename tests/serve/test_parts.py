@@ -203,7 +203,7 @@ class TestEngineLoop:
         assert [sorted(news.id for news in step.news) for step in steps] == [["a", "b"]] * 3
         assert [news.finish_reason for news in steps[-1].news] == ["length", "length"]
         assert steps[0].gauges.running == 2
-        assert steps[-1].gauges == Gauges()
+        assert steps[-1].gauges == Gauges(prefix_queries=3)
         check_empty(executor)
 
     def test_a_request_that_cannot_be_served_ends_alone(self) -> None:

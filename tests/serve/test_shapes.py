@@ -205,3 +205,15 @@ def test_the_rest(server: Server) -> None:
     new = [server.metric(name, model_name=NAME) - old for name, old in zip(counters, tokens, strict=True)]
     assert new == [usage["prompt_tokens"], usage["completion_tokens"]]
     assert server.metric("ingot_kv_cache_usage_perc") < 0.5
+
+
+def test_the_prefix_cache_is_counted(server: Server) -> None:
+    names = ("ingot_prefix_cache_queries_total", "ingot_prefix_cache_hits_total")
+    found = []
+    for _ in range(2):
+        before = [server.metric(name, model_name=NAME) for name in names]
+        usage = server.post(COMPLETIONS, completion([1586] * 100, max_tokens=1)).json["usage"]
+        after = [server.metric(name, model_name=NAME) for name in names]
+        found.append([b - a for a, b in zip(before, after, strict=True)])
+    assert usage["prompt_tokens"] == 100
+    assert found == [[100, 0], [100, 64]]  # a block of 64

@@ -550,3 +550,33 @@ def test_a_rehearsal_leaves_nothing(longest: int) -> None:
     assert executor.blocks.prefix_reuse
     assert not executor.blocks._by_hash
     check_empty(executor)
+
+
+def test_prompt_tokens_found_in_the_prefix_cache_are_counted() -> None:
+    s = scheduler(budget=64)
+    for name in "abc":
+        s.add(request(name, 10, output=1))
+        run(s)
+    assert (s.prefix_queries, s.prefix_hits) == (30, 16)  # the last token is always computed: two blocks of 4
+    s.add(request("d", 10, all_logits=True))
+    run(s)
+    assert (s.prefix_queries, s.prefix_hits) == (30, 16)
+
+
+def test_what_a_preempted_request_finds_of_its_own_is_not_counted() -> None:
+    s = scheduler(blocks=6, budget=64)
+    for name, first in (("a", 0), ("b", 50)):
+        s.add(request(name, 9, output=14, first=first))
+    preempted = 0
+    while s.has_work:
+        preempted += len(run(s).preempted)
+    assert preempted > 0
+    assert (s.prefix_queries, s.prefix_hits) == (18, 0)
+
+
+def test_a_cache_without_reuse_counts_nothing() -> None:
+    s = scheduler(budget=64, reuse=False)
+    for name in "ab":
+        s.add(request(name, 10, output=1))
+        run(s)
+    assert (s.prefix_queries, s.prefix_hits) == (0, 0)
