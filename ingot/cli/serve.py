@@ -23,9 +23,7 @@ _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
 _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
-_CONFIG = (
-    "Values of these flags, and engines with values of their own; flags count before it (docs/serving.md)."
-)
+_CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
 
@@ -68,7 +66,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Of:
+class Own:
     """What an engine in the file may have of its own, beside limits."""
 
     name: Annotated[str | None, option(_NAME)] = None
@@ -100,7 +98,7 @@ def serve(
     """
     file = ServeFile()
     if config is not None:
-        file = read_serve_file(config, flag_types(Address, Serving, Limits), flag_types(Of, Limits))
+        file = read_serve_file(config, flag_types(Address, Serving, Limits), flag_types(Own, Limits))
     models = _models(engines, serving, limits, file)
     key = behind(serving, file.values).api_key
     if key is not None and (not key.isascii() or not key.isprintable() or not key.strip()):
