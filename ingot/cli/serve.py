@@ -27,9 +27,7 @@ _SERVER = "Server"
 _KEY = "Key that clients must send; every route but /health asks for it."
 _NAME = "Model name that clients use, one for each engine in order; may be repeated."
 _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
-_CONFIG = (
-    "Values of these flags, and engines with values of their own; flags count before it (docs/serving.md)."
-)
+_CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
 _WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
@@ -78,7 +76,7 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Of:
+class Own:
     """What an engine in the file may have of its own, beside limits."""
 
     name: Annotated[str | None, option(_NAME)] = None
@@ -114,7 +112,7 @@ def serve(
     file = ServeFile()
     if config is not None:
         of_all = flag_types(Address, Serving, PageFlags, Limits)
-        file = read_serve_file(config, of_all, flag_types(Of, Limits))
+        file = read_serve_file(config, of_all, flag_types(Own, Limits))
     models = _models(engines, serving, limits, file)
     page, wanted = behind(page, file.values), behind(serving, file.values)
     key = wanted.api_key

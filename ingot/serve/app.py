@@ -88,6 +88,8 @@ def make_app(state: ServerState, api_key: str | None) -> FastAPI:
     most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
     app = bare_app(api_key, most_open)
     _add_answers(app, state)
+    _add_simple_chat(app, state)
+    _add_tokens(app, state)
     _add_facts(app, state)
     return app
 
@@ -116,6 +118,8 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = decode(ResponsesRequest, await read_body(request, state.config.max_body))
+        if wants_explanation(request.headers.get(HEADER)):
+            raise bad_request(f"{HEADER} goes with chats and completions", HEADER)
         return await _respond(request, body, ResponseCall(state.find(body.model), body))
 
     @app.post("/v1/embeddings")
@@ -123,6 +127,13 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
         body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
         return json_answer(await until_left(request, EmbeddingCall(state.find(body.model), body).answer()))
 
+    @app.post("/v1/audio/transcriptions")
+    @app.post("/v1/audio/translations")
+    async def speech(request: Request) -> Response:
+        raise bad_request("this engine does not take speech", "file", "unsupported_parameter")
+
+
+def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat")
     @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
@@ -135,11 +146,8 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
         body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
         return await event_stream(request, SimpleChat(state.find(body.model), body).events())
 
-    @app.post("/v1/audio/transcriptions")
-    @app.post("/v1/audio/translations")
-    async def speech(request: Request) -> Response:
-        raise bad_request("this engine does not take speech", "file", "unsupported_parameter")
 
+def _add_tokens(app: FastAPI, state: ServerState) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
         body = decode(TokenizeRequest, await read_body(request, state.config.max_body))

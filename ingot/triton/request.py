@@ -13,6 +13,7 @@ from typing import Any
 
 from ingot.config.sampling import SamplingParams
 from ingot.serve.errors import ApiError, bad_request, unsupported
+from ingot.serve.formats import Form, read_format
 from ingot.serve.sampling import sampling_params
 from ingot.serve.schemas import Sampling, decode
 from ingot.triton.tensors import EXTRAS
@@ -46,13 +47,22 @@ class Generate:
         """How many tokens the answer may have."""
         return DEFAULT_TOKENS if self.body.max_tokens is None else self.body.max_tokens
 
-    def params(self, defaults: SamplingParams) -> SamplingParams:
-        """The sampling values; ``defaults`` are the engine's.
+    @property
+    def form(self) -> Form | None:
+        """What the answer must be; None for any text.
+
+        Raises:
+            ApiError: as ``read_format``.
+        """
+        return read_format(self.body)
+
+    def params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
+        """The sampling values; ``defaults`` and ``vocab_size`` are the engine's.
 
         Raises:
             ApiError: a value is out of range.
         """
-        return sampling_params(self.body, defaults, max_tokens=self.new_tokens, logprobs=None)
+        return sampling_params(self.body, defaults, vocab_size, max_tokens=self.new_tokens, logprobs=None)
 
 
 def read(tensors: Mapping[str, Any], parameters: str) -> Generate:

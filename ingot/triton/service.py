@@ -21,6 +21,7 @@ from ingot.errors import EngineError, NoSuchPathError
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, unavailable
+from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
 from ingot.triton.replies import Channel, Replies, Reply
@@ -61,6 +62,7 @@ class Service:
         self._side = side
         self._config = settings.serve_config()
         self._replies = Replies()
+        self._grammars = GrammarChecks()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -78,7 +80,7 @@ class Service:
         load = settings.load(device, version)
         try:
             start = EngineClient.start(name, load, service._config, Metrics().of(name))
-            service._model = ServedModel(side, service._wait(start))
+            service._model = ServedModel(side, service._wait(start), service._grammars)
         except BaseException:
             service._end()
             raise
@@ -125,6 +127,7 @@ class Service:
         model = self._model
         with model.engine.places(1):
             job = await model.in_thread(self._job, asked, reply)
+            await model.check_grammars([job], None if asked.form is None else asked.form.field)
             with model.engine.answering([job], model.tokenizer, by_piece=True) as found:
                 async for _, piece in found.pieces():
                     reply.stepped()
@@ -137,11 +140,12 @@ class Service:
 
     def _job(self, asked: Generate, reply: Reply) -> Job:
         """What the engine is asked; runs in a thread of its own."""
-        params = asked.params(self._model.defaults.params)
-        ids = self._model.prompt_ids(asked.prompt)
+        model = self._model
+        params = asked.params(model.defaults.params, model.engine.limits.vocab_size)
+        ids = model.prompt_ids(asked.prompt)
         self._model.check_ids(ids, asked.new_tokens, "text_input")
         reply.num_input_tokens = len(ids)
-        return Job(ids, params, ids)
+        return Job(ids, model.held(params, asked.form, ids), ids)
 
     async def _close(self) -> None:
         self._model.engine.fail_all(unavailable("the server is stopping", "server_stopping"))
@@ -151,6 +155,7 @@ class Service:
                 task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        self._grammars.close()
         await self._model.engine.close()
 
     def _wait(self, work: Coroutine[Any, Any, Value]) -> Value:

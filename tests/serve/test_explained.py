@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ingot import LLM
+from ingot.serve.model import ServedModel, TextSide
+from ingot.serve.protocol import Ready
 from tests.serve.client import JSON, Server
 from tests.serve.conftest import chat, completion
 
@@ -63,6 +67,13 @@ def test_a_stream(server: Server, path: str, body: dict[str, Any], options: Any)
     plain = server.events(path, body)
     assert [one["choices"] for one in chunks] == [one["choices"] for one in plain]
     assert not any(KEY in one for one in chunks)
+
+
+def test_the_served_length_is_told(engine: Path) -> None:
+    """Which may be less than the engine was built for."""
+    served: Any = SimpleNamespace(limits=Ready(vocab_size=8, max_batch_size=1, max_seq_len=64))
+    found = ServedModel(TextSide.read("m", engine), served).explained("Hi", {})
+    assert (found.max_seq_len, found.room) == (64, 64 - found.num_prompt_tokens)
 
 
 def test_what_is_refused(server: Server) -> None:

@@ -30,6 +30,8 @@ from ingot.serve.link import Link, LinkClosedError
 from ingot.serve.protocol import (
     Abort,
     Add,
+    Embed,
+    Embedded,
     Failed,
     FrameError,
     FromEngine,
@@ -57,6 +59,7 @@ TO_ENGINE = [
     Load("engine", threads=1, runtime={"token_budget": 5}),
     Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json()),
     Score("8", [1, 2, 3], 5),
+    Embed("9", [1, 2, 3], "last"),
     Abort("7"),
     Abort("7", 2),
 ]
@@ -69,6 +72,7 @@ FROM_ENGINE = [
         [Scored("8", [LOGPROB])],
         Gauges(1, 2, 0.5),
     ),
+    Step([], [], Gauges(), [Embedded("9", b"\0\x80\xff\n")]),
 ]
 
 
@@ -210,10 +214,11 @@ class TestEngineLoop:
         params = PARAMS.to_json()
         steps, executor = self.run(
             Add("a", [1, 99], params), Add("b", [3], {**params, "top_p": 7}), Score("c", [], 1),
-            Add("d", [3], params), Abort("none"), until=6,
+            Embed("e", [3], "max"), Embed("f", [], "mean"), Add("d", [3], params), Abort("none"), until=8,
         )  # fmt: skip
         errors = {news.id: news.error for step in steps for news in step.news if news.error}
-        assert set(errors) == {"a", "b", "c"}
+        assert set(errors) == {"a", "b", "c", "e", "f"}
+        assert "unknown pooling" in str(errors["e"])
         assert "outside the vocabulary" in str(errors["a"])
         check_empty(executor)
 

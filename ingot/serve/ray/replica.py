@@ -24,6 +24,7 @@ from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
+from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.metrics import Metrics
 from ingot.serve.model import ServedModel, TextSide
 from ingot.serve.ray.merged import FACTS, Whole
@@ -50,7 +51,8 @@ class EngineReplica:
             raise EngineError(f"{name} is not served: {side.doubt}", fix=fix)
         metrics = Metrics()
         self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name))
-        self._app = make_app(ServerState({name: ServedModel(side, self._engine)}, config, metrics), None)
+        model = ServedModel(side, self._engine, GrammarChecks())
+        self._app = make_app(ServerState({name: model}, config, metrics), None)
         self._telling = asyncio.ensure_future(self._tell(serve.get_deployment_handle(front)))
 
     async def answer(self, scope: Message, body: bytes) -> AsyncGenerator[list[Message], None]:
