@@ -1,6 +1,6 @@
 """A tiny Whisper with random weights.
 
-    model = write_speech(tmp_path)      # Hugging Face's class, with the same weights
+model = write_speech(tmp_path)      # Hugging Face's class, with the same weights
 """
 
 from __future__ import annotations
