@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from ingot.config.base import JsonConfig
 from ingot.config.grammar import Grammar
+from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -35,6 +36,8 @@ class SamplingParams(JsonConfig):
 
     ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
     allowed exactly where the text may end. It is the last rule to be applied, on the host's path.
+
+    ``transcript`` holds what a speech model says to the rules of a transcript; the first to be applied.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
@@ -64,6 +67,7 @@ class SamplingParams(JsonConfig):
     length_penalty: float = 1.0
     early_stopping: bool = False
     grammar: Grammar | None = None
+    transcript: TranscriptRules | None = None
     logits_processors: tuple[Callable[..., Any], ...] = field(default=(), metadata={"json": False})
     max_tokens: InitVar[int | None] = None
 
@@ -188,9 +192,11 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What flags and explanations name: values of one word. A grammar is a text.
+# What flags and explanations name: values of one word. A grammar is a text, a transcript's rules are ids.
 VALUE_NAMES = tuple(
-    one.name for one in fields(SamplingParams) if one.metadata.get("json", True) and one.name != "grammar"
+    one.name
+    for one in fields(SamplingParams)
+    if one.metadata.get("json", True) and one.name not in ("grammar", "transcript")
 )
 
 # Read, it is what it sets; the dataclass alone would leave its default there.

@@ -33,8 +33,8 @@ def read_audio(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) ->
     Channels are averaged. Memory: 4 bytes per sample, 230 MB an hour.
 
     Raises:
-        RequestError: it is no audio, too long, has too many channels, or ends before it says; ``soundfile`` or
-            ``soxr`` is not installed.
+        RequestError: it is no audio, too long, has too many channels, or ends before it says; a package is
+            missing.
     """
     _check_packages()
     import soundfile

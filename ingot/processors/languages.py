@@ -23,10 +23,10 @@ ht haitian creole, ps pashto, tk turkmen, nn nynorsk, mt maltese, sa sanskrit, l
 bo tibetan, tl tagalog, mg malagasy, as assamese, tt tatar, haw hawaiian, ln lingala, ha hausa, ba bashkir,
 jw javanese, su sundanese, yue cantonese
 """
-NAMES: dict[str, str] = dict(
-    (entry.split()[0], entry.strip().partition(" ")[2].strip())
+NAMES: dict[str, str] = {
+    entry.split()[0]: entry.strip().partition(" ")[2].strip()
     for entry in _LISTED.replace("\n", " ").strip().split(", ")
-)
+}
 CODES = tuple(NAMES)
 _OTHER_NAMES = {
     "burmese": "my",

@@ -1,7 +1,7 @@
 """Which tokenizer a folder holds.
 
-Owns the choice among tokenizer.json, SentencePiece, tiktoken (Qwen v1, Whisper) and GPT-2's vocab with merges. Knows
-none of these formats.
+Owns the choice among tokenizer.json, SentencePiece, tiktoken (Qwen v1, Whisper) and GPT-2's vocab with
+merges. Knows none of these formats.
 
     tokenizer = load_tokenizer(Path("Qwen-7B-Chat"))
 """

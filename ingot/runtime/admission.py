@@ -48,6 +48,9 @@ class Admission:
         self._check_fit(len(ids), params)
         if self.grammars is not None:
             self.grammars.check(params, self.stop_ids)
+        if params.transcript is not None and params.transcript.largest >= self.vocab_size:
+            seen, allowed = params.transcript.largest, f"below {self.vocab_size}"
+            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
         return ids
 
     def check_inputs(self, inputs: Sequence[RequestInput]) -> None:

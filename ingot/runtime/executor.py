@@ -51,8 +51,9 @@ class Update:
     """News of one answer of a request.
 
     ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
-    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
-    answers of a request (``n`` or beams). ``error``: why the request has ended without an answer.
+    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens, ``stop_logprob`` with the
+    end token. ``index`` counts the answers of a request (``n`` or beams). ``error``: why the request has
+    ended without an answer.
     """
 
     request_id: str
@@ -61,6 +62,7 @@ class Update:
     finish_reason: FinishReason | None
     stop_id: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_logprob: float | None = None
     score: float | None = None
     error: IngotError | None = None
 
@@ -330,7 +332,8 @@ class Executor:
         if token == NOT_A_NUMBER:
             return replace(self._finished(request, FinishReason.ABORT), error=not_a_number(request))
         if token in request.params.end_ids(self.stop_ids):
-            return self._finished(request, FinishReason.STOP, token)
+            ended = self._finished(request, FinishReason.STOP, token)
+            return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
         request.output_ids.append(token)
         reason = FinishReason.LENGTH if request.num_known >= request.max_total_tokens else None
         owner = self._owner_of(request)

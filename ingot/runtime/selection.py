@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,6 +26,7 @@ from ingot.runtime.request import Request
 from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
+from ingot.runtime.transcript import hold_to_transcript
 from ingot.structured.grammars import GrammarMatcher, Grammars
 
 
@@ -38,6 +39,11 @@ class Choice:
     logprobs: TokenLogprobs | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
     error: RequestError | None = None
+
+    def tell_first(self, likely: tuple[int, float] | None) -> None:
+        """Put a token before the likeliest ones, where log-probabilities are wanted."""
+        if likely is not None and self.logprobs is not None:
+            self.logprobs = replace(self.logprobs, top=(likely, *self.logprobs.top))
 
 
 class TokenSelector:
@@ -88,6 +94,9 @@ class TokenSelector:
         rows = logits
         if beams or bringing:  # rows will change
             rows = logits.to(torch.float32, copy=True)
+        speechless = _hold_to_transcripts(bringing, rows)
+        if speechless:
+            logits = rows.clone()
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         if tensors.any_rules:
@@ -104,6 +113,8 @@ class TokenSelector:
                 choices[i].candidates = found
         if len(beams) < len(requests):
             _sample(choices, rows, logits, tensors)
+        for i, said in speechless.items():
+            choices[i].tell_first(said)
         return choices
 
     def _hold_to_grammar(self, request: Request, row: torch.Tensor) -> None:
@@ -144,7 +155,25 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
 
 
 def _has_own_rules(request: Request) -> bool:
-    return bool(request.params.logits_processors) or request.params.grammar is not None
+    params = request.params
+    return bool(params.logits_processors) or params.grammar is not None or params.transcript is not None
+
+
+def _hold_to_transcripts(
+    bringing: Sequence[tuple[int, Request]], rows: torch.Tensor
+) -> dict[int, tuple[int, float] | None]:
+    """Rule out tokens in the rows of transcripts: by row, at their first place ``no_speech`` and its
+    log-probability.
+    """
+    found: dict[int, tuple[int, float] | None] = {}
+    for i, request in bringing:
+        rules = request.params.transcript
+        if rules is None:
+            continue
+        first = not request.output_ids and request.params.logprobs is not None
+        found[i] = (rules.no_speech, float(rows[i].log_softmax(0)[rules.no_speech])) if first else None
+        hold_to_transcript(rules, request.output_ids, rows[i])
+    return found
 
 
 def has_penalties(params: SamplingParams) -> bool:

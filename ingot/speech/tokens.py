@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ingot.errors import CheckpointError, RequestError
+from ingot.processors.languages import CODES
 from ingot.processors.tokenizer_base import Tokenizer
 from ingot.processors.tokenizer_whisper import LANGUAGES, whisper_rules
-from ingot.processors.languages import CODES
 
 Task = Literal["transcribe", "translate"]
 TIMESTAMP_SECONDS = 0.02  # from one timestamp to the next
@@ -29,14 +29,14 @@ class SpeechTokens:
 
     end: int
     start: int
-    languages: Mapping[str, int]
     translate: int
     transcribe: int
     start_lm: int
     previous: int
     no_speech: int
     no_timestamps: int
-    multilingual: bool = True
+    languages: Mapping[str, int]
+    multilingual: bool
 
     @property
     def first_timestamp(self) -> int:
@@ -70,7 +70,9 @@ class SpeechTokens:
         """
         if code not in self.languages:
             allowed = ", ".join(self.languages)
-            raise RequestError("the model does not know this language", seen=code, allowed=allowed, flag="language")
+            raise RequestError(
+                "the model does not know this language", seen=code, allowed=allowed, flag="language"
+            )
         return self.languages[code]
 
     @classmethod
@@ -111,9 +113,13 @@ class SpeechTokens:
                 seen=", ".join(f"<|{name}|>" for name in missing),
                 fix="download the tokenizer of this very checkpoint",
             )
-        end, start, *rest = (known[f"<|{name}|>"] for name in wanted)
+        ids = [known[f"<|{name}|>"] for name in wanted]
         languages = {code: known[f"<|{code}|>"] for code in CODES if f"<|{code}|>" in known}
-        return cls(end, start, languages, *rest, multilingual=end != _ENGLISH_END)
+        end, start, translate, transcribe, start_lm, previous, no_speech, no_timestamps = ids
+        return cls(
+            end, start, translate, transcribe, start_lm, previous, no_speech, no_timestamps,
+            languages=languages, multilingual=end != _ENGLISH_END,
+        )  # fmt: skip
 
 
 def non_speech_tokens(tokenizer: Tokenizer) -> frozenset[int]:
@@ -123,7 +129,8 @@ def non_speech_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     token, or any of the musical notes; and the hyphen and apostrophe that begin a word.
     """
     symbols = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
-    symbols += "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪".split()
+    symbols += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
+    symbols += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
     notes = set("♩♪♫♬♭♮♯")
     found = {_ids(tokenizer, " -")[0], _ids(tokenizer, " '")[0]}
     for symbol in [*symbols, *sorted(notes)]:

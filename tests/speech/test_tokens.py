@@ -13,7 +13,7 @@ from ingot.errors import CheckpointError, RequestError, TokenizerError
 from ingot.processors.languages import CODES, NAMES, language_code
 from ingot.processors.tokenizer import Tokenizer
 from ingot.processors.tokenizer_whisper import whisper_rules
-from ingot.speech.tokens import SpeechTokens, non_speech_tokens
+from ingot.speech.tokens import SpeechTokens, Task, non_speech_tokens
 from tests.speech.conftest import SIZES
 
 OURS = {
@@ -75,7 +75,8 @@ def test_languages() -> None:
         SpeechTokens.of_vocabulary(51865).prompt("yue", "transcribe", timestamps=True)
     english = SpeechTokens.of_vocabulary(51864)
     assert english.prompt("en", "transcribe", timestamps=False) == [50257, 50362]
-    for language, task in (("de", "transcribe"), ("en", "translate")):
+    wrong: list[tuple[str, Task]] = [("de", "transcribe"), ("en", "translate")]
+    for language, task in wrong:
         with pytest.raises(RequestError, match="English alone"):
             english.prompt(language, task, timestamps=True)
 
