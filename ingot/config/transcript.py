@@ -20,7 +20,7 @@ class TranscriptRules(JsonConfig):
     """Rules of one transcript; the prompt ends with the token that starts it.
 
     They come before everything else that chooses tokens, so log-probabilities are of what they leave. Among
-    the likeliest tokens of the first place ``no_speech`` comes first, with its log-probability under the model.
+    the likeliest tokens of the first place ``no_speech`` stands first, with what the model gave it.
 
     Attributes:
         end: the token that ends the transcript.
