@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from ingot.config.base import JsonConfig
 from ingot.config.grammar import Grammar
+from ingot.config.transcript import TranscriptRules
 from ingot.errors import RequestError
 
 MAX_LOGPROBS = 20
@@ -40,6 +41,8 @@ class SamplingParams(JsonConfig):
 
     ``grammar`` is what the whole text of each answer follows (``Grammar.json_schema(...)``): end tokens are
     allowed exactly where the text may end. It is the last rule to be applied.
+
+    ``transcript`` holds what a speech model says to the rules of a transcript; the first to be applied.
 
     ``logits_processors`` are functions (ids, logits) → logits, applied in order after the penalties. ``ids``
     are the prompt's and the output's so far, ``logits`` float32 [vocab_size] on the engine's device; what is
@@ -70,6 +73,7 @@ class SamplingParams(JsonConfig):
     early_stopping: bool = False
     logit_bias: dict[int, float] = field(default_factory=dict, hash=False)
     grammar: Grammar | None = None
+    transcript: TranscriptRules | None = None
     logits_processors: tuple[Callable[..., Any], ...] = field(default=(), metadata={"json": False})
     max_tokens: InitVar[int | None] = None
 
@@ -195,11 +199,12 @@ class SamplingParams(JsonConfig):
         object.__setattr__(self, name, float(value))
 
 
-# What flags and explanations name: values of one word. A grammar is a text, a bias a table.
+# What flags and explanations name: values of one word. A grammar is a text, a bias a table, a transcript's
+# rules are ids.
 VALUE_NAMES = tuple(
     one.name
     for one in fields(SamplingParams)
-    if one.metadata.get("json", True) and one.name not in ("grammar", "logit_bias")
+    if one.metadata.get("json", True) and one.name not in ("grammar", "logit_bias", "transcript")
 )
 
 # Read, it is what it sets; the dataclass alone would leave its default there.

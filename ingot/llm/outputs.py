@@ -26,8 +26,8 @@ class Answer:
     """One answer to a prompt.
 
     ``text`` is None when the engine has no tokenizer. ``finish_reason`` is ``stop`` (an end token or stop
-    string, in ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token. ``score`` is a
-    beam's.
+    string, in ``stopped_by``), ``length`` or ``abort``. ``token_ids`` hold no end token, of which
+    ``stop_logprob`` is the log-probability where these are wanted. ``score`` is a beam's.
     """
 
     text: str | None
@@ -35,6 +35,7 @@ class Answer:
     finish_reason: Reason | None = None
     stopped_by: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    stop_logprob: float | None = None
     score: float | None = None
 
 
@@ -112,7 +113,7 @@ class AnswerAssembler:
         answer = self.answer
         text, kept = self._read(update.token_ids)
         answer.token_ids += kept
-        answer.score = update.score
+        answer.score, answer.stop_logprob = update.score, update.stop_logprob
         logprobs = update.logprobs[: len(kept)]
         if answer.logprobs is not None:
             answer.logprobs += logprobs

@@ -20,8 +20,9 @@ from ingot.models.mistral import MISTRAL
 from ingot.models.qwen import QWEN
 from ingot.models.qwen2 import QWEN2
 from ingot.models.qwen3 import QWEN3
+from ingot.models.whisper import WHISPER
 
-ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3]
+ARCHITECTURES: list[Architecture] = [GEMMA2, GPT2, LLAMA, MISTRAL, QWEN, QWEN2, QWEN3, WHISPER]
 
 
 def register(architecture: Architecture) -> None:

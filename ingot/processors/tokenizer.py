@@ -1,7 +1,7 @@
 """Which tokenizer a folder holds.
 
-Owns the choice among tokenizer.json, SentencePiece, Qwen v1's tiktoken and GPT-2's vocab with merges. Knows
-none of these formats.
+Owns the choice among tokenizer.json, SentencePiece, tiktoken (Qwen v1, Whisper) and GPT-2's vocab with
+merges. Knows none of these formats.
 
     tokenizer = load_tokenizer(Path("Qwen-7B-Chat"))
 """
@@ -16,7 +16,8 @@ from ingot.processors.tokenizer_base import Tokenizer, library_errors
 from ingot.processors.tokenizer_fast import LLAMA_CLASSES, FastTokenizer, byte_level_bpe
 from ingot.processors.tokenizer_folder import CONFIG_FILE, TokenizerFolder, file_text, read_object
 from ingot.processors.tokenizer_sentencepiece import SentencePieceTokenizer
-from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN_SPLIT, TiktokenTokenizer
+from ingot.processors.tokenizer_tiktoken import END_OF_TEXT, QWEN, QWEN_SPLIT, TiktokenTokenizer
+from ingot.processors.tokenizer_whisper import whisper_rules
 
 __all__ = ["Tokenizer", "default_tokens", "load_foreign_tokenizer", "load_tokenizer"]
 
@@ -113,15 +114,18 @@ def _load_tiktoken(here: TokenizerFolder, paths: tuple[Path, ...]) -> Tokenizer:
     if len(paths) > 1:
         names = [path.name for path in paths]
         raise TokenizerError(f"{here.path} has several .tiktoken files", seen=names, allowed="one")
+    if here.model_type == "whisper":
+        rules = whisper_rules(here.model_vocab_size)
+        return TiktokenTokenizer.from_ranks(here, paths[0], rules, needs_model_config=True)
     _check_class(here, (QWEN1_CLASS,))
     by_name = here.tokenizer_class == QWEN1_CLASS or paths[0].name == "qwen.tiktoken"
     if not by_name and here.model_type != "qwen":
         raise TokenizerError(
             f"nothing says which rules {paths[0]} follows",
-            allowed="qwen.tiktoken, or any name beside a Qwen v1 config.json",
+            allowed="qwen.tiktoken, or any name beside the config.json of Qwen v1 or Whisper",
             fix=f'put "tokenizer_class": "{QWEN1_CLASS}" into tokenizer_config.json',
         )
-    return TiktokenTokenizer.from_ranks(here, paths[0], needs_model_config=not by_name)
+    return TiktokenTokenizer.from_ranks(here, paths[0], QWEN, needs_model_config=not by_name)
 
 
 def _load_byte_level(here: TokenizerFolder, vocabulary: Path, merges: Path) -> Tokenizer:

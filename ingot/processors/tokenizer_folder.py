@@ -123,6 +123,12 @@ class TokenizerFolder:
         value = self._model.get("model_type")
         return value if isinstance(value, str) else None
 
+    @property
+    def model_vocab_size(self) -> int | None:
+        """``vocab_size`` of config.json."""
+        value = self._model.get("vocab_size")
+        return value if isinstance(value, int) else None
+
     def flag(self, name: str, default: bool) -> bool:
         """A boolean of tokenizer_config.json."""
         value = self.config.get(name)

@@ -1,9 +1,9 @@
-"""Qwen v1's vocabulary.
+"""Vocabularies of tiktoken: those of Qwen v1 and of OpenAI's Whisper.
 
-Owns the .tiktoken file format, Qwen v1's rules for cutting text and its special tokens. Does not know when a
-folder should use it.
+Owns the .tiktoken file format, and each family's rules for cutting text and its special tokens. Does not know
+when a folder should use it.
 
-    TiktokenTokenizer.from_ranks(TokenizerFolder(folder), folder / "qwen.tiktoken")
+    TiktokenTokenizer.from_ranks(TokenizerFolder(folder), folder / "qwen.tiktoken", QWEN)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import unicodedata
+from dataclasses import dataclass
 from pathlib import Path
 
 import tiktoken
@@ -25,46 +26,62 @@ QWEN_SPLIT = (
 )
 END_OF_TEXT = "<|endoftext|>"
 NUM_EXTRAS = 205
-QWEN_SPECIALS = (
-    END_OF_TEXT,
-    "<|im_start|>",
-    "<|im_end|>",
-    *(f"<|extra_{i}|>" for i in range(NUM_EXTRAS)),
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True)
+class TiktokenRules:
+    """A family's: how text is cut, whether it is brought to NFC first, and the special tokens behind the last
+    rank, of which the first ends a text.
+    """
+
+    split: str
+    specials: tuple[str, ...]
+    is_normalised: bool = False
+
+
+QWEN = TiktokenRules(
+    QWEN_SPLIT,
+    (END_OF_TEXT, "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(NUM_EXTRAS))),
+    is_normalised=True,
 )
 
 
 class TiktokenTokenizer(Tokenizer):
-    """Byte-level BPE by ranks, NFC first; the special tokens follow the last rank. There is no begin
-    token."""
+    """Byte-level BPE by ranks. There is no begin token."""
 
-    def __init__(self, ranks: dict[bytes, int], files: tuple[Path, ...]) -> None:
-        added = [AddedToken(text, len(ranks) + i) for i, text in enumerate(QWEN_SPECIALS)]
+    def __init__(self, ranks: dict[bytes, int], rules: TiktokenRules, files: tuple[Path, ...]) -> None:
+        added = [AddedToken(text, len(ranks) + i) for i, text in enumerate(rules.specials)]
         super().__init__(added, vocab_size=len(ranks), bos_id=None, eos_id=len(ranks), files=files)
+        self._is_normalised = rules.is_normalised
         self._tokens = sorted(ranks, key=ranks.__getitem__)
         self._encoding = tiktoken.Encoding(
-            "qwen", pat_str=QWEN_SPLIT, mergeable_ranks=ranks, special_tokens={}
+            "ranks", pat_str=rules.split, mergeable_ranks=ranks, special_tokens={}
         )
 
     @classmethod
     def from_ranks(
-        cls, folder: TokenizerFolder, path: Path, *, needs_model_config: bool = False
+        cls, folder: TokenizerFolder, path: Path, rules: TiktokenRules, *, needs_model_config: bool = False
     ) -> TiktokenTokenizer:
         """Read a .tiktoken file: lines of base64 bytes and their rank.
 
         Raises:
             TokenizerError: a line is malformed, ranks have gaps, or a single byte has none.
         """
-        return cls(read_ranks(path), folder.files(path, needs_model_config=needs_model_config))
+        return cls(read_ranks(path), rules, folder.files(path, needs_model_config=needs_model_config))
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """See ``Tokenizer.encode``; as in the reference, NFC comes before special tokens are looked for."""
+        """See ``Tokenizer.encode``; as in Qwen's, NFC comes before special tokens are looked for."""
         if isinstance(text, str):
-            text = unicodedata.normalize("NFC", text)
+            text = self._normalised(text)
         return super().encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
 
     def _encode_text(self, text: str, *, first: bool) -> list[int]:
         with library_errors(CANNOT_ENCODE):
-            return self._encoding.encode_ordinary(unicodedata.normalize("NFC", text))
+            return self._encoding.encode_ordinary(self._normalised(text))
+
+    def _normalised(self, text: str) -> str:
+        return unicodedata.normalize("NFC", text) if self._is_normalised else text
 
     def _vocabulary_bytes(self, token_id: int) -> bytes:
         return self._tokens[token_id]
@@ -97,7 +114,8 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 def _rank(path: Path, number: int, line: bytes) -> tuple[bytes, int]:
     try:
         token, rank = line.split()
-        return base64.b64decode(token, validate=True), int(rank)
+        empty = token == b"="  # the last one of Whisper's multilingual file
+        return b"" if empty else base64.b64decode(token, validate=True), int(rank)
     except (ValueError, binascii.Error) as error:
         raise TokenizerError(
             f"{path}, line {number} is not a base64 token and its rank",

@@ -47,6 +47,9 @@ class Admission:
         ids = self.checked_ids(prompt_ids, room=1)
         self._check_bias(params)
         self._check_fit(len(ids), params)
+        if params.transcript is not None and params.transcript.largest >= self.vocab_size:
+            seen, allowed = params.transcript.largest, f"below {self.vocab_size}"
+            raise RequestError("an id of the transcript's rules is unknown", seen=seen, allowed=allowed)
         return ids
 
     def matcher(self, params: SamplingParams) -> GrammarMatcher | None:

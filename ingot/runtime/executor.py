@@ -9,8 +9,7 @@ Owns the requests under way. Knows ids, not text; decides nothing that scheduler
 On a GPU the host runs one step behind: a step is sent while the one before it still computes, fed by that
 one's tokens on the device; then those tokens are read. A request that turns out to have ended has a token
 computed for nothing. One with a grammar sits out until its mask is found. Those whose next step depends on
-what the host does with the last (beams, logits processors of their own, logits of a whole prompt) hold
-everyone to the plain order while they are there.
+the host (beams, logits processors, transcripts, logits of a whole prompt) hold everyone to the plain order.
 """
 
 from __future__ import annotations
@@ -338,7 +337,8 @@ class Executor:
         if token == NOT_A_NUMBER:
             return replace(self._finished(request, FinishReason.ABORT), error=not_a_number(request))
         if token in request.params.end_ids(self.stop_ids):
-            return self._finished(request, FinishReason.STOP, token)
+            ended = self._finished(request, FinishReason.STOP, token)
+            return ended if logprobs is None else replace(ended, stop_logprob=logprobs.logprob)
         request.output_ids.append(token)
         reason = FinishReason.LENGTH if request.num_known >= request.max_total_tokens else None
         owner = self._owner_of(request)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -29,6 +29,7 @@ from ingot.runtime.sampler import RowSampling, SamplingTensors, sample
 from ingot.runtime.token_counts import TokenCounts
 from ingot.runtime.token_logprobs import ROW_WIDTH, TokenLogprobs, leave_logprobs, read_logprobs
 from ingot.runtime.token_masks import TokenMasks
+from ingot.runtime.transcript import hold_to_transcript
 
 
 @dataclass
@@ -40,6 +41,11 @@ class Choice:
     logprobs: TokenLogprobs | None = None
     candidates: list[tuple[int, float]] = field(default_factory=list)
     error: RequestError | None = None
+
+    def tell_first(self, likely: tuple[int, float] | None) -> None:
+        """Put a token before the likeliest ones, where log-probabilities are wanted."""
+        if likely is not None and self.logprobs is not None:
+            self.logprobs = replace(self.logprobs, top=(likely, *self.logprobs.top))
 
 
 class TokenSelector:
@@ -56,9 +62,10 @@ class TokenSelector:
     @staticmethod
     def needs_host(request: Request) -> bool:
         """Whether what follows from the request's logits is decided on the host: beams, functions that the
-        request brought.
+        request brought, the rules of transcripts.
         """
-        return request.params.num_beams > 1 or bool(request.params.logits_processors)
+        params = request.params
+        return params.num_beams > 1 or bool(params.logits_processors) or params.transcript is not None
 
     def forget(self, request: Request) -> None:
         """Give back what a request holds on the device: it has ended or was preempted."""
@@ -89,8 +96,12 @@ class TokenSelector:
         beams = [i for i, r in enumerate(requests) if r.params.num_beams > 1]
         bringing = [(i, r) for i, r in enumerate(requests) if r.params.logits_processors]
         rows = logits
-        if beams or bringing or tensors.any_masks:  # rows will change
+        speech = any(request.params.transcript is not None for request in requests)
+        if beams or bringing or speech or tensors.any_masks:  # rows will change
             rows = logits.to(torch.float32, copy=True)
+        said = _hold_to_transcripts(requests, rows) if speech else {}
+        if speech:
+            logits = rows.clone()
         if beams:
             rows[beams] = (rows[beams] - log_normaliser(rows[beams])).float()
         if tensors.any_rules:
@@ -108,6 +119,8 @@ class TokenSelector:
                 choices[i].candidates = found
         if len(beams) < len(requests):
             _sample(choices, rows, logits, tensors)
+        for i, likely in said.items():
+            choices[i].tell_first(likely)
         return choices
 
     def _banned(self, request: Request) -> frozenset[int]:
@@ -135,6 +148,23 @@ def _sample(choices: list[Choice], rows: torch.Tensor, raw: torch.Tensor, tensor
         wanted = choice.request.params.logprobs
         if wanted is not None:
             choice.logprobs = read_logprobs(told[i], token, wanted)
+
+
+def _hold_to_transcripts(
+    requests: Sequence[Request], rows: torch.Tensor
+) -> dict[int, tuple[int, float] | None]:
+    """Rule out tokens in the rows of transcripts: by row, at their first place ``no_speech`` and its
+    log-probability.
+    """
+    found: dict[int, tuple[int, float] | None] = {}
+    for i, request in enumerate(requests):
+        rules = request.params.transcript
+        if rules is None:
+            continue
+        first = not request.output_ids and request.params.logprobs is not None
+        found[i] = (rules.no_speech, float(rows[i].log_softmax(0)[rules.no_speech])) if first else None
+        hold_to_transcript(rules, request.output_ids, rows[i])
+    return found
 
 
 def has_rules(params: SamplingParams) -> bool:

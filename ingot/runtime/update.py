@@ -21,8 +21,9 @@ class Update:
     """News of one answer of a request.
 
     ``token_ids`` are new tokens, without an end token; ``finish_reason`` is None while the answer goes on,
-    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens. ``index`` counts the
-    answers of a request (``n`` or beams). ``error``: why the request has ended without an answer.
+    and ``stop_id`` the end token that was reached. ``logprobs`` go with the tokens, ``stop_logprob`` with the
+    end token. ``index`` counts the answers of a request (``n`` or beams). ``error``: why the request has
+    ended without an answer.
     """
 
     request_id: str
@@ -31,6 +32,7 @@ class Update:
     finish_reason: FinishReason | None
     stop_id: int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_logprob: float | None = None
     score: float | None = None
     error: IngotError | None = None
 

@@ -18,11 +18,11 @@ from ingot.engine.memory_sizes import weight_bytes
 from ingot.engine.step_memory import step_buffer_bytes
 from ingot.errors import ConfigError
 from ingot.models.registry import ARCHITECTURES, register
+from ingot.models.whisper import WHISPER
 from ingot.runtime.step_buffer import StepBuffer
 from tests.e2e.terminal import ingot
 from tests.encoders.conftest import Side
 from tests.encoders.pictures import PICTURES
-from tests.encoders.speech import SPEECH
 from tests.tiny_models import tiny_config
 
 
@@ -97,11 +97,11 @@ def test_a_config_says_what_does_not_fit(speech: Side, pictures: Side) -> None:
 
 def test_names_are_registered_once() -> None:
     before = list(ARCHITECTURES)
-    register(SPEECH)
+    register(WHISPER)
     assert before == ARCHITECTURES
     for other in (
-        dataclasses.replace(PICTURES, name="tiny-speech"),
-        dataclasses.replace(SPEECH, keys=frozenset()),
+        dataclasses.replace(PICTURES, name="whisper"),
+        dataclasses.replace(WHISPER, keys=frozenset()),
     ):
         with pytest.raises(ConfigError, match="two architectures of one name"):
             register(other)

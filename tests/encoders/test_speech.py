@@ -172,7 +172,7 @@ def test_an_engine_folder_names_the_kind_and_gives_the_same(
     outputs = llm.generate([prompt(spoken) for spoken in MIXED], GREEDY)
     assert [out.token_ids for out in outputs] == expected
     assert verify(engine, "cpu").verdict == "proven"
-    assert "tiny-speech (cross)" in ingot("inspect", engine).output
+    assert "whisper (cross)" in ingot("inspect", engine).output
 
 
 def test_a_request_to_a_model_of_speech_takes_one_input(speech: Side) -> None:

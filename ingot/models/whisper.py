@@ -1,0 +1,164 @@
+"""Whisper: an encoder of log-mel frames, and a decoder whose layers attend to its outputs.
+
+Owns the reading of its config, its weight map and its encoder. Knows no audio and no tokenizer.
+Source: the Hugging Face class ``WhisperForConditionalGeneration``; keys have no bias.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ingot.checkpoint.weight_map import Concat, Rename, Rule, Tie, WeightMap
+from ingot.config.encoder import EncoderConfig, StackConfig
+from ingot.config.model import DecoderConfig
+from ingot.errors import CheckpointError
+from ingot.layers.context import BuildContext
+from ingot.layers.embedding import Embedding
+from ingot.layers.encoder import EncoderStack
+from ingot.layers.norm import LayerNorm
+from ingot.models.base import Architecture, LayerRange
+from ingot.models.hf_values import HfConfig, flag, head_size, integer, refused
+
+_KEYS = frozenset(
+    {"vocab_size", "d_model", "num_mel_bins", "max_source_positions", "max_target_positions"}
+    | {f"{side}_{key}" for side in ("encoder", "decoder") for key in ("layers", "attention_heads", "ffn_dim")}
+    | {"activation_function", "scale_embedding", "tie_word_embeddings"}
+    # Of the same layers once more, of training, of a classifier and of the decoding.
+    | {"num_hidden_layers", "is_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop", "init_std"}
+    | {"apply_spec_augment", "use_weighted_layer_sum", "classifier_proj_size", "forced_decoder_ids"}
+    | {f"mask_{axis}_{key}" for axis in ("time", "feature") for key in ("prob", "length", "min_masks")}
+    | {"median_filter_width", "max_length"}
+)
+_NORM_EPS = 1e-5  # of torch's LayerNorm; no key says another
+
+
+class WhisperEncoder(nn.Module):
+    """Two convolutions, the second of which halves the frames, positions, layers, a norm."""
+
+    def __init__(self, config: DecoderConfig, ctx: BuildContext) -> None:
+        super().__init__()
+        assert config.encoder is not None
+        stack = StackConfig.from_json(config.encoder.settings)
+        size, mels = stack.hidden_size, config.encoder.features[0]
+        self.conv1 = nn.Conv1d(mels, size, 3, padding=1, dtype=ctx.dtype)
+        self.conv2 = nn.Conv1d(size, size, 3, stride=2, padding=1, dtype=ctx.dtype)
+        self.embed_positions = Embedding(config.encoder.max_positions, size, ctx)
+        self.layers = EncoderStack(stack, ctx.at("layers"))
+        self.norm = LayerNorm(size, stack.norm_eps, ctx)
+
+    def positions(self, shape: tuple[int, ...]) -> int:
+        """Two frames of [mels, frames] make one."""
+        return -(-shape[1] // 2)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """[mels, frames] → [positions, hidden_size]."""
+        hidden = F.gelu(self.conv2(F.gelu(self.conv1(features[None]))))[0].t().contiguous()
+        encoded: torch.Tensor = self.norm(self.layers(hidden + self.embed_positions.weight[: len(hidden)]))[0]
+        return encoded
+
+
+def config_from_hf(hf: HfConfig) -> DecoderConfig:
+    """config.json of a Whisper model → DecoderConfig."""
+    if hf.get("activation_function", "gelu") != "gelu":
+        raise refused("activation_function", hf["activation_function"], "'gelu'")
+    if flag(hf, "scale_embedding", False) or not flag(hf, "tie_word_embeddings", True):
+        raise CheckpointError(
+            "unsupported embedding in config.json",
+            seen={key: hf.get(key) for key in ("scale_embedding", "tie_word_embeddings")},
+            allowed="scale_embedding false, tie_word_embeddings true, as in every published Whisper",
+        )
+    size, positions = integer(hf, "d_model"), integer(hf, "max_source_positions")
+    heads, inner = integer(hf, "encoder_attention_heads"), integer(hf, "encoder_ffn_dim")
+    head_size(size, heads)
+    stack = StackConfig(size, inner, integer(hf, "encoder_layers"), heads, norm_eps=_NORM_EPS)
+    encoder = EncoderConfig(
+        hidden_size=size,
+        max_positions=positions,
+        features=(integer(hf, "num_mel_bins"), 0),
+        activation_values=4 * size + 2 * max(inner, 2 * size),
+        settings=stack.to_json(),
+    )
+    heads = integer(hf, "decoder_attention_heads")
+    return DecoderConfig(
+        architecture="whisper",
+        vocab_size=integer(hf, "vocab_size"),
+        hidden_size=size,
+        intermediate_size=integer(hf, "decoder_ffn_dim"),
+        num_layers=integer(hf, "decoder_layers"),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=head_size(size, heads),
+        max_positions=integer(hf, "max_target_positions"),
+        norm="layer_norm",
+        norm_eps=_NORM_EPS,
+        mlp="gelu",
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        kind="cross",
+        encoder=encoder,
+    )
+
+
+def weight_map(config: DecoderConfig, layers: LayerRange = None) -> WeightMap:
+    """Hugging Face names → ours; files come with and without the ``model.`` prefix."""
+    assert config.encoder is not None
+    size, ours, theirs = config.hidden_size, "layers.{layer}.", "decoder.layers.{layer}."
+    rules: list[Rule] = [
+        Rename("embed_tokens.weight", "decoder.embed_tokens.weight"),
+        Rename("embed_positions.weight", "decoder.embed_positions.weight"),
+        Tie("lm_head.weight", "embed_tokens.weight", copy="proj_out.weight"),
+        Rename("encoder.embed_positions.weight", "encoder.embed_positions.weight"),
+        *_both("norm", "decoder.layer_norm"),
+        *_both("encoder.norm", "encoder.layer_norm"),
+        *_both("encoder.conv1", "encoder.conv1"),
+        *_both("encoder.conv2", "encoder.conv2"),
+        *_layer(ours, theirs, size),
+        *_both(ours + "encoder_attn_layernorm", theirs + "encoder_attn_layer_norm"),
+        *_both(ours + "encoder_attn.q_proj", theirs + "encoder_attn.q_proj"),
+        *_both(ours + "encoder_attn.o_proj", theirs + "encoder_attn.out_proj"),
+        *_joined(ours + "encoder_attn.kv_proj", theirs + "encoder_attn.", "kv", size),
+    ]
+    for index in range(config.encoder.settings["num_layers"]):
+        rules += _layer(f"encoder.layers.{index}.", f"encoder.layers.{index}.", size)
+    return WeightMap(tuple(rules), config.num_layers, layers, prefixes=("model.", ""))
+
+
+def _both(ours: str, theirs: str) -> list[Rule]:
+    """Weight and bias."""
+    return [Rename(f"{ours}.{kind}", f"{theirs}.{kind}") for kind in ("weight", "bias")]
+
+
+def _joined(ours: str, theirs: str, parts: str, size: int) -> list[Rule]:
+    """Some of q, k and v in one product; keys have no bias."""
+    biases = tuple(f"{theirs}{part}_proj.bias" for part in parts if part != "k")
+    return [
+        Concat(ours + ".weight", tuple(f"{theirs}{part}_proj.weight" for part in parts)),
+        Concat(ours + ".bias", biases, gap=(parts.index("k"), size)),
+    ]
+
+
+def _layer(ours: str, theirs: str, size: int) -> list[Rule]:
+    """What layers of encoder and decoder share."""
+    return [
+        *_joined(ours + "self_attn.qkv_proj", theirs + "self_attn.", "qkv", size),
+        *_both(ours + "self_attn.o_proj", theirs + "self_attn.out_proj"),
+        *_both(ours + "input_layernorm", theirs + "self_attn_layer_norm"),
+        *_both(ours + "post_attention_layernorm", theirs + "final_layer_norm"),
+        *_both(ours + "mlp.up_proj", theirs + "fc1"),
+        *_both(ours + "mlp.down_proj", theirs + "fc2"),
+    ]
+
+
+WHISPER = Architecture(
+    "whisper",
+    ("WhisperForConditionalGeneration",),
+    "whisper",
+    _KEYS,
+    config_from_hf,
+    weight_map,
+    WhisperEncoder,
+)

@@ -1,0 +1,79 @@
+"""How a recording is transcribed.
+
+Owns the options with their defaults and bounds. Source of the defaults: OpenAI's Whisper.
+
+    TranscribeOptions(language="de", temperatures=(0.0,))
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ingot.config.base import JsonConfig
+from ingot.errors import RequestError
+from ingot.processors.languages import language_code
+from ingot.speech.tokens import Task
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class TranscribeOptions(JsonConfig):
+    """Options of one recording; None turns a threshold off.
+
+    Attributes:
+        language: code or English name; None detects it in the first window.
+        task: ``translate`` gives English.
+        timestamps: the model says when segments begin and end; without, windows do not overlap.
+        temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
+        beam_size: beams at temperature 0.
+        patience: searches go on for so many times the beams' answers.
+        length_penalty: answers of beams are compared by log-probability over length to this power.
+        best_of: answers to choose from at other temperatures.
+        compression_ratio: a text that zlib shrinks further than this repeats itself.
+        logprob: least average log-probability of a text.
+        no_speech: least probability at which a window without a likely text is silent.
+        condition_on_previous_text: each window reads the text of those before it.
+        initial_prompt: text that the first window reads before its own: names, spelling, style.
+        hotwords: words that every window reads before its own.
+        suppress: ids that never occur; None: those that are not speech.
+        seed: of all draws.
+    """
+
+    language: str | None = None
+    task: Task = "transcribe"
+    timestamps: bool = True
+    word_timestamps: bool = False
+    temperatures: tuple[float, ...] = TEMPERATURES
+    beam_size: int = 1
+    patience: float = 1.0
+    length_penalty: float = 1.0
+    best_of: int = 5
+    compression_ratio: float | None = 2.4
+    logprob: float | None = -1.0
+    no_speech: float | None = 0.6
+    condition_on_previous_text: bool = True
+    initial_prompt: str | None = None
+    hotwords: str | None = None
+    suppress: tuple[int, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.language is not None:
+            object.__setattr__(self, "language", language_code(self.language))
+        if self.task not in ("transcribe", "translate"):
+            raise RequestError("unknown task", seen=self.task, allowed="transcribe, translate", flag="task")
+        if not self.temperatures or any(not 0 <= t <= 2 for t in self.temperatures):
+            raise RequestError(
+                "temperatures are out of range", seen=self.temperatures, allowed="0 to 2", flag="temperatures"
+            )
+        for name, least in (("beam_size", 1), ("best_of", 1)):
+            if not least <= getattr(self, name) <= 64:
+                raise RequestError(
+                    f"{name} is out of range", seen=getattr(self, name), allowed=f"{least} to 64", flag=name
+                )
+        for name in ("patience", "compression_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise RequestError(f"{name} must be positive", seen=value, flag=name)

@@ -1,0 +1,98 @@
+"""A window's tokens → segments with times, and where the next window begins.
+
+Owns what timestamps say. Source: OpenAI's Whisper, ``transcribe``.
+
+    segments, seconds = split_window(decoded, vocabulary, start=30.0, seconds=30.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ingot.speech.tokens import SpeechTokens
+from ingot.speech.window import Decoded, Vocabulary
+
+
+@dataclass
+class Word:
+    """A word with its times in seconds, and the mean probability of its tokens."""
+
+    text: str
+    start: float
+    end: float
+    probability: float
+
+
+@dataclass
+class Segment:
+    """What was said from ``start`` to ``end`` (seconds).
+
+    ``tokens`` hold the timestamps around it. The last four are of the window that it was heard in.
+    """
+
+    id: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: list[Word] | None = field(default=None)
+
+
+def split_window(
+    decoded: Decoded, vocabulary: Vocabulary, start: float, seconds: float
+) -> tuple[list[Segment], float]:
+    """Segments of a window, and how far the next one is from its start.
+
+    A window whose last segment has no end is heard again from there; a closed one is done with.
+
+    Args:
+        start: of the window, in seconds.
+        seconds: that the recording has in the window.
+    """
+    tokens, names = decoded.tokens, vocabulary.tokens
+    times = [token >= names.first_timestamp for token in tokens]
+    ends = [i + 1 for i in range(len(tokens) - 1) if times[i] and times[i + 1]]
+    closed = times[-2:] == [False, True]
+    if not ends:
+        length = _one_length(tokens, times, names, seconds)
+        return [_segment(decoded, vocabulary, tokens, start, start + length)], seconds
+    if closed:
+        ends.append(len(tokens))
+    pieces = [tokens[first:last] for first, last in zip([0, *ends], ends, strict=False)]
+    found = [
+        _segment(
+            decoded, vocabulary, piece, start + names.seconds(piece[0]), start + names.seconds(piece[-1])
+        )
+        for piece in pieces
+    ]
+    return found, seconds if closed else names.seconds(tokens[ends[-1] - 1])
+
+
+def _one_length(tokens: Sequence[int], times: Sequence[bool], names: SpeechTokens, seconds: float) -> float:
+    """Of a window with one segment: to its last timestamp, if it has one behind 0."""
+    last = next((token for token, time in zip(tokens[::-1], times[::-1], strict=True) if time), None)
+    return seconds if last is None or last == names.first_timestamp else names.seconds(last)
+
+
+def _segment(
+    decoded: Decoded, vocabulary: Vocabulary, tokens: Sequence[int], start: float, end: float
+) -> Segment:
+    text = vocabulary.text(tokens)
+    if start == end or not text.strip():
+        text, tokens = "", []
+    return Segment(
+        0,
+        round(start, 3),
+        round(end, 3),
+        text,
+        list(tokens),
+        decoded.temperature,
+        decoded.avg_logprob,
+        decoded.compression_ratio,
+        decoded.no_speech_prob,
+    )

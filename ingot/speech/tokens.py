@@ -1,0 +1,144 @@
+"""The tokens around a transcript: start, language, task, timestamps.
+
+Owns their ids, by a tokenizer's names or by the size of a published vocabulary, and the tokens that a
+transcript never holds. Knows no model.
+
+    tokens = SpeechTokens.of_vocabulary(51865)
+    tokens.prompt("en", "transcribe", timestamps=True) == [50258, 50259, 50359]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ingot.errors import CheckpointError, RequestError
+from ingot.processors.languages import CODES
+from ingot.processors.tokenizer_base import Tokenizer
+from ingot.processors.tokenizer_whisper import LANGUAGES, whisper_rules
+
+Task = Literal["transcribe", "translate"]
+TIMESTAMP_SECONDS = 0.02  # from one timestamp to the next
+_ENGLISH_END = 50256  # of models of English alone, whose words are GPT-2's
+
+
+@dataclass(frozen=True)
+class SpeechTokens:
+    """Ids. ``languages``: by code. In a model of English alone they and the tasks are not part of prompts."""
+
+    end: int
+    start: int
+    translate: int
+    transcribe: int
+    start_lm: int
+    previous: int
+    no_speech: int
+    no_timestamps: int
+    languages: Mapping[str, int]
+    multilingual: bool
+
+    @property
+    def first_timestamp(self) -> int:
+        """That of 0 seconds."""
+        return self.no_timestamps + 1
+
+    def seconds(self, token: int) -> float:
+        """Of a timestamp."""
+        return (token - self.first_timestamp) * TIMESTAMP_SECONDS
+
+    def prompt(self, language: str | None, task: Task, *, timestamps: bool) -> list[int]:
+        """What a transcript begins with.
+
+        Raises:
+            RequestError: the model does not know the language, or is of English alone.
+        """
+        if not self.multilingual:
+            if language not in (None, "en") or task != "transcribe":
+                seen = f"{language}, {task}"
+                raise RequestError("this model transcribes English alone", seen=seen, flag="language")
+            ids = [self.start]
+        else:
+            ids = [self.start, self.language(language or "en"), getattr(self, task)]
+        return ids if timestamps else [*ids, self.no_timestamps]
+
+    def language(self, code: str) -> int:
+        """The token of a language.
+
+        Raises:
+            RequestError: the model does not know it.
+        """
+        if code not in self.languages:
+            allowed = ", ".join(self.languages)
+            raise RequestError(
+                "the model does not know this language", seen=code, allowed=allowed, flag="language"
+            )
+        return self.languages[code]
+
+    @classmethod
+    def of_vocabulary(cls, size: int) -> SpeechTokens:
+        """Of a published model, by the number of rows of its embedding.
+
+        Raises:
+            CheckpointError: no published model has so many.
+        """
+        if size not in LANGUAGES:
+            raise CheckpointError(
+                "the ids of the special tokens are unknown",
+                seen=f"a vocabulary of {size} and no tokenizer",
+                allowed=f"{sorted(LANGUAGES)}, or a folder with its tokenizer",
+            )
+        specials = whisper_rules(size).specials
+        return cls._named({text: size - len(specials) + i for i, text in enumerate(specials)})
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Tokenizer) -> SpeechTokens:
+        """Those that a tokenizer names.
+
+        Raises:
+            CheckpointError: it lacks one of them.
+        """
+        return cls._named(tokenizer.special_tokens)
+
+    @classmethod
+    def _named(cls, known: Mapping[str, int]) -> SpeechTokens:
+        wanted = [
+            *("endoftext", "startoftranscript", "translate", "transcribe", "startoflm", "startofprev"),
+            *("nospeech" if "<|nospeech|>" in known else "nocaptions", "notimestamps"),
+        ]
+        missing = [name for name in wanted if f"<|{name}|>" not in known]
+        if missing:
+            raise CheckpointError(
+                "the tokenizer lacks tokens of speech models",
+                seen=", ".join(f"<|{name}|>" for name in missing),
+                fix="download the tokenizer of this very checkpoint",
+            )
+        ids = [known[f"<|{name}|>"] for name in wanted]
+        languages = {code: known[f"<|{code}|>"] for code in CODES if f"<|{code}|>" in known}
+        end, start, translate, transcribe, start_lm, previous, no_speech, no_timestamps = ids
+        return cls(
+            end, start, translate, transcribe, start_lm, previous, no_speech, no_timestamps,
+            languages=languages, multilingual=end != _ENGLISH_END,
+        )  # fmt: skip
+
+
+def non_speech_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that a transcript does without: brackets, notes, and what annotates rather than says.
+
+    Source: ``non_speech_tokens`` of OpenAI's tokenizer: each symbol alone and after a space, where it is one
+    token, or any of the musical notes; and the hyphen and apostrophe that begin a word.
+    """
+    symbols = list('"#()*+/:;<=>@[\\]^_`{|}~「」『』')
+    symbols += ["<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))"]
+    symbols += ["[[", "]]", "{{", "}}", "♪♪", "♪♪♪"]
+    notes = set("♩♪♫♬♭♮♯")
+    found = {_ids(tokenizer, " -")[0], _ids(tokenizer, " '")[0]}
+    for symbol in [*symbols, *sorted(notes)]:
+        for ids in (_ids(tokenizer, symbol), _ids(tokenizer, " " + symbol)):
+            if len(ids) == 1 or symbol in notes:
+                found.add(ids[0])
+    return frozenset(found)
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode_parts([text])
