@@ -29,7 +29,7 @@ _KEYS = frozenset(
     | {"num_hidden_layers", "is_encoder_decoder", "encoder_layerdrop", "decoder_layerdrop", "init_std"}
     | {"apply_spec_augment", "use_weighted_layer_sum", "classifier_proj_size", "forced_decoder_ids"}
     | {f"mask_{axis}_{key}" for axis in ("time", "feature") for key in ("prob", "length", "min_masks")}
-    | {"median_filter_width", "max_length"}
+    | {"median_filter_width"}
 )
 _NORM_EPS = 1e-5  # of torch's LayerNorm; no key says another
 

@@ -234,7 +234,7 @@ def test_flags_override_generation_config_and_only_when_given(tmp_path: Path) ->
 
 
 def test_every_sampling_value_has_a_flag_with_help() -> None:
-    assert [*_HELP, "logit_bias", "grammar"] == list(SamplingParams().to_json())  # a table; flags of its own
+    assert [*_HELP, "logit_bias", "grammar", "transcript"] == list(SamplingParams().to_json())
 
 
 # --- chat ------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_who_leaves_frees_the_place(server: Server) -> None:
         ({"input": [10**6]}, "input"),
         ({"input": [[65], [10**6]]}, "input[1]"),
         ({"input": ["a"] * 2049}, "input"),
-        ({"input": [[65] * 500] * 601}, "input"),
+        ({"input": ["a b c d e " * 80] * 760}, "input"),
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": 8}, "dimensions"),

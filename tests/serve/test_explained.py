@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ingot import LLM
+from ingot.serve.grammar_checks import GrammarChecks
 from ingot.serve.model import ServedModel, TextSide
 from ingot.serve.protocol import Ready
 from tests.serve.client import JSON, Server
@@ -71,8 +72,8 @@ def test_a_stream(server: Server, path: str, body: dict[str, Any], options: Any)
 
 def test_the_served_length_is_told(engine: Path) -> None:
     """Which may be less than the engine was built for."""
-    served: Any = SimpleNamespace(limits=Ready(vocab_size=8, max_batch_size=1, max_seq_len=64))
-    found = ServedModel(TextSide.read("m", engine), served).explained("Hi", {})
+    served: Any = SimpleNamespace(limits=Ready(8, 1, 64), most_answers=1)
+    found = ServedModel(TextSide.read("m", engine), served, GrammarChecks()).explained("Hi", {})
     assert (found.max_seq_len, found.room) == (64, 64 - found.num_prompt_tokens)
 
 

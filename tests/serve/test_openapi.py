@@ -25,7 +25,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNSAID = (
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "top_logprobs", "max_tokens", "messages", "messages[0].role", "messages[0].content",
-    "prompt", "best_of", "suffix", "chat_template_kwargs", "n",
+    "prompt", "best_of", "suffix", "chat_template_kwargs", "n", "tool_choice", "logit_bias",
 )  # fmt: skip
 
 

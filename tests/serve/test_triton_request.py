@@ -15,7 +15,7 @@ DEFAULTS = SamplingParams(temperature=0.7, top_p=0.8, top_k=20)
 
 
 def params(values: dict[str, Any], **tensors: Any) -> SamplingParams:
-    return read({"text_input": "A fire", **tensors}, json.dumps(values)).params(DEFAULTS)
+    return read({"text_input": "A fire", **tensors}, json.dumps(values)).params(DEFAULTS, 1000)
 
 
 def test_values_that_are_not_named_are_the_engine_s() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.unit.real_gemma2 import GEMMA2
+from tests.unit.real_whisper import WHISPER
 
 Config = dict[str, Any]
 
@@ -385,6 +386,7 @@ REAL: dict[str, Config] = {
         "use_cache_quantization": False,
     },
     **GEMMA2,
+    **WHISPER,
     "gpt2": _GPT2,
     "gpt2-medium": _GPT2
     | {"n_embd": 1024, "n_head": 16, "n_layer": 24, "n_special": 0, "predict_special_tokens": True},

@@ -51,8 +51,9 @@ def refusal(name: str, **changes: Any) -> str:
 def test_real_configs_are_read(name: str) -> None:
     hf = json.loads(json.dumps(REAL[name]))
     config = read(hf)
-    assert config.num_layers == hf.get("num_hidden_layers", hf.get("n_layer"))
-    assert config.hidden_size == hf.get("hidden_size", hf.get("n_embd"))
+    layers, sizes = ("decoder_layers", "num_hidden_layers", "n_layer"), ("d_model", "hidden_size", "n_embd")
+    assert config.num_layers == next(hf[key] for key in layers if key in hf)
+    assert config.hidden_size == next(hf[key] for key in sizes if key in hf)
 
 
 def test_what_is_read_of_them() -> None:
@@ -114,6 +115,9 @@ class _Recorder(dict[str, Any]):
         return super().__getitem__(key)
 
 
+_MASKED = ("prob", "length", "min_masks")
+
+
 def _variants(name: str) -> Iterator[Mapping[str, Any]]:
     """Configs of one architecture: the real ones, those with a window, and all of these less one key."""
     window = {"use_sliding_window": True, "sliding_window": 1 << 40, "max_window_layers": 0}
@@ -143,6 +147,11 @@ def test_the_keys_that_it_lists_are_those_that_it_reads(architecture: Any) -> No
         nothing = {"predict_special_tokens"}
     if architecture.name == "gemma2":
         nothing = {"hidden_act", "sliding_window_size", "cache_implementation"}
+    if architecture.name == "whisper":
+        nothing = {"is_encoder_decoder", "num_hidden_layers", "init_std", "forced_decoder_ids"}
+        nothing |= {"encoder_layerdrop", "decoder_layerdrop", "median_filter_width", "classifier_proj_size"}
+        nothing |= {"apply_spec_augment", "use_weighted_layer_sum"}
+        nothing |= {f"mask_{axis}_{key}" for axis in ("time", "feature") for key in _MASKED}
     if architecture.name == "qwen":
         nothing = {"bf16", "fp16", "fp32", "params_dtype", "onnx_safe", "softmax_in_fp32"}
     assert architecture.keys - asked == nothing
