@@ -35,6 +35,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=TrainOptions.rows)
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--compile", action="store_true", help="torch.compile the encoder")
+    parser.add_argument("--test", type=int, help="utterances of a language and test; all")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
@@ -74,7 +75,7 @@ def main() -> None:
         print(f"{100 * run.progress:.0f} % of the run; --resume goes on", flush=True)
         return
     del sound
-    results = evaluate(load_exported(model_folder).to(device), args.speech, vocabulary, device)
+    results = evaluate(load_exported(model_folder).to(device), args.speech, vocabulary, device, args.test)
     (args.out / "scores.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -114,6 +114,7 @@ def export(weights: dict[str, Tensor], shape: Shape, vocabulary: Path, out: Path
     words = SpeechVocabulary(out)
     kept = {f"model.{name}": tensor for name, tensor in weights.items() if not name.startswith("phones.")}
     save_file(half(kept), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     files = {
         "config": model_config(shape, words),
         "generation_config": generation_config(shape, words, out),

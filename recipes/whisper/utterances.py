@@ -116,18 +116,27 @@ Recorded = tuple[Utterance, np.ndarray, np.ndarray]
 
 
 def speak(
-    espeak: Espeak, rng: random.Random, pair: Pair, language: Language, variants: Sequence[str]
+    espeak: Espeak,
+    rng: random.Random,
+    pair: Pair,
+    language: Language,
+    variants: Sequence[str],
+    shift: float = 1.0,
 ) -> Recorded:
-    """An utterance, its samples (int16 [N], N a multiple of ``HOP``) and its labels (uint8 [N / HOP])."""
+    """An utterance, its samples (int16 [N], N a multiple of ``HOP``) and its labels (uint8 [N / HOP]).
+
+    ``shift``: the recording is played so many times as fast, which moves pitch and formants: another throat.
+    """
     text, other = (pair.en, pair.de) if language == "en" else (pair.de, pair.en)
     voice = f"{rng.choice(ACCENTS[language])}+{rng.choice(variants)}"
     spoken = espeak.speak(text, voice, rng.randint(120, 210), rng.randint(25, 75), rng.randint(25, 75))
-    ratio = RATE / spoken.rate
+    rate = round(spoken.rate * shift / 50) * 50
+    ratio = RATE / rate
     phonemes = [(name.strip("ˈˌ"), round(at * ratio)) for name, at in spoken.phonemes]
     words = _words(text, spoken, phonemes, ratio)
     last = next(i for i in range(len(phonemes) - 1, -1, -1) if phonemes[i][0])
     length = -(-(phonemes[last + 1][1] if last + 1 < len(phonemes) else 10**9) // HOP) * HOP
-    samples = resampled(spoken.samples, spoken.rate)
+    samples = resampled(spoken.samples, rate)
     length = min(length, len(samples) // HOP * HOP)
     found = Utterance(language, text, other, voice, words, length)
     return found, samples[:length], _labels(phonemes, length)
@@ -211,7 +220,10 @@ def _training_shard(job: tuple[Path, int, int]) -> float:
     folder, seed, count = job
     rng, espeak = random.Random(f"voice {seed}"), _espeak()
     pairs = islice(training_sentences(seed), count)
-    said = [speak(espeak, rng, pair, rng.choice(LANGUAGES), SEEN) for pair in pairs]
+    said = []
+    for pair in pairs:
+        shift = rng.uniform(0.88, 1.15) if rng.random() < 0.6 else 1.0
+        said.append(speak(espeak, rng, pair, rng.choice(LANGUAGES), SEEN, shift))
     return write_shard(folder / f"train-{seed:05d}", said)
 
 
@@ -233,7 +245,7 @@ def make_utterances(folder: Path, hours: float, processes: int) -> float:
     mean_seconds = 3.9
     shards = max(1, round(hours * 3600 / mean_seconds / CHUNK))
     jobs = [(folder, seed, CHUNK) for seed in range(1, shards + 1)]
-    with get_context("spawn").Pool(processes) as pool:
+    with get_context("fork").Pool(processes) as pool:
         tests = pool.map_async(_test_shard, [(folder, "test-seen", SEEN), (folder, "test-unseen", UNSEEN)])
         made = sum(pool.imap_unordered(_training_shard, jobs))
         tests.get()
