@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from recipes.whisper.windows import Batch, Plan, Planner
 
 MOST = 224  # tokens of a window
 GOOD_SECONDS = 0.1
+SILENT = 0.6  # a transcriber's threshold
+NOISE_ALONE = replace(NOISY, babble=0.0)  # babble is speech
 _ROWS = 50
 _TOGETHER = 5  # sentences of a long window
 
@@ -111,6 +114,22 @@ def scored(
     }
 
 
+@torch.no_grad()
+def silence(
+    model: PocketWhisper, spoken: Sequence[Plan], sound: Sound, vocabulary: SpeechVocabulary
+) -> dict[str, float]:
+    """Shares of noisy windows rightly told apart by <|nospeech|> at 0.6: those with speech, those without."""
+    generator, length = torch.Generator().manual_seed(9), 30 * RATE
+    empty = [Plan([vocabulary.start], [0], [(-1, -1)], length=(5 + i) * RATE) for i in range(25)]
+    shares = []
+    for plans in (spoken[:_ROWS], empty):
+        features = sound.render(Batch.of(plans), length, generator, NOISE_ALONE).features
+        start = torch.full((len(plans), 1), vocabulary.start, device=features.device)
+        logits = model.logits(model.decoder(start, model.encoder(features))[0][:, 0])
+        shares.append(float((logits.softmax(-1)[:, vocabulary.no_speech] > SILENT).float().mean()))
+    return {"speech_is_speech": round(1 - shares[0], 4), "silence_is_silence": round(shares[1], 4)}
+
+
 def evaluate(
     model: PocketWhisper,
     speech: Path,
@@ -135,6 +154,8 @@ def evaluate(
                 results[f"{test} {windows} {name}"] = found
                 shown = {key: value for key, value in found.items() if key != "failures"}
                 print(f"{test} {windows} {name}: {json.dumps(shown)}", flush=True)
+        results[f"{test} silence"] = silence(model, plans, sound, vocabulary)
+        print(f"{test} silence: {json.dumps(results[f'{test} silence'])}", flush=True)
     return results
 
 

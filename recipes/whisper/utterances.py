@@ -242,7 +242,7 @@ def _test_shard(job: tuple[Path, str, tuple[str, ...]]) -> float:
 def make_utterances(folder: Path, hours: float, processes: int) -> float:
     """Write training shards of about ``hours``, and both tests'; returns the hours of training speech."""
     folder.mkdir(parents=True, exist_ok=True)
-    mean_seconds = 3.9
+    mean_seconds = 3.65
     shards = max(1, round(hours * 3600 / mean_seconds / CHUNK))
     jobs = [(folder, seed, CHUNK) for seed in range(1, shards + 1)]
     with get_context("fork").Pool(processes) as pool:
