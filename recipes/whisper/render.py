@@ -52,11 +52,11 @@ NOISY = Acoustics(clean=0.0, masks=0.0, noise=1.0, least_snr=10.0)
 
 
 class Sound:
-    """All samples (int16) and labels (uint8) on a device."""
+    """All samples (int16 [steps, HOP]) and labels (uint8 [steps, 1]) on a device, by steps of 20 ms."""
 
     def __init__(self, samples: np.ndarray, labels: np.ndarray, device: torch.device) -> None:
-        self.samples = torch.from_numpy(samples).to(device)
-        self.labels = torch.from_numpy(labels).to(device)
+        self.samples = torch.from_numpy(samples).to(device).view(-1, HOP)
+        self.labels = torch.from_numpy(labels).to(device).view(-1, 1)
         self.device = device
 
     def render(
@@ -65,7 +65,7 @@ class Sound:
         """Features of ``length`` samples each; ``generator`` is of the CPU and draws all that is random."""
         how, rows = how or Acoustics(), len(batch.ends)
         pieces, ends = batch.pieces.to(self.device), batch.ends.to(self.device)
-        wave = self._placed(pieces, rows, length, self.samples, 1).float() / 32768
+        wave = self._placed(pieces, rows, length // HOP, self.samples).float() / 32768
         wave = self._acoustics(wave, generator, how)
         inside = torch.arange(length, device=self.device) < ends[:, None]
         features = log_mel(wave * inside, MELS)
@@ -73,20 +73,20 @@ class Sound:
         zeroed = (torch.rand(rows, generator=generator) < 0.6).to(self.device)
         frames = torch.arange(features.shape[-1], device=self.device) < (ends // FRAME)[:, None]
         features = features * (frames | ~zeroed[:, None])[:, None]
-        labels = self._placed(pieces, rows, length // HOP, self.labels, HOP)
+        labels = self._placed(pieces, rows, length // HOP, self.labels)
         return Heard(self._masked(features, generator, how.masks), labels)
 
-    def _placed(self, pieces: Tensor, rows: int, length: int, values: Tensor, step: int) -> Tensor:
-        """Values of all pieces [P, 4] at their places: [rows, length]; ``step``: samples of a value."""
-        found = torch.zeros(rows * length, dtype=values.dtype, device=self.device)
-        sources, lengths, places = (column // step for column in pieces[:, :3].unbind(1))
+    def _placed(self, pieces: Tensor, rows: int, length: int, values: Tensor) -> Tensor:
+        """Steps of all pieces [P, 4] at their places in rows of ``length`` steps: [rows, length * width]."""
+        found = torch.zeros(rows * length, values.shape[1], dtype=values.dtype, device=self.device)
+        sources, lengths, places = (column // HOP for column in pieces[:, :3].unbind(1))
         places = places + pieces[:, 3] * length
         before, total = lengths.cumsum(0) - lengths, int(lengths.sum())
         steps = torch.arange(total, device=self.device)
         repeat = torch.repeat_interleave
         into = steps + repeat(places - before, lengths, output_size=total)
         found[into] = values[steps + repeat(sources - before, lengths, output_size=total)]
-        return found.view(rows, length)
+        return found.view(rows, -1)
 
     def _acoustics(self, wave: Tensor, generator: torch.Generator, how: Acoustics) -> Tensor:
         rows, length = wave.shape
@@ -127,13 +127,12 @@ class Sound:
 
     def _babble(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Several places of all samples at once."""
-        most = max(len(self.samples) - length, 1)
-        starts = torch.randint(most, (rows, _BABBLE_VOICES), generator=generator).to(self.device)
-        steps = torch.arange(length, device=self.device) % len(self.samples)
+        steps = torch.arange(length // HOP, device=self.device)
+        starts = torch.randint(len(self.samples), (rows, _BABBLE_VOICES), generator=generator).to(self.device)
         found = torch.zeros(rows, length, device=self.device)
         for voice in range(_BABBLE_VOICES):
-            places = (starts[:, voice, None] + steps).clamp(max=len(self.samples) - 1)
-            found += self.samples[places].float()
+            places = (starts[:, voice, None] + steps) % len(self.samples)
+            found += self.samples[places].view(rows, length)
         return found / 32768
 
     def _mixed(
