@@ -67,8 +67,10 @@ def _joined(word: list[bytes], pair: Pair) -> list[bytes]:
     return found
 
 
-def train_bpe(texts: Iterable[str], ranks: int, keep_single: str = "", rare: int = 0) -> dict[bytes, int]:
-    """Learn ``ranks`` tokens (256 bytes included) from ``texts`` cut by Qwen's split pattern.
+def train_bpe(
+    texts: Iterable[str], ranks: int, keep_single: str = "", rare: int = 0, split: str = SPLIT
+) -> dict[bytes, int]:
+    """Learn ``ranks`` tokens (256 bytes included) from ``texts`` cut by ``split``, Qwen's pattern.
 
     A character outside ASCII that occurs more than ``rare`` times gets a token of its own before any pair is
     counted; the others are spelled in bytes. Characters in ``keep_single`` always have one, and are never
@@ -79,7 +81,7 @@ def train_bpe(texts: Iterable[str], ranks: int, keep_single: str = "", rare: int
     """
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(regex.findall(SPLIT, text))
+        words.update(regex.findall(split, text))
     seen: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:

@@ -1,0 +1,1 @@
+"""How models/pocket-whisper is made: sentences, synthesised speech, training, export."""
