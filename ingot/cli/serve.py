@@ -121,7 +121,7 @@ def serve(
     _check_page(page, wanted.web)
     sides = _text_sides(models)
     for side, model in zip(sides, models, strict=True):
-        _check_proof(side, model.unproven)
+        side.check_proof(unproven=model.unproven, allow="add --unproven")
     loads = {side.name: _load(side, model) for side, model in zip(sides, models, strict=True)}
     import asyncio
 
@@ -227,14 +227,6 @@ def _text_sides(models: list[Model]) -> list[TextSide]:
     if len(set(names)) != len(names):
         raise RequestError("two engines have the same name", seen=names, flag="--name")
     return [TextSide.read(one, path) for one, path in zip(names, paths, strict=True)]
-
-
-def _check_proof(side: TextSide, unproven: bool) -> None:
-    if side.doubt is not None and not unproven:
-        raise EngineError(
-            f"{side.name} is not served: {side.doubt}",
-            fix="prove it with `ingot build` and `ingot verify`, or add --unproven",
-        )
 
 
 def _load(side: TextSide, model: Model) -> Load:

@@ -73,6 +73,16 @@ class TextSide:
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         return cls(name, folder, manifest, text, text.tokenizer, read_defaults(manifest.generation), doubt)
 
+    def check_proof(self, *, unproven: bool, allow: str) -> None:
+        """Refuse a model that is not to be trusted, unless it is served ``unproven``; ``allow`` says how.
+
+        Raises:
+            EngineError: as said.
+        """
+        if self.doubt is not None and not unproven:
+            fix = f"prove it with `ingot build` and `ingot verify`, or {allow}"
+            raise EngineError(f"{self.name} is not served: {self.doubt}", fix=fix)
+
 
 class ServedModel:
     """A text side and the engine that runs it."""

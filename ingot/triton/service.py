@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ingot.engine.manifest import is_engine
-from ingot.errors import EngineError, NoSuchPathError
+from ingot.errors import NoSuchPathError
 from ingot.serve.answering import Job
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, unavailable
@@ -44,12 +44,8 @@ def trusted_side(name: str, folder: Path, *, unproven: bool) -> TextSide:
     if not is_engine(folder):
         raise NoSuchPathError("not an engine folder", seen=folder, fix="make one with `ingot build`")
     side = TextSide.read(name, folder)
-    if side.doubt is not None and not unproven:
-        raise EngineError(
-            f"{name} is not served: {side.doubt}",
-            fix="prove it with `ingot build` and `ingot verify`, or allow it: --unproven, or in config.pbtxt "
-            'the parameter unproven "true"',
-        )
+    allow = 'allow it: --unproven, or in config.pbtxt the parameter unproven "true"'
+    side.check_proof(unproven=unproven, allow=allow)
     return side
 
 

@@ -21,7 +21,6 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ingot.config.serve import ServeConfig
-from ingot.errors import EngineError
 from ingot.serve.app import ServerState, make_app
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.grammar_checks import GrammarChecks
@@ -46,9 +45,7 @@ class EngineReplica:
             EngineError, CheckpointError, OutOfMemoryError: it cannot be loaded, or is not to be served.
         """
         side = TextSide.read(name, Path(args.path))
-        if side.doubt is not None and not args.unproven:
-            fix = "prove it with `ingot build` and `ingot verify`, or set unproven: true"
-            raise EngineError(f"{name} is not served: {side.doubt}", fix=fix)
+        side.check_proof(unproven=args.unproven, allow="set unproven: true")
         metrics = Metrics()
         self._engine = await EngineClient.start(name, args.load(), config, metrics.of(name))
         model = ServedModel(side, self._engine, GrammarChecks())
