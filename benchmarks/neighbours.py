@@ -96,14 +96,15 @@ class Maker:
         return post(COMPLETIONS, {**self._values(1), "prompt": prompt, "echo": True, "logprobs": 5})
 
     def schema(self) -> bytes:
-        """64 KB of properties; 400 where the server takes no schema."""
+        """64 KB of properties."""
         fields: dict[str, Any] = {}
         while len(json.dumps(fields)) < 64000:
             name = "_".join(self.rng.choices(_WORDS, k=3)) + str(len(fields))
             fields[name] = {"type": "string", "enum": [words(2, self.rng) for _ in range(4)]}
         schema = {"type": "object", "properties": fields, "required": list(fields)[:1]}
         wanted = {"type": "json_schema", "json_schema": {"name": "wide", "schema": schema, "strict": True}}
-        return self._chat([words(8, self.rng)], response_format=wanted)
+        values = {"response_format": wanted, "ignore_eos": False, "max_tokens": 64}
+        return self._chat([words(8, self.rng)], **values)
 
     def talk(self) -> bytes:
         """200 messages in three quarters of the context."""
