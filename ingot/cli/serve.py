@@ -29,6 +29,7 @@ _NAME = "Model name that clients use, one for each engine in order; may be repea
 _DEVICE = "auto, cuda, cuda:N or cpu: one for all engines, or repeated, one for each in order."
 _CONFIG = "Flags, and engines with flags of their own; the command line overrides it (docs/serving.md)."
 _CHUNK = "Tokens of one prompt per step while others decode; more shorten its TTFT and slow their steps."
+_CHUNKS = "64 of prompts over 2048 tokens on a GPU, 16 on a CPU"
 _WEB = "Serve a chat page beside the API, in a process of its own (needs the extra `web`)."
 _UNPROVEN = "Serve an engine without a proof, or whose last `ingot verify` failed, and a checkpoint."
 
@@ -70,9 +71,7 @@ class Serving:
     unproven: Annotated[bool, option(_UNPROVEN, "--unproven", panel=_SERVER)] = False
     device: Annotated[list[str] | None, option(_DEVICE, shown="auto")] = None
     threads: Threads = None
-    prompt_chunk: Annotated[
-        int | None, option(_CHUNK, shown="64 on a GPU, 16 on a CPU", panel=LIMITS, min=1)
-    ] = None
+    prompt_chunk: Annotated[int | None, option(_CHUNK, shown=_CHUNKS, panel=LIMITS, min=1)] = None
 
 
 @dataclass(frozen=True)

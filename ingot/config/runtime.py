@@ -31,6 +31,7 @@ class RuntimeConfig(JsonConfig):
             sixteenth more ends the last prompt, the step takes it.
         prompt_chunk: tokens of one prompt that a step computes at most while other requests decode, so that
             a long prompt costs their steps little; None: what the budget leaves.
+        long_prompt: ``prompt_chunk`` cuts only prompts with more tokens to compute than this.
         cache_tokens: size of the KV cache in tokens; None holds a full batch of longest requests, on a GPU
             as far as ``memory_fraction`` goes, on a CPU up to 256 MiB or one longest request.
         prefix_reuse: share the blocks of equal prompt beginnings.
@@ -56,6 +57,7 @@ class RuntimeConfig(JsonConfig):
     block_size: int = 64
     token_budget: int = 2048
     prompt_chunk: int | None = None
+    long_prompt: int = 0
     cache_tokens: int | None = None
     prefix_reuse: bool = True
     cuda_graphs: bool = True
@@ -76,6 +78,8 @@ class RuntimeConfig(JsonConfig):
             raise ConfigError("token_budget must be >= 1", seen=self.token_budget)
         if self.prompt_chunk is not None and self.prompt_chunk < 1:
             raise ConfigError("prompt_chunk must be >= 1", seen=self.prompt_chunk, flag="--prompt-chunk")
+        if self.long_prompt < 0:
+            raise ConfigError("long_prompt must not be negative", seen=self.long_prompt)
         if self.cache_tokens is not None and self.cache_tokens < 1:
             raise ConfigError("cache_tokens must be >= 1", seen=self.cache_tokens)
         if self.encoder_budget < 1:

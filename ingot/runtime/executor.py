@@ -37,7 +37,7 @@ from ingot.runtime.likelihood import Keep, keep_logits
 from ingot.runtime.rehearsal import checked_kinds, checked_sizes, rehearse
 from ingot.runtime.request import FinishReason, Request
 from ingot.runtime.runner import Runner
-from ingot.runtime.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
+from ingot.runtime.scheduler import Chunking, ScheduledBatch, ScheduledRequest, Scheduler
 from ingot.runtime.selection import Choice, TokenSelector, not_a_number
 from ingot.runtime.token_feed import TokensInFlight
 from ingot.runtime.token_logprobs import TokenLogprobs, read_logprobs
@@ -74,7 +74,7 @@ class Executor:
         encoders: EncoderCache | None = None,
         inputs: InputRules | None = None,
         grammars: Grammars | None = None,
-        prompt_chunk: int | None = None,
+        chunking: Chunking | None = None,
     ) -> None:
         self.runner = runner
         self.blocks = blocks
@@ -88,7 +88,7 @@ class Executor:
             vocab_size, max_batch_size, max_seq_len, blocks, model.rope_offset, inputs, grammars, stop_ids
         )
         token_budget = max(token_budget, max_batch_size)
-        self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, prompt_chunk)
+        self.scheduler = Scheduler(blocks, max_batch_size, token_budget, encoders, chunking)
         self.masks = GrammarMasks(runner.feed.masks)
         self.selector = TokenSelector(stop_ids, runner.feed.counts, self.masks)
         self.num_preemptions = 0

@@ -49,6 +49,7 @@ class Request:
         encoded: entries of the encoder cache that it holds, by the index of the input.
         matcher: what its grammar allows; it is asked between two tokens, by the host.
         sits_out: not scheduled until the mask of its next token is there.
+        is_long: its prompt is cut into chunks beside decodes, to its end.
         ended: no longer scheduled; a step under way may still compute a token of it, for nothing.
     """
 
@@ -72,6 +73,7 @@ class Request:
     pending_row: int = -1
     matcher: GrammarMatcher | None = None
     sits_out: bool = False
+    is_long: bool = False
     ended: bool = False
     inputs: tuple[RequestInput, ...] = ()
     encoded: dict[int, EncoderEntry] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from ingot.layers.batch import ForwardBatch, LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.runtime.encoding import Encoding
 from ingot.runtime.forward import Forward
-from ingot.runtime.graphs import DecodeGraphs
+from ingot.runtime.graphs import DecodeGraphs, sampling_kind
 from ingot.runtime.prompt_graphs import PromptGraphs
 from ingot.runtime.sampled_step import leave_tokens, sampled_step
 from ingot.runtime.sampler import RowSampling
@@ -127,11 +127,11 @@ class Runner:
             self.graphs.launch(step, draws)
         elif self.prompts is not None and graphable and self.prompts.fits(step):
             logits, buffer = self.prompts.run(step, draws)
-            leave_tokens(logits, buffer.draws(len(draws), draws), self.feed)
+            leave_tokens(logits, buffer.draws(len(draws), self._way(draws)), self.feed)
         else:
             batch = self._eager_batch(step, draws)
             buffer = self._eager_buffer()
-            values = buffer.draws(len(draws), draws)
+            values = buffer.draws(len(draws), self._way(draws))
             sampled_step(self.forward, batch, buffer.feed_rows[: step.num_tokens], values, self.feed)
             self.forward.observed(self.forward.record)
         return self.feed.send(len(draws), logprobs=any(draw.logprobs for draw in draws))
@@ -159,6 +159,12 @@ class Runner:
     def _decodes(step: ScheduledBatch, graphs: DecodeGraphs) -> bool:
         single = all(item.count == 1 and item.samples for item in step.requests)
         return single and graphs.fits(len(step.requests))
+
+    def _way(self, draws: Sequence[RowSampling]) -> Sequence[RowSampling]:
+        """Rows that say what the sampler may skip: on a GPU those of a graph, whose kernels are built.
+        Kernels of a batch's own would be built in the middle of the others' streams.
+        """
+        return draws if self.graphs is None else sampling_kind(draws)
 
     def _eager_batch(self, step: ScheduledBatch, draws: Sequence[RowSampling]) -> ForwardBatch:
         buffer = self._eager_buffer()

@@ -56,6 +56,16 @@ class ScheduledBatch:
         return next((i for i, r in enumerate(self.requests) if r.count > 1), len(self.requests))
 
 
+@dataclass(frozen=True)
+class Chunking:
+    """What a step computes of one prompt beside decodes: ``tokens`` at most (None: what the budget leaves) of
+    those with more than ``beyond`` to compute.
+    """
+
+    tokens: int | None = None
+    beyond: int = 0
+
+
 class Scheduler:
     """First come, first served; the newest running request gives way when blocks run out.
 
@@ -70,13 +80,13 @@ class Scheduler:
         max_batch_size: int,
         token_budget: int,
         encoders: EncoderCache | None = None,
-        prompt_chunk: int | None = None,
+        chunking: Chunking | None = None,
     ) -> None:
         self.cache = cache
         self.encoders = encoders
         self.max_batch_size = max_batch_size
         self.token_budget = token_budget
-        self.prompt_chunk = prompt_chunk
+        self.chunking = chunking or Chunking()
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.prefix_queries = self.prefix_hits = 0
@@ -189,9 +199,10 @@ class Scheduler:
         """How many of a request's tokens the next step computes.
 
         The last one with tokens of a prompt may go over the budget by ``spare_tokens``, so that a few of them
-        do not need a step of their own. Beside decodes nobody gets more than ``prompt_chunk``.
+        do not need a step of their own. Beside decodes a long prompt gets no more than its chunk, to its end.
         """
-        chunk = self.prompt_chunk if self._beside_decodes else None
+        request.is_long |= request.num_uncomputed > self.chunking.beyond
+        chunk = self.chunking.tokens if self._beside_decodes and request.is_long else None
         if chunk is not None:
             budget = min(budget, chunk)
         if request.all_logits:

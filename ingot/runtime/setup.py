@@ -29,6 +29,7 @@ from ingot.runtime.forward import Forward
 from ingot.runtime.inputs import InputRules
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.runner import Runner, make_caches
+from ingot.runtime.scheduler import Chunking
 from ingot.structured.grammars import Grammars
 
 
@@ -86,7 +87,7 @@ def make_executor(
         encoders=encoders,
         inputs=_input_rules(model, setting),
         grammars=grammars,
-        prompt_chunk=config.prompt_chunk,
+        chunking=Chunking(config.prompt_chunk, config.long_prompt),
     )
 
 

@@ -45,9 +45,13 @@ from ingot.serve.protocol import (
 )
 from ingot.serve.scoring import keep_scores, scores
 
-# Tokens of one prompt beside decodes, where no flag says: what their steps take without becoming 10 % longer
-# (benchmarks/stalls.py). A GPU's are bound by the bytes of the weights, and leave room for more.
-PROMPT_CHUNKS = {"cuda": 64, "cpu": 16}
+# What a step takes of one prompt beside decodes, where no flag says. On a GPU most prompts are computed whole:
+# at 64 tokens a step the first token of 512 took three times as long (docs/results/load_curve/). A chunk of a
+# long one should make the others' steps no more than 10 % longer (benchmarks/stalls.py).
+PROMPT_CHUNKS = {
+    "cuda": {"prompt_chunk": 64, "long_prompt": RuntimeConfig.token_budget},
+    "cpu": {"prompt_chunk": 16, "long_prompt": 0},
+}
 _REASONS: dict[FinishReason, Reason] = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -191,7 +195,7 @@ def _open(load: ToEngine) -> Executor:
     given = {"layers": None, "quant": None, "chat_template": None}
     device = resolve_device(load.device or "auto")
     if runtime.prompt_chunk is None:
-        runtime = runtime.replace(prompt_chunk=PROMPT_CHUNKS[device.type])
+        runtime = runtime.replace(**PROMPT_CHUNKS[device.type])
     engine = open_engine(load.path, device, given=given, limits={**lengths, "runtime": runtime})
     executor = executor_of(engine, runtime.of_engine(engine.manifest.build.kv_dtype))
     executor.warm_up(None)

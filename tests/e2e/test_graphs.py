@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton import knobs
 
 from ingot import LLM, SamplingParams
 from ingot.config.runtime import RuntimeConfig
@@ -223,7 +224,9 @@ def test_unknown_kinds_are_named(folders: dict[str, Path]) -> None:
 
 
 @pytest.mark.gpu
-def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> None:
+def test_no_kind_of_sampling_waits_for_a_capture_or_a_kernel(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = LLM(folders["llama"], "cuda", compute_dtype="fp16", max_batch_size=4, max_seq_len=64)
     graphs = llm.executor.runner.graphs
     assert graphs is not None
@@ -232,6 +235,8 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
     llm.warm_up()
     captured = {(bucket, kind) for bucket in (1, 2, 4) for kind in KINDS.values()}
     assert set(graphs._captured) == captured
+    built: list[str] = []
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: built.append(told["repr"]))
     params = SamplingParams(max_new_tokens=4, ignore_eos=True)
     assert llm.executor.runner.feed.counts.num_held == 0, "a capture takes no slot"
     before = llm.executor.runner.feed.counts.table
@@ -254,6 +259,7 @@ def test_no_kind_of_sampling_waits_for_a_capture(folders: dict[str, Path]) -> No
             while llm.executor.has_work:
                 llm.executor.step()
         assert steps.ahead == len(steps.steps) > 4, change
+    assert not built, "a kernel is built while others wait"
     assert set(graphs._captured) == captured
     assert llm.executor.runner.feed.counts.table.data_ptr() == before.data_ptr(), "graphs hold its address"
     assert llm.executor.runner.feed.masks.table.data_ptr() == masks
@@ -298,6 +304,11 @@ def test_a_neighbour_s_grammar_changes_no_bit(folders: dict[str, Path]) -> None:
 )
 def test_the_least_general_kind_that_does_all_rows(values: list[dict[str, Any]], kind: str) -> None:
     draws = [RowSampling(**one) for one in values]
+    runner = Runner.__new__(Runner)
+    runner.graphs = DecodeGraphs.__new__(DecodeGraphs)
+    assert runner._way(draws) == KINDS[kind], "a step beside prompts asks for no kernels of its own"
+    runner.graphs = None
+    assert runner._way(draws) is draws
     assert sampling_kind(draws) == KINDS[kind]
     flags, wanted = (SamplingTensors.from_rows(rows, "cpu") for rows in (KINDS[kind], draws))
     for name in ("any_rules", "any_masks", "any_logprobs", "any_top_p"):

@@ -19,7 +19,7 @@ from ingot.runtime.executor import Executor, Update
 from ingot.runtime.kv_cache import BlockManager
 from ingot.runtime.rehearsal import rehearse
 from ingot.runtime.request import Request
-from ingot.runtime.scheduler import ScheduledBatch, Scheduler
+from ingot.runtime.scheduler import Chunking, ScheduledBatch, Scheduler
 from ingot.runtime.token_logprobs import TokenLogprobs
 from tests.unit.fake_executor import LONG_PROMPT, VOCAB, check_blocks, check_empty, check_step, fake_executor
 from tests.unit.fake_matcher import FakeMatcher
@@ -78,7 +78,7 @@ def test_decodes_come_before_chunks_and_never_wait_for_them() -> None:
 
 def test_a_chunk_beside_decodes_is_bounded_and_alone_it_is_not() -> None:
     s = scheduler(budget=32)
-    s.prompt_chunk = 5
+    s.chunking = Chunking(5)
     s.add(request("long", 60))
     assert shares(run(s)) == [("long", 0, 32)]
     s.finish(s.running[0])
@@ -93,9 +93,22 @@ def test_a_chunk_beside_decodes_is_bounded_and_alone_it_is_not() -> None:
     assert shares(run(s)) == [decode[3], ("a", 12, 1), ("b", 12, 1)]
 
 
+def test_only_a_long_prompt_is_cut_beside_decodes_and_to_its_end() -> None:
+    s = scheduler(budget=32)
+    s.chunking = Chunking(5, beyond=12)
+    s.add(request("short", 3, first=100))
+    run(s)
+    s.add(request("whole", 12, first=200))
+    s.add(request("long", 14, first=300))
+    decode = [("short", 3 + i, 1) for i in range(4)]
+    assert shares(run(s)) == [decode[0], ("whole", 0, 12), ("long", 0, 5)]
+    assert shares(run(s)) == [decode[1], ("whole", 12, 1), ("long", 5, 5)]
+    assert shares(run(s)) == [decode[2], ("whole", 13, 1), ("long", 10, 4)]
+
+
 def test_a_scored_prompt_is_bounded_beside_decodes_too() -> None:
     s = scheduler(budget=32)
-    s.prompt_chunk = 5
+    s.chunking = Chunking(5)
     s.add(request("short", 3))
     run(s)
     scored = request("scored", 12, first=100)
