@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tests.clients.environments import ROOT, run
 from tests.serve.client import Server, wait_for
@@ -92,9 +94,16 @@ def test_vllm_bench_serve_measures_the_server(url: str, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("bench", "serve", "--backend", "openai", "--base-url", url, "--model", "pocket")
     data = ("--dataset-name", "custom", "--dataset-path", tmp_path / "prompts.jsonl", "--num-prompts", 12)
-    how = ("--skip-tokenizer-init", "--custom-output-len", 16, "--ignore-eos", "--max-concurrency", 4)
+    words_alone = Tokenizer(
+        WordLevel({"Story": 0, "?": 1}, unk_token="?")
+    )  # without one it asks for one token
+    words_alone.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    # Without a tokenizer it asks for one token.
+    size = ("--custom-output-len", 16, "--tokenizer", tmp_path)
+    how = ("--skip-chat-template", "--ignore-eos", "--max-concurrency", 4)
     out = ("--save-result", "--result-dir", tmp_path, "--result-filename", "result.json")
-    run("vllm", "vllm", "vllm", *words, *data, *how, *out, cwd=tmp_path)
+    run("vllm", "vllm", "vllm", *words, *data, *size, *how, *out, cwd=tmp_path)
     found = json.loads((tmp_path / "result.json").read_text())
     assert found["completed"] == 12
     assert found["total_output_tokens"] == 12 * 16
