@@ -13,11 +13,8 @@ RUN apt-get update \
     && python3 -m venv /opt/ingot
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
-COPY docker/constraints.txt page.txt
 COPY ingot ingot
-RUN sed '/^pillow==/d' constraints.txt > image.txt \
-    && cat page.txt >> image.txt \
-    && /opt/ingot/bin/pip install --no-cache-dir -c image.txt '.[serve,web,grammar]'
+RUN /opt/ingot/bin/pip install --no-cache-dir -c constraints.txt '.[serve,web,grammar]'
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -105,16 +105,6 @@ def test_mounted_and_copied_files_are_there() -> None:
     assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-def test_the_page_s_versions_leave_the_others_as_they_are() -> None:
-    def versions(path: Path) -> dict[str, str]:
-        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
-        return {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower(): line for line in lines}
-
-    page, rest = versions(DOCKER / "constraints.txt"), versions(ROOT / "constraints.txt")
-    assert set(page) & set(rest) == {"pillow"}
-    assert list(page) == sorted(page)
-
-
 @pytest.mark.slow
 def test_hadolint_finds_nothing() -> None:
     tool = Path(sysconfig.get_path("scripts")) / "hadolint"
