@@ -54,6 +54,10 @@ class Metrics:
         self.ended = Counter(
             "ingot_request_success", "Answers that ended.", (*_LABEL, "finished_reason"), registry=own
         )
+        self.recordings = Counter(
+            "ingot_audio_requests", "Recordings that were transcribed.", _LABEL, registry=own
+        )
+        self.audio = Counter("ingot_audio_seconds", "Their seconds of audio.", _LABEL, registry=own)
         self.running = Gauge("ingot_num_requests_running", "Requests in the batch.", _LABEL, registry=own)
         self.waiting = Gauge("ingot_num_requests_waiting", "Requests that wait.", _LABEL, registry=own)
         self.cache = Gauge(
@@ -108,6 +112,11 @@ class EngineMetrics:
         self._latency.observe(now - answering.started)
         for answer in answering.answers(position):
             self._metrics.ended.labels(self._name, answer.finish_reason).inc()
+
+    def heard(self, seconds: float) -> None:
+        """A recording has been transcribed."""
+        self._metrics.recordings.labels(self._name).inc()
+        self._metrics.audio.labels(self._name).inc(seconds)
 
     def state(self, gauges: Gauges, *, proven: bool, alive: bool) -> None:
         """The engine as it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from tests.serve.published import Published, Schema, Unpublished
 
 NAME = "pocket"
 TOOLS = "pocket-tools"
+EARS = "ears"
 MAX_SEQ_LEN = 512
+HEARD = 48  # of the model that hears
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +73,27 @@ def chat(text: str = "What is 12 + 30?", **values: Any) -> dict[str, Any]:
 def completion(prompt: object = "A fire broke out in a", **values: Any) -> dict[str, Any]:
     """A body of ``/v1/completions``."""
     return {"model": NAME, "prompt": prompt, **values}
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that hears: Whisper's architecture and words, tiny and random."""
+    from tests.encoders.speech import write_speech
+
+    words = DATA / "tokenizers" / "whisper" / "multilingual.tiktoken"
+    if not words.exists():
+        pytest.skip("no published vocabulary of Whisper")
+    folder = tmp_path_factory.mktemp("serve") / EARS
+    end, start = 50257, 50258
+    sizes = {"vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500}
+    ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end, "decoder_start_token_id": start}
+    write_speech(folder, max_target_positions=448, **sizes, **ids)
+    shutil.copy(words, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def hearing(whisper: Path) -> Iterator[Server]:
+    """A server of it whose windows have few tokens; every test leaves it idle."""
+    with started(whisper, "--unproven", "--max-seq-len", HEARD, "--max-batch-size", 8) as found:
+        yield found
