@@ -17,7 +17,7 @@ COPY docker/constraints.txt page.txt
 COPY ingot ingot
 RUN sed '/^pillow==/d' constraints.txt > image.txt \
     && cat page.txt >> image.txt \
-    && /opt/ingot/bin/pip install --no-cache-dir -c image.txt '.[serve,web,grammar]'
+    && /opt/ingot/bin/pip install --no-cache-dir -c image.txt '.[serve,web,grammar,speech]'
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -10,6 +10,7 @@ and back. What is asked of a window, ``ingot.speech`` says. Knows no HTTP.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import torch
 
 from ingot.config.model import DecoderConfig
 from ingot.config.serve import ServeConfig
-from ingot.errors import RequestError
+from ingot.errors import EngineError, RequestError
 from ingot.llm.outputs import Output
 from ingot.processors.audio import RATE
 from ingot.processors.audio_worker import limits, question, samples_of
@@ -51,6 +52,20 @@ class Whole:
     prompt_tokens: int
     audio_tokens: int
     new_tokens: int
+
+
+def check_packages(name: str) -> None:
+    """Refuse to serve a model that hears where recordings could not be read.
+
+    Raises:
+        EngineError: a package is missing.
+    """
+    missing = [
+        one for one in ("soundfile", "soxr", "python_multipart") if importlib.util.find_spec(one) is None
+    ]
+    if missing:
+        text = f"{name} hears, and packages that read recordings are not installed"
+        raise EngineError(text, seen=", ".join(missing), fix="pip install 'ingot[serve,speech]'")
 
 
 class Ears:

@@ -87,6 +87,8 @@ class EngineMetrics:
         self._hits = metrics.hits.labels(name)
         self._metrics = metrics
         self._name = name
+        self._recordings = metrics.recordings.labels(name)
+        self._audio = metrics.audio.labels(name)
         self._latency = metrics.latency.labels(name)
         self._first = metrics.first.labels(name)
         self._between = metrics.between.labels(name)
@@ -115,8 +117,8 @@ class EngineMetrics:
 
     def heard(self, seconds: float) -> None:
         """A recording has been transcribed."""
-        self._metrics.recordings.labels(self._name).inc()
-        self._metrics.audio.labels(self._name).inc(seconds)
+        self._recordings.inc()
+        self._audio.inc(seconds)
 
     def state(self, gauges: Gauges, *, proven: bool, alive: bool) -> None:
         """The engine as it is now."""

@@ -30,7 +30,7 @@ from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_cha
 from ingot.processors.log_mel import HOP, WINDOW
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
-from ingot.serve.ears import Ears
+from ingot.serve.ears import Ears, check_packages
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused, unsupported
 from ingot.serve.formats import Form
@@ -80,6 +80,8 @@ class TextSide:
                 seen=folder,
                 fix="add the tokenizer's files to the checkpoint and build it again",
             )
+        if text.tokenizer is not None and manifest.model.kind == "cross":
+            check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         return cls(name, folder, manifest, text, text.tokenizer, read_defaults(manifest.generation), doubt)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from ingot.speech.recording import Transcript
 from ingot.speech.transcriber import Transcriber
 from ingot.speech.writers import WRITERS
-from tests.serve.client import Server
+from tests.serve.client import PATIENCE, ROOT, Server
 from tests.serve.conftest import EARS, HEARD
 from tests.serve.published import Schema
 from tests.serve.recordings import TRANSLATE, encoded, hear, noise, streamed
@@ -128,3 +131,41 @@ def test_the_model_says_that_it_hears(hearing: Server, server: Server) -> None:
     assert (facts["id"], facts["input_modalities"]) == (EARS, ["audio"])
     (facts,) = server.get("/v1/models").json["data"]
     assert facts["input_modalities"] == ["text"]
+
+
+def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> None:
+    url = f"http://127.0.0.1:{hearing.port}/v1"
+    words: dict[str, Any] = {"model": EARS, "file": ("talk.flac", talk), "language": "de", "temperature": 0.2}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as api:
+        create = api.audio.transcriptions.create
+        plain = create(**words)
+        verbose = create(
+            **words,
+            response_format="verbose_json",
+            timestamp_granularities=["segment"],
+            chunking_strategy="auto",
+        )
+        subtitles = create(**words, response_format="srt")
+        *deltas, done = create(**words, stream=True)
+        english = api.audio.translations.create(model=EARS, file=("talk.flac", talk), temperature=0.2)
+        with pytest.raises(openai.BadRequestError, match="language") as refused:
+            create(**words | {"language": "klingon"})
+    assert refused.value.param == "language"
+    assert plain.text == verbose.text == wanted.text.strip()
+    assert plain.usage.type == "duration"
+    assert [one.start for one in verbose.segments] == [one.start for one in wanted.segments if one.text]
+    assert subtitles == WRITERS["srt"](wanted)
+    assert (done.type, done.text) == ("transcript.text.done", plain.text)
+    assert "".join(one.delta for one in deltas).strip() == plain.text
+    assert english.text
+
+
+def test_the_example(hearing: Server, tmp_path: Path) -> None:
+    (tmp_path / "talk.wav").write_bytes(encoded(noise(2.0)))
+    words = [ROOT / "examples" / "clients" / "transcribe.py", tmp_path / "talk.wav"]
+    url = f"http://127.0.0.1:{hearing.port}"
+    done = subprocess.run([sys.executable, *words, url], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    head, *segments, streamed_text = done.stdout.splitlines()
+    assert head.endswith(", 2.0 s")
+    assert " ".join(line[16:] for line in segments).split() == streamed_text.split()
