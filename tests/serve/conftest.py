@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from ingot import LLM, build
 from tests.conftest import DATA
 from tests.serve.client import ROOT, Server, started
 from tests.serve.published import Published, Schema, Unpublished
+from tests.serve.recordings import EARS, write_whisper
 
 NAME = "pocket"
 TOOLS = "pocket-tools"
-EARS = "ears"
 MAX_SEQ_LEN = 512
 HEARD = 48  # of the model that hears
 
@@ -77,19 +76,8 @@ def completion(prompt: object = "A fire broke out in a", **values: Any) -> dict[
 
 @pytest.fixture(scope="session")
 def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that hears: Whisper's architecture and words, tiny and random."""
-    from tests.encoders.speech import write_speech
-
-    words = DATA / "tokenizers" / "whisper" / "multilingual.tiktoken"
-    if not words.exists():
-        pytest.skip("no published vocabulary of Whisper")
-    folder = tmp_path_factory.mktemp("serve") / EARS
-    end, start = 50257, 50258
-    sizes = {"vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500}
-    ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end, "decoder_start_token_id": start}
-    write_speech(folder, max_target_positions=448, **sizes, **ids)
-    shutil.copy(words, folder)
-    return folder
+    """A checkpoint that hears."""
+    return write_whisper(tmp_path_factory.mktemp("serve") / EARS)
 
 
 @pytest.fixture(scope="session")

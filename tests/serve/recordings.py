@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
 
+from tests.conftest import DATA
 from tests.serve.client import Reply, Server, Stream
-from tests.serve.conftest import EARS
 
+EARS = "ears"
 HEAR, TRANSLATE = "/v1/audio/transcriptions", "/v1/audio/translations"
 _LINE = "a-line-that-no-recording-has"
 TYPE = f"multipart/form-data; boundary={_LINE}"
@@ -32,6 +36,21 @@ def encoded(samples: np.ndarray, kind: str = "WAV", rate: int = 16000) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format=kind)
     return file.getvalue()
+
+
+def write_whisper(folder: Path) -> Path:
+    """A checkpoint that hears: Whisper's architecture and words, tiny and random."""
+    from tests.encoders.speech import write_speech
+
+    words = DATA / "tokenizers" / "whisper" / "multilingual.tiktoken"
+    if not words.exists():
+        pytest.skip("no published vocabulary of Whisper")
+    end, start = 50257, 50258
+    sizes = {"vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500}
+    ids = {"eos_token_id": end, "pad_token_id": end, "bos_token_id": end, "decoder_start_token_id": start}
+    write_speech(folder, max_target_positions=448, **sizes, **ids)
+    shutil.copy(words, folder)
+    return folder
 
 
 def form(*files: tuple[str, bytes], **fields: Any) -> bytes:
