@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -73,13 +74,16 @@ async def read_form(request: Request, most: int, lists: Collection[str]) -> Asyn
         lists: fields that may be there several times, also with ``[]`` behind the name.
 
     Raises:
-        ApiError: it is too large (413), no form by its type (415), malformed or without one file (400), or
-            does not arrive (408).
+        ApiError: it is too large (413), no form by its type (415), malformed or without one file (400), does
+            not arrive (408), or a browser sends it for the page of another site (403).
         ClientLeftError: the client left before its end.
     """
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "multipart/form-data":
         text = "send the recording as Content-Type: multipart/form-data"
         raise ApiError(415, text, code="unsupported_media_type")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise ApiError(403, "recordings from the pages of other sites are refused", code="other_origin")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most + _FRAME_BYTES:
         raise _too_large(most)

@@ -115,7 +115,11 @@ def test_forms(hearing: Server) -> None:
         assert (reply.status, reply.error["param"]) == (status, field), reply.data
     explained = {**typed(hearing), "X-Ingot-Explain": "1"}
     assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), explained).status == 400
-    assert hear(hearing, CLIP, **FAST).status == 200
+    for origin in ("https://elsewhere.example", "null"):
+        other = {**typed(hearing), "Origin": origin}
+        assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), other).status == 403
+    own = {**typed(hearing), "Origin": f"http://127.0.0.1:{hearing.port}"}
+    assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), own).status == 200
 
 
 def test_each_model_says_what_it_takes(hearing: Server, server: Server) -> None:

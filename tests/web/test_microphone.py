@@ -79,9 +79,9 @@ def test_the_microphone(browser: Any, told: Upstream) -> None:
     told.status, told.said = 200, {"text": "Hello there. Bye.", "segments": SEGMENTS}
     with page_of(told.url) as url, opened(browser, url) as chat:
         chat.press("Record audio")
-        chat.press("Record")
+        chat.press("Start recording")
         chat.tab.wait_for_timeout(1500)
-        chat.press("Stop")
+        chat.press("Stop recording")
         chat.until("the recording", chat.tab.get_by_label("Remove file").count)
         chat.press("Submit")
         chat.until("the words", lambda: "Hello there." in chat.last_answer())
