@@ -96,6 +96,6 @@ def test_an_engine_that_hears(browser: Any, tmp_path: Path, recording: Path) -> 
         with page_of(address) as url, opened(browser, url) as chat:
             assert chat.tab.get_by_label("Model").input_value() == EARS
             send(chat, recording)
-            chat.until("the words", lambda: "0:00.0 – " in chat.last_answer())
+            chat.until("the words", lambda: " – 0:" in chat.last_answer())
             chat.say("Hello?")
             chat.until("the refusal", lambda: "takes no text" in chat.shown())
