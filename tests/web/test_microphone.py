@@ -82,6 +82,7 @@ def test_the_microphone(browser: Any, told: Upstream) -> None:
         chat.press("Start recording")
         chat.tab.wait_for_timeout(1500)
         chat.press("Stop recording")
+        chat.press("Attach audio")
         chat.until("the recording", chat.tab.get_by_label("Remove file").count)
         chat.press("Submit")
         chat.until("the words", lambda: "Hello there." in chat.last_answer())
