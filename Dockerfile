@@ -14,7 +14,7 @@ RUN apt-get update \
 WORKDIR /src
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY ingot ingot
-RUN /opt/ingot/bin/pip install --no-cache-dir -c constraints.txt '.[serve,web,grammar]'
+RUN /opt/ingot/bin/pip install --no-cache-dir -c constraints.txt '.[serve,web,grammar,speech]'
 
 # hadolint ignore=DL3006
 FROM ${BASE}

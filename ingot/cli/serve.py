@@ -49,6 +49,12 @@ class Address:
     max_body: Annotated[
         int | None, option("Bytes of a request's body.", shown="8388608", panel=_SERVER, min=1024)
     ] = None
+    max_audio: Annotated[
+        int | None, option("Bytes of a recording.", shown="26214400", panel=_SERVER, min=1024)
+    ] = None
+    max_audio_seconds: Annotated[
+        float | None, option("Seconds of a recording.", shown="7200", panel=_SERVER, min=1)
+    ] = None
     max_unread: Annotated[
         int | None,
         option("Pieces that a slow client may leave unread.", shown="4096", panel=_SERVER, min=1),

@@ -13,6 +13,14 @@ from ingot.config.base import JsonConfig
 from ingot.errors import ConfigError
 
 _MOST_PORT = 65535
+_LEAST = {
+    "max_queue": 0,
+    "max_body": 1024,
+    "max_audio": 1024,
+    "max_audio_seconds": 1,
+    "max_unread": 1,
+    "drain_seconds": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class ServeConfig(JsonConfig):
         host, port: where it listens; port 0 takes a free one.
         max_queue: answers that may wait beside a full batch, per engine; more are refused with 429.
         max_body: bytes of a request's body.
+        max_audio: bytes of a recording, as it is sent.
+        max_audio_seconds: of a recording.
         max_unread: pieces of a stream that a client may leave unread before its request is ended.
         drain_seconds: how long answers under way may go on after SIGTERM.
 
@@ -34,6 +44,8 @@ class ServeConfig(JsonConfig):
     port: int = 8000
     max_queue: int = 256
     max_body: int = 8 << 20
+    max_audio: int = 25 << 20
+    max_audio_seconds: float = 2 * 3600.0
     max_unread: int = 4096
     drain_seconds: float = 30.0
 
@@ -42,7 +54,7 @@ class ServeConfig(JsonConfig):
             raise ConfigError(
                 "port is out of range", seen=self.port, allowed=f"0 to {_MOST_PORT}", flag="--port"
             )
-        for name, least in (("max_queue", 0), ("max_body", 1024), ("max_unread", 1), ("drain_seconds", 0)):
+        for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError(

@@ -11,14 +11,16 @@ from __future__ import annotations
 import importlib.util
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ingot.errors import RequestError
-from ingot.processors.log_mel import RATE
 
+if TYPE_CHECKING:
+    import torch
+
+RATE = 16_000  # samples per second
 MOST_SECONDS = 6 * 3600.0
 MOST_CHANNELS = 16
 _RATES = (1_000, 768_000)
@@ -28,6 +30,13 @@ _FORMATS = "wav, flac, ogg or mp3"
 
 
 def read_audio(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) -> torch.Tensor:
+    """``read_samples`` as a tensor."""
+    import torch  # not for the limited process of a server, whose memory it would be most of
+
+    return torch.from_numpy(read_samples(source, max_seconds))
+
+
+def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) -> np.ndarray:
     """Samples of a file, or of a file's bytes: float32 [N] in -1 to 1, one channel at 16 kHz.
 
     Channels are averaged. Memory: 4 bytes per sample, 230 MB an hour.
@@ -70,7 +79,7 @@ def _check(file: Any, name: str, max_seconds: float) -> None:
         raise _too_long(name, file.frames / file.samplerate, max_seconds)
 
 
-def _samples(file: Any, name: str, max_seconds: float) -> torch.Tensor:
+def _samples(file: Any, name: str, max_seconds: float) -> np.ndarray:
     import soxr
 
     same = file.samplerate == RATE
@@ -88,8 +97,8 @@ def _samples(file: Any, name: str, max_seconds: float) -> torch.Tensor:
     if promised - frames > _MISSING_SECONDS * file.samplerate:
         seen = f"{name}: {frames / file.samplerate:.1f} of {promised / file.samplerate:.1f} s"
         raise RequestError("the audio ends early", seen=seen, fix="get the file again; it was cut off")
-    samples = torch.from_numpy(np.concatenate([*parts, np.zeros(0, np.float32)]))
-    if not samples.isfinite().all():
+    samples = np.concatenate([*parts, np.zeros(0, np.float32)])
+    if not np.isfinite(samples).all():
         raise RequestError("the audio has samples that are no numbers", seen=name, fix="convert the file")
     return samples
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from ingot.processors.limited_worker import OUT_OF_MEMORY, framed, message, read_message
+from ingot.processors.limited_worker import OUT_OF_MEMORY, framed, message, read_message, value_of
 
 _BOOT = (
     "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
@@ -53,7 +53,7 @@ class LimitedProcess:
     another.
 
     Args:
-        worker: name of the module; its ``answer`` takes and gives JSON values.
+        worker: name of the module; its ``answer`` takes and gives JSON values, its ``answer_bytes`` bytes.
     """
 
     def __init__(self, worker: str, limits: ProcessLimits) -> None:
@@ -74,7 +74,17 @@ class LimitedProcess:
             ProcessEndedError: a limit was met, or the process crashed.
             TypeError, ValueError, RecursionError: the question is no JSON value.
         """
-        data = framed(question) if isinstance(question, bytes) else message(question)
+        return value_of(self._asked(framed(question) if isinstance(question, bytes) else message(question)))
+
+    def ask_bytes(self, question: bytes) -> bytes:
+        """The answer of a worker that has ``answer_bytes``.
+
+        Raises:
+            ProcessEndedError: a limit was met, or the process crashed.
+        """
+        return self._asked(framed(question))
+
+    def _asked(self, data: bytes) -> bytes:
         with self._lock:
             if self._running is None or self._running.owner != os.getpid():  # a fork has its own
                 self._running = _Running.start(self, self._worker, self._limits)
@@ -85,7 +95,7 @@ class LimitedProcess:
             except BaseException:  # what it would say next answers no question of ours
                 self._stop()
                 raise
-        return json.loads(answer)
+        return answer
 
     def close(self) -> None:
         """End the process; the next question starts another."""
@@ -122,7 +132,7 @@ class _Running:
         )
         return cls(process, said, os.getpid(), weakref.finalize(of, _end, process, said, os.getpid()))
 
-    def exchange(self, data: bytes) -> str | None:
+    def exchange(self, data: bytes) -> bytes | None:
         """Send a message and wait for the answer; None where the process ends instead."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import IO, Any
 
 HEADER = 8  # bytes of a message's length
@@ -21,7 +22,7 @@ _MOST_WRITTEN = 1 << 20  # bytes of a file, which is what the process says on st
 
 
 def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
-    """Answer what comes on stdin by the module's ``answer`` until stdin ends.
+    """Answer what comes on stdin by the module's ``answer``, or ``answer_bytes``, until stdin ends.
 
     Args:
         seconds: of CPU time for one answer; the kernel ends a process that takes longer (SIGPROF).
@@ -34,7 +35,8 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     try:
-        answer = importlib.import_module(worker).answer
+        module = importlib.import_module(worker)
+        answer = getattr(module, "answer_bytes", None) or _as_json(module.answer)
         for limit, most in (
             (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_CORE, 0),
@@ -43,7 +45,7 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
             _limit(limit, most)
         while (question := read_message(sys.stdin.buffer)) is not None:
             signal.setitimer(signal.ITIMER_PROF, seconds)
-            data = message(answer(json.loads(question)))
+            data = framed(answer(question))
             signal.setitimer(signal.ITIMER_PROF, 0)
             out.write(data)
             out.flush()
@@ -53,20 +55,34 @@ def serve(worker: str, seconds: float, memory: int, nice: int = 0) -> None:
 
 def message(value: Any) -> bytes:
     """A JSON value with its length before it."""
-    return framed(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return framed(_text(value))
 
 
 def framed(data: bytes) -> bytes:
-    """A text with its length before it."""
+    """Bytes with their length before them."""
     return len(data).to_bytes(HEADER, "little") + data
 
 
-def read_message(stream: IO[bytes]) -> str | None:
-    """The text of the next message; None where the other side is gone."""
+def value_of(data: bytes) -> Any:
+    """The JSON value of a message."""
+    return json.loads(data.decode("utf-8", "surrogatepass"))
+
+
+def read_message(stream: IO[bytes]) -> bytes | None:
+    """The next message; None where the other side is gone."""
     header = stream.read(HEADER)
     data = stream.read(int.from_bytes(header, "little")) if len(header) == HEADER else b""
     whole = len(header) == HEADER and len(data) == int.from_bytes(header, "little")
-    return data.decode("utf-8", "surrogatepass") if whole else None
+    return data if whole else None
+
+
+def _as_json(answer: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    """Of JSON values."""
+    return lambda data: _text(answer(value_of(data)))
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _limit(limit: int, most: int) -> None:

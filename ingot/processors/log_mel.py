@@ -14,7 +14,8 @@ import math
 
 import torch
 
-RATE = 16_000  # samples per second
+from ingot.processors.audio import RATE
+
 HOP = 160  # samples from frame to frame
 WINDOW_SECONDS = 30
 WINDOW = WINDOW_SECONDS * RATE  # samples
@@ -23,6 +24,7 @@ _LINEAR_HZ = 1000.0  # below, mels are linear in Hz
 _MELS_AT = 15.0  # at that frequency
 _STEP = math.log(6.4) / 27  # of a mel above it, in log Hz
 _LEAST = 1e-10  # of a power, before the logarithm
+_BLOCK = 6000  # frames of which spectra are in memory at once: 10 MB, not 6 GB for three hours
 _RANGE = 8.0  # below the loudest value, in powers of ten
 
 
@@ -34,15 +36,23 @@ def log_mel(samples: torch.Tensor, mels: int) -> torch.Tensor:
             so silence that is appended belongs to it.
         mels: 80 or 128 in published models.
     """
+    shape, frames = samples.shape[:-1], samples.shape[-1] // HOP
+    clips = samples.float().reshape(-1, samples.shape[-1])
+    padded = torch.nn.functional.pad(clips, (_FFT // 2, _FFT // 2), mode="reflect")
+    logs = torch.empty(len(clips), mels, frames, device=samples.device)
+    for first in range(0, frames, _BLOCK):
+        last = min(first + _BLOCK, frames)
+        logs[..., first:last] = _log_power(padded[:, first * HOP : (last - 1) * HOP + _FFT], mels)
+    torch.maximum(logs, logs.amax((-2, -1), keepdim=True) - _RANGE, out=logs)
+    return logs.add_(4).div_(4).reshape(*shape, mels, -1)
+
+
+def _log_power(samples: torch.Tensor, mels: int) -> torch.Tensor:
+    """[clips, mels, frames] of samples that begin and end with half a window."""
     window = torch.hann_window(_FFT, device=samples.device)
-    shape = samples.shape[:-1]
-    spectrum = torch.stft(
-        samples.float().reshape(-1, samples.shape[-1]), _FFT, HOP, window=window, return_complex=True
-    )[..., :-1]
+    spectrum = torch.stft(samples, _FFT, HOP, window=window, center=False, return_complex=True)
     power = spectrum.real.square() + spectrum.imag.square()
-    logs = (_filters_on(mels, samples.device) @ power).clamp(min=_LEAST).log10()
-    logs = torch.maximum(logs, logs.amax((-2, -1), keepdim=True) - _RANGE)
-    return ((logs + 4) / 4).reshape(*shape, mels, -1)
+    return (_filters_on(mels, samples.device) @ power).clamp_(min=_LEAST).log10_()
 
 
 def fit(samples: torch.Tensor, length: int = WINDOW) -> torch.Tensor:

@@ -29,13 +29,14 @@ from ingot.serve.protocol import Logprob, News
 class Job:
     """A prompt and its values. ``context``: ids that the answers' text continues. ``score``: the prompt's own
     log-probabilities are wanted, with so many likeliest tokens. ``pooling``: its vector is. ``params`` None:
-    nothing else is."""
+    nothing else is. ``slot``: of the features that the prompt begins with."""
 
     ids: list[int]
     params: SamplingParams | None
     context: Sequence[int] = ()
     score: int | None = None
     pooling: str | None = None
+    slot: int | None = None
 
 
 class Answering:
@@ -163,7 +164,9 @@ class Answering:
 def _update(news: News) -> Update:
     reason = None if news.finish_reason is None else FinishReason(news.finish_reason)
     logprobs = tuple(map(_logprobs, news.logprobs))
-    return Update(news.id, news.index, news.token_ids, reason, news.stop_id, logprobs)
+    return Update(
+        news.id, news.index, news.token_ids, reason, news.stop_id, logprobs, stop_logprob=news.stop_logprob
+    )
 
 
 def _logprobs(one: Logprob) -> TokenLogprobs:

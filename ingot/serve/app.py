@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -20,9 +20,11 @@ from ingot.config.serve import ServeConfig
 from ingot.serve.api_call import ApiCall
 from ingot.serve.chat import ChatCall
 from ingot.serve.completions import CompletionCall
+from ingot.serve.ears import Ears
 from ingot.serve.embeddings import EmbeddingCall
 from ingot.serve.errors import ApiError, bad_request, unavailable
 from ingot.serve.explaining import HEADER, ExplainedCall, wants_explanation
+from ingot.serve.forms import Uploads, read_form
 from ingot.serve.http import (
     ClientLeftError,
     Guard,
@@ -37,6 +39,8 @@ from ingot.serve.model import ServedModel
 from ingot.serve.openapi import document
 from ingot.serve.responses import ResponseCall
 from ingot.serve.schemas import (
+    AUDIO_LISTS,
+    AudioRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -49,6 +53,8 @@ from ingot.serve.schemas import (
 )
 from ingot.serve.simple_chat import SimpleChat
 from ingot.serve.tokens import detokenize, tokenize, tokenizer_info
+from ingot.serve.transcriptions import TRANSCRIPTIONS, TRANSLATIONS, TranscriptionCall
+from ingot.speech.tokens import Task
 from ingot.version import VERSION
 
 _SPARE = 64  # requests beside those in the engines' queues, so that these say what is full
@@ -66,6 +72,7 @@ class ServerState:
     config: ServeConfig
     metrics: Metrics
     stopping: bool = False
+    uploads: Uploads = field(default_factory=Uploads)
 
     def find(self, name: str | None) -> ServedModel:
         """The model of a request; None is the only one.
@@ -82,12 +89,37 @@ class ServerState:
             raise ApiError(404, text, param="model", code="model_not_found")
         return self.models[name]
 
+    def reader(self, name: str | None) -> ServedModel:
+        """``find``, of a model that takes text.
+
+        Raises:
+            ApiError: it hears.
+        """
+        found = self.find(name)
+        if found.ears is not None:
+            text = f"{found.name} transcribes speech and takes no text; send a file to {TRANSCRIPTIONS}"
+            raise bad_request(text, "model", "unsupported_parameter")
+        return found
+
+    def listener(self, name: str) -> Ears:
+        """What hears of ``find``'s model.
+
+        Raises:
+            ApiError: it does not.
+        """
+        found = self.find(name)
+        if found.ears is None:
+            text = f"{found.name} does not take speech; name a model whose input_modalities have audio"
+            raise bad_request(text, "model", "unsupported_parameter")
+        return found.ears
+
 
 def make_app(state: ServerState, api_key: str | None) -> FastAPI:
     """The application."""
     most_open = _SPARE + sum(model.engine.most_answers for model in state.models.values())
     app = bare_app(api_key, most_open)
     _add_answers(app, state)
+    _add_speech(app, state)
     _add_simple_chat(app, state)
     _add_tokens(app, state)
     _add_facts(app, state)
@@ -108,29 +140,42 @@ def _add_answers(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = decode(ChatRequest, await read_body(request, state.config.max_body))
-        return await _respond(request, body, ChatCall(state.find(body.model), body))
+        return await _respond(request, body, ChatCall(state.reader(body.model), body))
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = decode(CompletionRequest, await read_body(request, state.config.max_body))
-        return await _respond(request, body, CompletionCall(state.find(body.model), body))
+        return await _respond(request, body, CompletionCall(state.reader(body.model), body))
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
         body = decode(ResponsesRequest, await read_body(request, state.config.max_body))
-        if wants_explanation(request.headers.get(HEADER)):
-            raise bad_request(f"{HEADER} goes with chats and completions", HEADER)
-        return await _respond(request, body, ResponseCall(state.find(body.model), body))
+        _refuse_explanation(request)
+        return await _respond(request, body, ResponseCall(state.reader(body.model), body))
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         body = decode(EmbeddingRequest, await read_body(request, state.config.max_body))
-        return json_answer(await until_left(request, EmbeddingCall(state.find(body.model), body).answer()))
+        return json_answer(await until_left(request, EmbeddingCall(state.reader(body.model), body).answer()))
 
-    @app.post("/v1/audio/transcriptions")
-    @app.post("/v1/audio/translations")
-    async def speech(request: Request) -> Response:
-        raise bad_request("this engine does not take speech", "file", "unsupported_parameter")
+
+def _add_speech(app: FastAPI, state: ServerState) -> None:
+    @app.post(TRANSCRIPTIONS)
+    async def transcriptions(request: Request) -> Response:
+        return await heard(request, "transcribe")
+
+    @app.post(TRANSLATIONS)
+    async def translations(request: Request) -> Response:
+        return await heard(request, "translate")
+
+    async def heard(request: Request, task: Task) -> Response:
+        _refuse_explanation(request)
+        async with state.uploads.one(), read_form(request, state.config.max_audio, AUDIO_LISTS) as form:
+            body = decode(AudioRequest, form.json, strict=False)
+            call = TranscriptionCall(state.listener(body.model), body, task, form.data)
+            if body.stream:
+                return await event_stream(request, call.events())
+            return await until_left(request, call.answer())
 
 
 def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
@@ -138,13 +183,13 @@ def _add_simple_chat(app: FastAPI, state: ServerState) -> None:
     @app.post("/chat/")
     async def simple_chat(request: Request) -> Response:
         body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
-        return json_answer(await until_left(request, SimpleChat(state.find(body.model), body).answer()))
+        return json_answer(await until_left(request, SimpleChat(state.reader(body.model), body).answer()))
 
     @app.post("/stream_chat")
     @app.post("/stream_chat/")
     async def simple_stream(request: Request) -> Response:
         body = decode(SimpleChatRequest, await read_body(request, state.config.max_body))
-        return await event_stream(request, SimpleChat(state.find(body.model), body).events())
+        return await event_stream(request, SimpleChat(state.reader(body.model), body).events())
 
 
 def _add_tokens(app: FastAPI, state: ServerState) -> None:
@@ -207,6 +252,11 @@ async def _respond(request: Request, body: Sampling, call: ApiCall) -> Response:
     if body.stream:
         return await event_stream(request, found.events())
     return json_answer(await until_left(request, found.answer()))
+
+
+def _refuse_explanation(request: Request) -> None:
+    if wants_explanation(request.headers.get(HEADER)):
+        raise bad_request(f"{HEADER} goes with chats and completions", HEADER)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from ingot.config.serve import ServeConfig
 from ingot.errors import EngineError
 from ingot.processors.tokenizer import Tokenizer
@@ -46,6 +48,7 @@ from ingot.serve.protocol import (
     ToEngine,
     frame,
 )
+from ingot.serve.windows import Windows
 
 _BOOT = (
     "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
@@ -62,6 +65,7 @@ class EngineClient(asyncio.Protocol):
     Attributes:
         limits: what it takes, once it is loaded.
         gauges: the executor after its last step.
+        windows: where features for it are put; None: it takes none.
         lost: why it takes no more requests; None while it lives.
         started: when the process was started, in seconds of Unix.
     """
@@ -70,7 +74,9 @@ class EngineClient(asyncio.Protocol):
     _process: subprocess.Popen[bytes]
     _transport: asyncio.Transport
 
-    def __init__(self, name: str, config: ServeConfig, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, name: str, config: ServeConfig, metrics: EngineMetrics, windows: Windows | None = None
+    ) -> None:
         self.name = name
         self.gauges = Gauges()
         self.lost: str | None = None
@@ -82,15 +88,28 @@ class EngineClient(asyncio.Protocol):
         self._owners: dict[str, tuple[Answering, int]] = {}
         self._ids = map(str, itertools.count())
         self._taken = 0
+        self._ending: ApiError | None = None
+        self.windows = windows
 
     @classmethod
-    async def start(cls, name: str, load: Load, config: ServeConfig, metrics: EngineMetrics) -> EngineClient:
+    async def start(
+        cls,
+        name: str,
+        load: Load,
+        config: ServeConfig,
+        metrics: EngineMetrics,
+        features: tuple[int, int] | None = None,
+    ) -> EngineClient:
         """Start the process and wait until the engine is loaded; a cancelled start ends the process.
+
+        Args:
+            features: the shape of what a model that hears is given.
 
         Raises:
             EngineError, OutOfMemoryError: the engine could not be loaded.
         """
-        engine = cls(name, config, metrics)
+        windows = None if features is None else Windows(features)
+        engine = cls(name, config, metrics, windows)
         ours, theirs = socket.socketpair()
         with theirs:
             path = [os.path.abspath(entry) for entry in sys.path] + [_ROOT]
@@ -99,11 +118,11 @@ class EngineClient(asyncio.Protocol):
                 [sys.executable, "-c", _BOOT, told],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no data
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *([windows.descriptor] if windows else [])],
                 start_new_session=True,  # Ctrl-C is the server's, which ends its engines
             )
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
-        engine._send(load)
+        engine._send(msgspec.structs.replace(load, features=windows and windows.told))
         try:
             engine.limits = await engine._loaded
         except BaseException:
@@ -143,6 +162,8 @@ class EngineClient(asyncio.Protocol):
         """Start jobs; leaving the block ends what is left of them before the engine's next step."""
         if self.lost is not None:
             raise self._unavailable()
+        if self._ending is not None:
+            raise self._ending
         found = Answering(jobs, tokenizer, by_piece=by_piece, most_unread=self._config.max_unread)
         self._metrics.prompt_tokens.inc(sum(len(job.ids) for job in jobs))
         try:
@@ -152,13 +173,18 @@ class EngineClient(asyncio.Protocol):
                 if job.pooling is not None:
                     self._ask(found, position, Embed(next(self._ids), job.ids, job.pooling))
                 if job.params is not None:
-                    self._ask(found, position, Add(next(self._ids), job.ids, job.params.to_json()))
+                    self._ask(found, position, Add(next(self._ids), job.ids, job.params.to_json(), job.slot))
             yield found
         finally:
             self._drop(found)
 
+    def count_recording(self, seconds: float) -> None:
+        """A recording has been transcribed by this engine."""
+        self._metrics.heard(seconds)
+
     def fail_all(self, error: ApiError) -> None:
-        """End every request by an error."""
+        """End every request by an error, and those that ask in several parts with their next one."""
+        self._ending = error
         for answering in {owner for owner, _ in self._owners.values()}:
             answering.fail(error)
             self._drop(answering)

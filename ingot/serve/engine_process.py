@@ -23,6 +23,7 @@ from ingot.errors import IngotError, RequestError, printable
 from ingot.llm.embedding import keeping, pooled
 from ingot.llm.opening import executor_of, open_engine
 from ingot.runtime.executor import Executor, Update
+from ingot.runtime.inputs import RequestInput
 from ingot.runtime.request import FinishReason
 from ingot.serve.compiling import Compiled, Compiling
 from ingot.serve.link import Link, LinkClosedError
@@ -44,6 +45,7 @@ from ingot.serve.protocol import (
     ToEngine,
 )
 from ingot.serve.scoring import keep_scores, scores
+from ingot.serve.windows import WindowReader
 
 # What a step takes of one prompt beside decodes, where no flag says. On a GPU most prompts are computed whole:
 # at 64 tokens a step the first token of 512 took three times as long (docs/results/load_curve/). A chunk of a
@@ -73,8 +75,9 @@ def main(descriptor: int) -> int:
     try:
         (load,) = link.exchange(wait=True)
         executor = _open(load)
+        assert isinstance(load, Load)
         link.send(Ready(executor.admission.vocab_size, executor.max_batch_size, executor.max_seq_len))
-        EngineLoop(executor, link).run()
+        EngineLoop(executor, link, WindowReader.of(load.features)).run()
     except LinkClosedError:
         return 0
     except BaseException as error:
@@ -86,9 +89,10 @@ def main(descriptor: int) -> int:
 
 
 class EngineLoop:
-    """Runs an executor for one server."""
+    """Runs an executor for one server; ``windows``: where features come from, None: nowhere."""
 
-    def __init__(self, executor: Executor, link: Link) -> None:
+    def __init__(self, executor: Executor, link: Link, windows: WindowReader | None = None) -> None:
+        self._windows = windows
         self._executor = executor
         self._link = link
         self._reading: dict[str, Score | Embed] = {}
@@ -124,10 +128,12 @@ class EngineLoop:
         """Carry out a message; a request that cannot be served gives news of its error."""
         try:
             match message:
-                case Add(_, _, params) if params.get("grammar") is not None:
+                case Add(params=params) if params.get("grammar") is not None:
                     self._compiling.start(message)
-                case Add(name, prompt_ids, params):
-                    self._executor.add(name, prompt_ids, SamplingParams.from_json(params))
+                case Add(name, prompt_ids, params, slot):
+                    self._executor.add(
+                        name, prompt_ids, SamplingParams.from_json(params), inputs=self._inputs(slot)
+                    )
                 case Score(name, prompt_ids, top):
                     self._executor.add_logits(name, prompt_ids, keep_scores(prompt_ids, top))
                     self._reading[name] = message
@@ -145,6 +151,13 @@ class EngineLoop:
                 return [_refusal(message.id, error)]
             raise
         return []
+
+    def _inputs(self, slot: int | None) -> list[RequestInput]:
+        """Of a request whose features are in a slot."""
+        rules = self._executor.admission.inputs
+        if slot is None or self._windows is None or rules is None:
+            return []
+        return [rules.read(self._windows.get(slot), 0)]
 
     def _add_compiled(self, found: Compiled) -> list[News]:
         """Add a request whose grammar has been compiled; news of its error, if there is one."""
@@ -213,4 +226,7 @@ def _news(update: Update) -> News:
     reason = None if update.finish_reason is None else _REASONS[update.finish_reason]
     if update.error is not None:  # the request's own: its grammar cannot go on
         return _refusal(update.request_id, update.error)
-    return News(update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs)
+    return News(
+        update.request_id, update.index, update.token_ids, reason, update.stop_id, logprobs,
+        stop_logprob=update.stop_logprob,
+    )  # fmt: skip

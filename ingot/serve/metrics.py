@@ -54,6 +54,10 @@ class Metrics:
         self.ended = Counter(
             "ingot_request_success", "Answers that ended.", (*_LABEL, "finished_reason"), registry=own
         )
+        self.recordings = Counter(
+            "ingot_audio_requests", "Recordings that were transcribed.", _LABEL, registry=own
+        )
+        self.audio = Counter("ingot_audio_seconds", "Their seconds of audio.", _LABEL, registry=own)
         self.running = Gauge("ingot_num_requests_running", "Requests in the batch.", _LABEL, registry=own)
         self.waiting = Gauge("ingot_num_requests_waiting", "Requests that wait.", _LABEL, registry=own)
         self.cache = Gauge(
@@ -83,6 +87,8 @@ class EngineMetrics:
         self._hits = metrics.hits.labels(name)
         self._metrics = metrics
         self._name = name
+        self._recordings = metrics.recordings.labels(name)
+        self._audio = metrics.audio.labels(name)
         self._latency = metrics.latency.labels(name)
         self._first = metrics.first.labels(name)
         self._between = metrics.between.labels(name)
@@ -108,6 +114,11 @@ class EngineMetrics:
         self._latency.observe(now - answering.started)
         for answer in answering.answers(position):
             self._metrics.ended.labels(self._name, answer.finish_reason).inc()
+
+    def heard(self, seconds: float) -> None:
+        """A recording has been transcribed."""
+        self._recordings.inc()
+        self._audio.inc(seconds)
 
     def state(self, gauges: Gauges, *, proven: bool, alive: bool) -> None:
         """The engine as it is now."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from ingot.config.grammar import Thinking
 from ingot.config.sampling import SamplingParams
+from ingot.config.serve import ServeConfig
 from ingot.engine.describe import read_text_side
 from ingot.engine.manifest import Manifest, is_engine
 from ingot.engine.proof import standing
@@ -26,8 +27,10 @@ from ingot.llm.defaults import Defaults, read_defaults
 from ingot.llm.explain import explain_request
 from ingot.llm.explanation import Explanation
 from ingot.llm.prompts import Chat, PromptLike, chat_ids, prompt_entry, with_chat_stops
+from ingot.processors.log_mel import HOP, WINDOW
 from ingot.processors.tokenizer import Tokenizer
 from ingot.serve.answering import Job
+from ingot.serve.ears import Ears, check_packages
 from ingot.serve.engine_client import EngineClient
 from ingot.serve.errors import ApiError, bad_request, refused, unsupported
 from ingot.serve.formats import Form
@@ -56,6 +59,13 @@ class TextSide:
     defaults: Defaults
     doubt: str | None
 
+    @property
+    def hears(self) -> tuple[int, int] | None:
+        """The shape of a window's features; None: the model reads text."""
+        config = self.manifest.model
+        mels = config.encoder.features[0] if config.kind == "cross" and config.encoder else None
+        return None if mels is None else (mels, WINDOW // HOP)
+
     @classmethod
     def read(cls, name: str, folder: Path) -> TextSide:
         """Of an engine's or a checkpoint's folder.
@@ -70,6 +80,8 @@ class TextSide:
                 seen=folder,
                 fix="add the tokenizer's files to the checkpoint and build it again",
             )
+        if text.tokenizer is not None and manifest.model.kind == "cross":
+            check_packages(name)
         doubt = standing(folder) if is_engine(folder) else CHECKPOINT_DOUBT
         return cls(name, folder, manifest, text, text.tokenizer, read_defaults(manifest.generation), doubt)
 
@@ -85,9 +97,15 @@ class TextSide:
 
 
 class ServedModel:
-    """A text side and the engine that runs it."""
+    """A text side and the engine that runs it; ``ears``: of a model that hears, and takes no text."""
 
-    def __init__(self, side: TextSide, engine: EngineClient, grammars: GrammarChecks) -> None:
+    def __init__(
+        self,
+        side: TextSide,
+        engine: EngineClient,
+        grammars: GrammarChecks,
+        config: ServeConfig = ServeConfig(),  # noqa: B008
+    ) -> None:
         self.side = side
         self._grammars = grammars
         self.name = side.name
@@ -96,6 +114,7 @@ class ServedModel:
         self.defaults = side.defaults
         self.max_seq_len = engine.limits.max_seq_len
         self._long = LongPrompts(side.folder, side.manifest, self.max_seq_len + _MOST_IDS)
+        self.ears = None if side.hears is None else Ears(side.manifest.model, self.tokenizer, engine, config)
         # One each, so that nobody waits for a thread in which a long prompt waits for its process.
         self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="prompt")
 
@@ -252,6 +271,7 @@ class ServedModel:
             "created": int(self.engine.started),
             "owned_by": "ingot",
             "max_model_len": self.max_seq_len,
+            "input_modalities": ["text" if self.ears is None else "audio"],
             "unproven": self.side.doubt,
         }
 

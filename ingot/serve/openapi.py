@@ -19,6 +19,7 @@ from ingot.serve.schemas import (
     NOTHING,
     REFUSED,
     SERVED,
+    AudioRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -43,7 +44,10 @@ _POSTS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "/tokenize": ("The token ids of a prompt or a conversation.", TokenizeRequest),
     "/detokenize": ("The text of token ids.", DetokenizeRequest),
 }
-_REFUSING = ("/v1/audio/transcriptions", "/v1/audio/translations")
+_FORMS = {
+    "/v1/audio/transcriptions": "Write down what is said in a recording.",
+    "/v1/audio/translations": "Write down in English what is said in a recording.",
+}
 _GETS = {
     "/v1/models": "The models of this server.",
     "/v1/models/{name}": "One model.",
@@ -71,6 +75,7 @@ _MESSAGE = {
     },
     "required": ["role"],
 }
+_FILE = {"type": "string", "format": "binary", "description": "wav, flac, ogg or mp3"}
 _FIELD = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 _ERROR = {
     "type": "object",
@@ -93,13 +98,13 @@ _ERROR = {
 @functools.cache
 def document() -> dict[str, Any]:
     """The whole document, of OpenAPI 3.1."""
-    kinds = [kind for _, kind in _POSTS.values()]
+    kinds: list[type[msgspec.Struct]] = [*(kind for _, kind in _POSTS.values()), AudioRequest]
     _, schemas = msgspec.json.schema_components(kinds, ref_template=_REF)
     served = {kind.__name__: fields for kind, fields in SERVED.items()}
     for name, schema in schemas.items():
         _describe(schema.get("properties", {}), served.get(name, ()))
     paths: dict[str, Any] = {path: {"post": _post(path)} for path in _POSTS}
-    paths |= {path: {"post": _operation("Refused: no engine takes speech.")} for path in _REFUSING}
+    paths |= {path: {"post": _form(path)} for path in _FORMS}
     paths |= {path: {"get": _get(path)} for path in _GETS}
     return {
         "openapi": "3.1.0",
@@ -138,17 +143,25 @@ def _post(path: str) -> dict[str, Any]:
     }
 
 
+def _form(path: str) -> dict[str, Any]:
+    """A body with a file; what is no list comes once, and numbers and booleans are text."""
+    file = {"type": "object", "properties": {"file": _FILE}, "required": ["file"]}
+    schema = {"allOf": [file, {"$ref": _REF.format(name=AudioRequest.__name__)}]}
+    body = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}
+    types = ["application/json", "text/plain", "text/event-stream"]
+    return {**_operation(_FORMS[path], types), "requestBody": body}
+
+
 def _get(path: str) -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     types = ["text/plain" if path == "/metrics" else "application/json"]
     return {**_operation(_GETS[path], types), "parameters": [name] if "{name}" in path else []}
 
 
-def _operation(summary: str, types: list[str] | None = None) -> dict[str, Any]:
-    """``types`` of the answer; without any it is always an error."""
+def _operation(summary: str, types: list[str]) -> dict[str, Any]:
+    """``types`` of the answer."""
     error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
     responses = {"default": {"description": "An error.", "content": error}}
-    if types:
-        content: dict[str, Any] = {one: {} for one in types}
-        responses = {"200": {"description": "The answer.", "content": content}, **responses}
+    content: dict[str, Any] = {one: {} for one in types}
+    responses = {"200": {"description": "The answer.", "content": content}, **responses}
     return {"summary": summary, "responses": responses}

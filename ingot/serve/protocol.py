@@ -27,7 +27,9 @@ Reason = Literal["stop", "length", "abort"]
 
 
 class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """What to open; None: the library's default. ``runtime``: fields of ``RuntimeConfig``."""
+    """What to open; None: the library's default. ``runtime``: fields of ``RuntimeConfig``. ``features``: the
+    descriptor of the memory that features come in (``windows.py``), and their shape.
+    """
 
     path: str
     device: str | None = None
@@ -35,14 +37,18 @@ class Load(msgspec.Struct, tag=True, array_like=True, frozen=True):
     max_batch_size: int | None = None
     max_seq_len: int | None = None
     runtime: dict[str, Any] = {}
+    features: tuple[int, tuple[int, int]] | None = None
 
 
 class Add(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id."""
+    """A request for answers; ``params``: ``SamplingParams`` as JSON. Its ``n`` answers share the id.
+    ``slot``: where the features that the prompt begins with are.
+    """
 
     id: str
     prompt_ids: list[int]
     params: dict[str, Any]
+    slot: int | None = None
 
 
 class Score(msgspec.Struct, tag=True, array_like=True, frozen=True):
@@ -134,6 +140,7 @@ class News(msgspec.Struct, array_like=True, frozen=True):
     logprobs: tuple[Logprob, ...] = ()
     error: str | None = None
     refused: bool = False
+    stop_logprob: float | None = None
 
 
 class Scored(msgspec.Struct, array_like=True, frozen=True):

@@ -166,6 +166,30 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class AudioRequest(msgspec.Struct, kw_only=True):
+    """Of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``: the fields beside ``file``."""
+
+    model: str
+    language: str | None = None
+    prompt: Annotated[str, Meta(max_length=8192)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+    stream: bool | None = None
+    keywords: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=100)] | None = None
+    chunking_strategy: str | None = None
+    include: Any = None
+    languages: Any = None
+    known_speaker_names: Any = None
+    known_speaker_references: Any = None
+
+
+# Fields of a form that may be there several times.
+AUDIO_LISTS = (
+    *("timestamp_granularities", "keywords", "include", "languages"),
+    *("known_speaker_names", "known_speaker_references"),
+)
+
 # Field → what it asks for; values that ask for nothing are let through.
 REFUSED = {
     "functions": "function calling by the deprecated functions (send tools)",
@@ -183,6 +207,11 @@ REFUSED = {
     "background": "an answer in the background",
     "prompt": "a stored prompt",
     "top_logprobs": "log-probabilities of a response",
+    "include": "log-probabilities of a transcript",
+    "languages": "a choice of languages (send one as language)",
+    "chunking_strategy": "voice activity detection by a request's values",
+    "known_speaker_names": "telling speakers apart",
+    "known_speaker_references": "telling speakers apart",
 }
 # Fields that one kind of body serves and another refuses.
 SERVED: dict[type, tuple[str, ...]] = {
@@ -190,10 +219,13 @@ SERVED: dict[type, tuple[str, ...]] = {
     CompletionRequest: ("prompt",),
     TokenizeRequest: ("prompt",),
     SimpleChatRequest: ("prompt",),
+    ResponsesRequest: ("include",),
+    AudioRequest: ("prompt",),
 }
 NOTHING = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
+    "chunking_strategy": ("auto",),
 }
 
 

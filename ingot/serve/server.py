@@ -54,10 +54,14 @@ async def serve(
     """
     with listening(config) as listener, _Stop() as stop:
         metrics, grammars, engines = Metrics(), GrammarChecks(), []
-        starts = [EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name)) for s in sides]
+        starts = [
+            EngineClient.start(s.name, loads[s.name], config, metrics.of(s.name), s.hears) for s in sides
+        ]
         try:
             engines = await stop.or_result(asyncio.ensure_future(_started(starts)))
-            models = {s.name: ServedModel(s, e, grammars) for s, e in zip(sides, engines, strict=True)}
+            models = {
+                s.name: ServedModel(s, e, grammars, config) for s, e in zip(sides, engines, strict=True)
+            }
             server = _Server(ServerState(models, config, metrics), api_key)
             stop.then(server.stop)
             address, port = listener.getsockname()[:2]

@@ -70,7 +70,7 @@ def transcribe_recording(
             continue
         segments, onwards = split_window(decoded, vocabulary, seek * HOP / RATE, seconds)
         for segment in segments:
-            segment.id = len(found.segments)
+            segment.id, segment.seek = len(found.segments), seek
             found.segments.append(segment)
             said += segment.tokens
             heard(segment)

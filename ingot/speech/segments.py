@@ -28,7 +28,8 @@ class Word:
 class Segment:
     """What was said from ``start`` to ``end`` (seconds).
 
-    ``tokens`` hold the timestamps around it. The last four are of the window that it was heard in.
+    ``tokens`` hold the timestamps around it. Temperature, log-probability, ratio and probability of no
+    speech are of the window that it was heard in, which begins at ``seek`` frames of 10 ms.
     """
 
     id: int
@@ -41,6 +42,7 @@ class Segment:
     compression_ratio: float
     no_speech_prob: float
     words: list[Word] | None = field(default=None)
+    seek: int = 0
 
 
 def split_window(

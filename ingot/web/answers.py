@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.web.api import AnswerError, Api, Delta
-from ingot.web.messages import Values, body
+from ingot.web.messages import Values, body, files
 
 SHOW_SECONDS = 0.05  # between two pictures: each of them holds the whole answer
 BEAT_SECONDS = 1.0  # without news: Gradio ends an answer whose reader has left when it gets a picture
@@ -55,7 +55,12 @@ async def answers(
     shown, told = Shown(), 0.0
     try:
         name = model or (await api.models())[0].name
-        async with aclosing(_with_beats(api.answer(body(name, system, history, said, values)))) as deltas:
+        recordings = files(said)
+        if recordings and any(one.hears for one in await api.models() if one.name == name):
+            asked = api.transcripts(name, recordings)
+        else:
+            asked = api.answer(body(name, system, history, said, values))
+        async with aclosing(_with_beats(asked)) as deltas:
             async for delta in deltas:
                 shown = Shown(shown.thought + delta.thought, shown.text + delta.text)
                 if time.monotonic() - told >= SHOW_SECONDS:

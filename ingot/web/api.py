@@ -8,12 +8,16 @@ Owns the requests, the key, and what goes wrong in words for readers of the page
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
+
+from ingot.web.messages import transcript
 
 _CONNECT_SECONDS = 5.0
 _SILENCE_SECONDS = 600.0  # a request may wait in the server's queue
@@ -32,11 +36,13 @@ class Model:
     Attributes:
         max_len: tokens of prompt and answer; None: the server does not say.
         inputs: what it takes beside text, of ``input_modalities``: ``image``, ``audio``.
+        hears: it takes recordings alone, and is asked for transcripts.
     """
 
     name: str
     max_len: int | None = None
     inputs: frozenset[str] = frozenset()
+    hears: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,21 @@ class Api:
         except httpx.HTTPError as error:
             raise self._away(error) from None
 
+    async def transcripts(self, model: str, files: Sequence[Path]) -> AsyncGenerator[Delta, None]:
+        """What is said in recordings, one after another; as ``answer`` otherwise."""
+        for number, file in enumerate(files):
+            try:
+                fields = {"model": model, "response_format": "verbose_json"}
+                given = {"file": (file.name, await asyncio.to_thread(file.read_bytes))}
+                response = await self._client.post("/v1/audio/transcriptions", data=fields, files=given)
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response)
+                yield Delta(text=("\n\n---\n\n" if number else "") + transcript(response.json()))
+            except httpx.HTTPError as error:
+                raise self._away(error) from None
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise AnswerError("The server sent what is no transcript.") from None
+
     def _away(self, error: httpx.HTTPError) -> AnswerError:
         if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
             return AnswerError(f"No server answers at {self._base}. Is it running?")
@@ -122,8 +143,9 @@ class Api:
 
 def _model(one: Mapping[str, Any]) -> Model:
     length = one.get("max_model_len")
-    inputs = frozenset(one.get("input_modalities") or ()) - {"text"}
-    return Model(one["id"], length if isinstance(length, int) else None, inputs)
+    inputs = frozenset(one.get("input_modalities") or ())
+    hears = inputs == {"audio"}
+    return Model(one["id"], length if isinstance(length, int) else None, inputs - {"text"}, hears)
 
 
 def _choice(line: str) -> dict[str, Any]:

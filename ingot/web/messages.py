@@ -71,6 +71,26 @@ def body(
     return {"model": model, "messages": messages, **values.to_json()}
 
 
+def files(said: Any) -> list[Path]:
+    """The files of a message."""
+    found = (said.get("files") or ()) if isinstance(said, Mapping) else ()
+    return [Path(one if isinstance(one, str) else one["path"]) for one in found]
+
+
+def transcript(found: Mapping[str, Any]) -> str:
+    """What was heard, with its times, as the page shows it: of ``verbose_json``."""
+    lines = [
+        f"**{_clock(one['start'])} – {_clock(one['end'])}** {one['text'].strip()}"
+        for one in found.get("segments") or ()
+    ]
+    return "\n\n".join(lines) or found["text"].strip() or "Nothing was heard."
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}:{rest:04.1f}"
+
+
 def _content(shown: Any) -> str | list[dict[str, Any]]:
     """A message's content in OpenAI's form: a text, or parts where it has files."""
     if isinstance(shown, str):

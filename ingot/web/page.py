@@ -72,7 +72,7 @@ def _fields() -> list[Any]:
 
 def _files_box(inputs: frozenset[str]) -> gr.MultimodalTextbox:
     """The box of a server whose models take more than text."""
-    sources = [name for name, kind in (("upload", "image"), ("microphone", "audio")) if kind in inputs]
+    sources = ["upload", *(["microphone"] if "audio" in inputs else [])]
     return gr.MultimodalTextbox(sources=sources, file_types=sorted(inputs))
 
 

@@ -12,10 +12,12 @@ from ingot import LLM, build
 from tests.conftest import DATA
 from tests.serve.client import ROOT, Server, started
 from tests.serve.published import Published, Schema, Unpublished
+from tests.serve.recordings import EARS, write_whisper
 
 NAME = "pocket"
 TOOLS = "pocket-tools"
 MAX_SEQ_LEN = 512
+HEARD = 48  # of the model that hears
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +72,16 @@ def chat(text: str = "What is 12 + 30?", **values: Any) -> dict[str, Any]:
 def completion(prompt: object = "A fire broke out in a", **values: Any) -> dict[str, Any]:
     """A body of ``/v1/completions``."""
     return {"model": NAME, "prompt": prompt, **values}
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that hears."""
+    return write_whisper(tmp_path_factory.mktemp("serve") / EARS)
+
+
+@pytest.fixture(scope="session")
+def hearing(whisper: Path) -> Iterator[Server]:
+    """A server of it whose windows have few tokens; every test leaves it idle."""
+    with started(whisper, "--unproven", "--max-seq-len", HEARD, "--max-batch-size", 8) as found:
+        yield found

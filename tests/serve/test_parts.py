@@ -56,8 +56,8 @@ from tests.unit.fake_executor import VOCAB, check_empty, fake_executor
 PARAMS = SamplingParams(max_new_tokens=3)
 NOWHERE = ("--host", "203.0.113.1")  # where nothing can listen: no server starts by mistake
 TO_ENGINE = [
-    Load("engine", threads=1, runtime={"token_budget": 5}),
-    Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json()),
+    Load("engine", threads=1, runtime={"token_budget": 5}, features=(7, (80, 3000))),
+    Add("7", [1, 2], SamplingParams(stop=("a",), seed=1).to_json(), 3),
     Score("8", [1, 2, 3], 5),
     Embed("9", [1, 2, 3], "last"),
     Abort("7"),
@@ -68,7 +68,10 @@ FROM_ENGINE = [
     Ready(100, 4, 64),
     Failed("no room", "1", "2", "less", "--flag", {"fixes": [{"flag": "--max-seq-len 5"}]}, ("a line",)),
     Step(
-        [News("7", 1, (5, 6), "stop", 9, (LOGPROB,)), News("8", 0, (), error="no", refused=True)],
+        [
+            News("7", 1, (5, 6), "stop", 9, (LOGPROB,), stop_logprob=-0.5),
+            News("8", 0, (), error="no", refused=True),
+        ],
         [Scored("8", [LOGPROB])],
         Gauges(1, 2, 0.5),
     ),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ingot.processors import log_mel as module
 from ingot.processors.log_mel import RATE, WINDOW, fit, log_mel, mel_filters
 
 
@@ -54,3 +55,13 @@ def test_silence_and_length() -> None:
     assert torch.equal(log_mel(torch.zeros(WINDOW), 80), torch.full((80, 3000), -1.5))
     assert fit(torch.ones(3), 5).tolist() == [1, 1, 1, 0, 0]
     assert fit(torch.ones(2, 7), 5).shape == (2, 5)
+
+
+@pytest.mark.parametrize("count", [16000, 32000 + 79, 50 * 160])
+def test_blocks_are_as_one(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clips together, too, each with a loudest value of its own."""
+    samples = torch.randn(2, count, generator=torch.Generator().manual_seed(1)) * torch.tensor([[0.1], [0.5]])
+    whole = log_mel(samples, 80)
+    monkeypatch.setattr(module, "_BLOCK", 50)
+    torch.testing.assert_close(log_mel(samples, 80), whole, rtol=0, atol=1e-5)
+    assert whole.shape == (2, 80, count // 160)

@@ -24,14 +24,14 @@ WIDTH, HEIGHT = 1100, 680
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Any]:
-    """A headless Chromium: the system's, or else Playwright's own."""
+def chromium(*args: str) -> Iterator[Any]:
+    """A headless Chromium, with flags of its own: the system's, or else Playwright's."""
     from playwright.sync_api import Error, sync_playwright
 
     with sync_playwright() as play:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         try:
-            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            browser = play.chromium.launch(executable_path=path, args=["--no-sandbox", *args])
         except Error as error:
             pytest.skip(f"{MISSING} ({str(error).splitlines()[0]})")
         try:

@@ -189,3 +189,40 @@ def test_files_become_parts(tmp_path: Path) -> None:
         {"type": "input_audio", "input_audio": {"data": "Uw==", "format": "wav"}},
         {"type": "text", "text": "And this?"},
     ]
+
+
+EARS = {"id": NAME, "input_modalities": ["audio"]}
+HEARD = {
+    "text": " Hello there. Again.",
+    "segments": [
+        {"start": 0.0, "end": 2.5, "text": " Hello there."},
+        {"start": 61.04, "end": 63.0, "text": " Again."},
+    ],
+}
+
+
+async def heard(server: Upstream, files: list[str]) -> Shown:
+    """The last picture of what becomes of recordings."""
+    async with Api(server.url, None) as api:
+        said = {"text": "", "files": files}
+        return [one async for one in answers(api, NAME, "", [], said, Values())][-1]
+
+
+async def test_recordings_become_transcripts_with_times(tmp_path: Path) -> None:
+    recording = tmp_path / "talk.wav"
+    recording.write_bytes(b"RIFF, and what is said")
+    with upstream(models=[EARS], said=HEARD) as server:
+        shown = await heard(server, [str(recording)])
+        assert shown == Shown(
+            text="**0:00.0 – 0:02.5** Hello there.\n\n**1:01.0 – 1:03.0** Again.", ended=True
+        )
+        assert b"RIFF, and what is said" in server.forms[0]
+        assert b'filename="talk.wav"' in server.forms[0]
+        assert (await heard(server, [str(recording)] * 2)).text.count("Again.") == 2
+        server.said = {"text": "", "segments": []}
+        assert (await heard(server, [str(recording)])).text == "Nothing was heard."
+        server.said = []
+        assert "no transcript" in (await heard(server, [str(recording)])).error
+        server.status, server.said = 400, {"error": {"message": "this is no audio that can be read"}}
+        assert "this is no audio that can be read" in (await heard(server, [str(recording)])).error
+    assert server.bodies == []

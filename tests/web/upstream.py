@@ -36,6 +36,7 @@ class Upstream:
     Attributes:
         chunks: events of an answer; a text is sent as it is; an Event is waited for.
         status: other than 200: ``said`` is the answer, with ``headers``.
+        forms: what came with a file; ``said`` is the answer to it.
         left: set once a client has left before the end of an answer.
     """
 
@@ -46,6 +47,7 @@ class Upstream:
     models: Sequence[dict[str, Any]] = ({"id": NAME, "max_model_len": 512},)
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    forms: list[bytes] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     left: threading.Event = field(default_factory=threading.Event)
 
@@ -62,7 +64,12 @@ def upstream(chunks: Sequence[Any] = (), **values: Any) -> Iterator[Upstream]:
 
         def do_POST(self) -> None:
             told.keys.append(self.headers["Authorization"])
-            told.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == "/v1/audio/transcriptions":
+                told.forms.append(body)
+                self._reply(json.dumps(told.said).encode(), told.status, told.headers)
+                return
+            told.bodies.append(json.loads(body))
             if told.status != 200:
                 self._reply(json.dumps(told.said).encode(), told.status, told.headers)
                 return

@@ -1,0 +1,232 @@
+"""How a model hears: recordings to transcripts, window by window, on an engine that others use too.
+
+Owns the processes that decode files, how much audio is held at once, and the way of a window to the engine
+and back. What is asked of a window, ``ingot.speech`` says. Knows no HTTP.
+
+    async with aclosing(ears.segments(data, options)) as found:
+        async for heard in found: ...       # segments, and at the end the whole
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from ingot.config.model import DecoderConfig
+from ingot.config.serve import ServeConfig
+from ingot.errors import EngineError, RequestError
+from ingot.llm.outputs import Output
+from ingot.processors.audio import RATE
+from ingot.processors.audio_worker import limits, question, samples_of
+from ingot.processors.limited_process import LimitedProcess, ProcessEndedError
+from ingot.processors.prompt import Input
+from ingot.processors.tokenizer import Tokenizer
+from ingot.serve.answering import Job
+from ingot.serve.engine_client import EngineClient
+from ingot.serve.errors import RETRY_SECONDS, ApiError, refused
+from ingot.serve.windows import Windows
+from ingot.speech.options import TranscribeOptions
+from ingot.speech.recording import Transcript, transcribe_recording
+from ingot.speech.segments import Segment
+from ingot.speech.tokens import SpeechTokens
+from ingot.speech.window import Asked, Vocabulary
+
+Value = TypeVar("Value")
+_WORKERS = 2  # files that are decoded at once, and then made into features
+_HELD = 4  # recordings of the most seconds, whose samples and features are held
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a recording says, and how many tokens and encoded positions it took."""
+
+    transcript: Transcript
+    prompt_tokens: int
+    audio_tokens: int
+    new_tokens: int
+
+
+def check_packages(name: str) -> None:
+    """Refuse to serve a model that hears where recordings could not be read.
+
+    Raises:
+        EngineError: a package is missing.
+    """
+    missing = [
+        one for one in ("soundfile", "soxr", "python_multipart") if importlib.util.find_spec(one) is None
+    ]
+    if missing:
+        text = f"{name} hears, and packages that read recordings are not installed"
+        raise EngineError(text, seen=", ".join(missing), fix="pip install 'ingot[serve,speech]'")
+
+
+class Ears:
+    """Of one model; for the event loop's thread. ``mels``: of its features."""
+
+    def __init__(
+        self, model: DecoderConfig, tokenizer: Tokenizer, engine: EngineClient, config: ServeConfig
+    ) -> None:
+        assert model.encoder is not None
+        longest = min(model.max_positions, engine.limits.max_seq_len)
+        self.vocabulary = Vocabulary.of(SpeechTokens.of_tokenizer(tokenizer), tokenizer, longest)
+        self._engine = engine
+        self._positions = model.encoder.max_positions
+        self._most_seconds = config.max_audio_seconds
+        self._held = 0.0
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="audio")
+        # One each, so that nobody waits for a thread in which another's window is made.
+        self._threads = ThreadPoolExecutor(engine.most_answers, thread_name_prefix="window")
+        self._processes: SimpleQueue[LimitedProcess] = SimpleQueue()
+        for _ in range(_WORKERS):
+            process = LimitedProcess("ingot.processors.audio_worker", limits(self._most_seconds))
+            self._processes.put(process)
+
+    async def segments(
+        self, data: Callable[[], bytes], options: TranscribeOptions
+    ) -> AsyncGenerator[Segment | Whole, None]:
+        """Segments as they are heard, then the whole; closing it ends the work.
+
+        Args:
+            data: gives the file's bytes; called in a thread.
+
+        Raises:
+            ApiError: the file or an option cannot be served, too much is under way (429), or the engine is
+                lost.
+        """
+        engine, windows = self._engine, self._engine.windows
+        assert windows is not None
+        with engine.places(1):
+            self._check(options)
+            samples = await _in(self._pool, self._samples, data)
+            seconds = len(samples) / RATE
+            with self._room(seconds), windows.slot() as slot:
+                work = _Work(self.vocabulary, samples, windows, slot, options)
+                del samples
+                job = await _in(self._pool, work.next, None)
+                while job is not None:
+                    output = await self._answered(job)
+                    job = await _in(self._threads, work.next, output)
+                    for segment in work.heard():
+                        yield segment
+                engine.count_recording(seconds)
+                yield work.whole(self._positions)
+
+    def _check(self, options: TranscribeOptions) -> None:
+        """Refuse what the model does not know, before anything is decoded."""
+        try:
+            self.vocabulary.tokens.prompt(options.language, options.task, timestamps=options.timestamps)
+        except RequestError as error:
+            raise refused(error) from None
+
+    async def _answered(self, job: Job) -> Output:
+        with self._engine.answering([job], None, by_piece=False) as found:
+            await found.finish()
+            return Output(job.ids, found.answers(0))
+
+    def _samples(self, data: Callable[[], bytes]) -> torch.Tensor:
+        """Of a file, decoded where it can do no harm."""
+        process = self._processes.get()
+        try:
+            asked = question(data(), self._most_seconds)
+            return torch.from_numpy(samples_of(process.ask_bytes(asked)))
+        except ProcessEndedError as error:
+            text = f"decoding the recording {error}; send a shorter one, or convert it to wav or flac"
+            raise ApiError(400, text, param="file") from None
+        except RequestError as error:
+            found = refused(error)
+            found.param = "file"
+            raise found from None
+        finally:
+            self._processes.put(process)
+
+    @contextmanager
+    def _room(self, seconds: float) -> Iterator[None]:
+        """For samples and features.
+
+        Raises:
+            ApiError: so much is held already.
+        """
+        if self._held + seconds > _HELD * self._most_seconds:
+            text = f"{self._engine.name} already holds {self._held:.0f} s of audio; try again later"
+            wait = {"Retry-After": str(RETRY_SECONDS)}
+            raise ApiError(429, text, code="queue_full", headers=wait)
+        self._held += seconds
+        try:
+            yield
+        finally:
+            self._held -= seconds
+
+
+class _Work:
+    """One recording under way; all but ``heard`` is for any thread, one after another."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        samples: torch.Tensor,
+        windows: Windows,
+        slot: int,
+        options: TranscribeOptions,
+    ) -> None:
+        self._heard: list[Segment] = []
+        self._windows, self._slot = windows, slot
+        self._written: torch.Tensor | None = None  # what the slot holds
+        self._asking = transcribe_recording(
+            vocabulary, samples, windows.shape[0], options, self._heard.append
+        )
+        self._whole: Transcript | None = None
+        self._prompt_tokens = self._new_tokens = self._num_windows = 0
+
+    def next(self, output: Output | None) -> Job | None:
+        """What to ask next, given what came of the last; None: nothing."""
+        if output is not None:
+            self._new_tokens += sum(len(answer.token_ids) for answer in output.answers)
+        try:
+            asked = next(self._asking) if output is None else self._asking.send(output)
+        except StopIteration as ended:
+            self._whole = ended.value
+            return None
+        return self._job(asked)
+
+    def heard(self) -> list[Segment]:
+        """Segments since the last call."""
+        found = self._heard.copy()
+        self._heard.clear()
+        return found
+
+    def whole(self, positions: int) -> Whole:
+        """The end; ``positions``: of an encoded window."""
+        assert self._whole is not None
+        audio = self._num_windows * positions
+        return Whole(self._whole, self._prompt_tokens, audio, self._new_tokens)
+
+    def _job(self, asked: Asked) -> Job:
+        given, ids = asked.prompt.parts
+        assert isinstance(given, Input)
+        if given.features is not self._written:
+            self._windows.put(self._slot, given.features)
+            self._written = given.features
+            self._num_windows += 1
+        self._prompt_tokens += len(ids)  # type: ignore[arg-type]
+        return Job(list(ids), asked.params, slot=self._slot)  # type: ignore[arg-type]
+
+
+async def _in(pool: ThreadPoolExecutor, work: Callable[..., Value], *args: object) -> Value:
+    """What ``work`` returns. Who is cancelled waits for it all the same, once it has begun: it writes where
+    others will.
+    """
+    running = pool.submit(work, *args)
+    waiting = asyncio.wrap_future(running)
+    try:
+        return await asyncio.shield(waiting)
+    finally:
+        if not running.cancel():
+            await asyncio.wait({waiting})

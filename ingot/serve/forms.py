@@ -1,0 +1,146 @@
+"""Bodies with a file: ``multipart/form-data``.
+
+Owns their reading and bounds. A file is on disk while it is larger than a megabyte. Knows no field by name
+but ``file``.
+
+    async with read_form(request, most=25 << 20, lists={"include"}) as form:
+        body = decode(AudioRequest, form.json, strict=False)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect, Request
+
+from ingot.serve.errors import ApiError, bad_request, too_busy
+from ingot.serve.http import ClientLeftError
+
+FORM_SECONDS = 300.0  # for a body to arrive
+_MOST_UPLOADS = 128  # each may be on disk
+_MOST_FIELDS = 256
+_FIELD_BYTES = 64 << 10
+_FRAME_BYTES = 1 << 20  # of a body, beside its file
+
+
+@dataclass(frozen=True)
+class Form:
+    """The fields as JSON, lists among them, and the file."""
+
+    json: bytes
+    file: UploadFile
+
+    def data(self) -> bytes:
+        """The file's bytes. May take a while."""
+        self.file.file.seek(0)
+        return self.file.file.read()
+
+
+class Uploads:
+    """How many files are on their way, or not decoded yet."""
+
+    def __init__(self) -> None:
+        self._open = 0
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """A place for one.
+
+        Raises:
+            ApiError: there is none (429).
+        """
+        if self._open >= _MOST_UPLOADS:
+            raise too_busy("the server, with recordings,", self._open)
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+
+
+@asynccontextmanager
+async def read_form(request: Request, most: int, lists: Collection[str]) -> AsyncIterator[Form]:
+    """The form, while it is open; its file has at most ``most`` bytes.
+
+    Args:
+        lists: fields that may be there several times, also with ``[]`` behind the name.
+
+    Raises:
+        ApiError: it is too large (413), no form by its type (415), malformed or without one file (400), does
+            not arrive (408), or a browser sends it for the page of another site (403).
+        ClientLeftError: the client left before its end.
+    """
+    if request.headers.get("content-type", "").split(";")[0].strip().lower() != "multipart/form-data":
+        text = "send the recording as Content-Type: multipart/form-data"
+        raise ApiError(415, text, code="unsupported_media_type")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise ApiError(403, "recordings from the pages of other sites are refused", code="other_origin")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > most + _FRAME_BYTES:
+        raise _too_large(most)
+    parser = MultiPartParser(
+        request.headers,
+        _bounded(request, most),
+        max_files=1,
+        max_fields=_MOST_FIELDS,
+        max_part_size=_FIELD_BYTES,
+    )
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            found = await parser.parse()
+    except TimeoutError:
+        raise ApiError(408, "the body did not arrive in time", code="request_timeout") from None
+    except MultiPartException as error:
+        raise bad_request(f"the form cannot be read: {error.message}", code="invalid_form") from None
+    except ClientDisconnect:
+        raise ClientLeftError from None
+    try:
+        yield _form(found.multi_items(), most, lists)
+    finally:
+        await found.close()
+
+
+def _form(items: list[tuple[str, Any]], most: int, lists: Collection[str]) -> Form:
+    values: dict[str, Any] = {}
+    file: UploadFile | None = None
+    for name, value in items:
+        plain = name.removesuffix("[]")
+        if isinstance(value, UploadFile):
+            if name != "file":
+                raise bad_request(f"{name:.100}: the recording goes into the field file", "file")
+            file = value
+        elif plain in lists:
+            values.setdefault(plain, []).append(value)
+        elif name in values:
+            raise bad_request(f"{name:.100} is there twice", name[:100])
+        elif value:
+            values[name] = value
+    if file is None:
+        raise bad_request("send the recording as a file in the field file", "file")
+    if not file.size:
+        raise bad_request("the file is empty", "file")
+    if file.size > most:
+        raise _too_large(most)
+    return Form(msgspec.json.encode(values), file)
+
+
+async def _bounded(request: Request, most: int) -> AsyncGenerator[bytes, None]:
+    room = most + _FRAME_BYTES
+    async for part in request.stream():
+        room -= len(part)
+        if room < 0:
+            raise _too_large(most)
+        yield part
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the recording is larger than {most} bytes", param="file", code="request_too_large")

@@ -1,0 +1,92 @@
+"""Features on their way from the server to an engine.
+
+Owns memory that both processes see, and its slots: a window of speech is 1 MB, more than the socket between
+them takes while the engine makes a step. A slot's number goes over the socket. Knows no message.
+
+    windows = Windows((80, 3000))
+    with windows.slot() as slot:
+        windows.put(slot, features)         # in the engine's process: WindowReader(…).get(slot)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+_BYTES = 4  # of a float32
+
+
+class Windows:
+    """The server's side. A slot that is given back may be overwritten: the engine copies what it is told of,
+    and of two messages that name a slot the first is of a request that has left.
+
+    Attributes:
+        descriptor: of the memory: a file without a name, with as many slots as were ever taken at once.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.descriptor = _nameless()
+        self._free: list[int] = []
+        self._made = 0
+        weakref.finalize(self, os.close, self.descriptor)
+
+    @property
+    def told(self) -> tuple[int, tuple[int, int]]:
+        """What the engine's process needs to know, which inherits the descriptor."""
+        return self.descriptor, self.shape
+
+    @contextmanager
+    def slot(self) -> Iterator[int]:
+        """A slot of one's own; for the event loop's thread."""
+        if not self._free:
+            self._free.append(self._made)
+            self._made += 1
+        found = self._free.pop()
+        try:
+            yield found
+        finally:
+            self._free.append(found)
+
+    def put(self, slot: int, features: torch.Tensor) -> None:
+        """Write features into a slot, in any thread."""
+        assert tuple(features.shape) == self.shape
+        data = features.to(torch.float32).contiguous().numpy().tobytes()
+        place = slot * len(data)
+        while data:
+            written = os.pwrite(self.descriptor, data, place)
+            data, place = data[written:], place + written
+
+
+class WindowReader:
+    """The engine's side."""
+
+    def __init__(self, descriptor: int, shape: tuple[int, int]) -> None:
+        self._descriptor = descriptor
+        self._shape = shape
+
+    @classmethod
+    def of(cls, told: tuple[int, tuple[int, int]] | None) -> WindowReader | None:
+        """Of what ``Windows`` tells."""
+        return None if told is None else cls(*told)
+
+    def get(self, slot: int) -> torch.Tensor:
+        """A copy of what is in a slot."""
+        size = math.prod(self._shape) * _BYTES
+        data = os.pread(self._descriptor, size, slot * size)
+        assert len(data) == size, "a slot is written before it is told of"
+        return torch.from_numpy(np.frombuffer(data, np.float32).reshape(self._shape).copy())
+
+
+def _nameless() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("ingot-windows")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,242 @@
+"""Recordings that cannot be served are refused by name, before they cost much; faults under way are told."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.serve.client import Reply, Server, is_gone, memory, started, wait_for
+from tests.serve.conftest import EARS, HEARD, chat, completion
+from tests.serve.recordings import HEAR, TRANSLATE, encoded, form, hear, noise, streamed, typed
+
+CLIP = encoded(noise(1.0))
+FAST: dict[str, Any] = {"temperature": 0.2, "language": "en"}
+VERBOSE = {"response_format": "verbose_json"}
+LONG = encoded(noise(100.0), "FLAC")
+
+BAD_FIELDS = [
+    ({"response_format": "diarized_json"}, "response_format"),
+    ({"response_format": "txt"}, "response_format"),
+    ({"language": "klingon"}, "language"),
+    ({"temperature": 1.5}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": "nan"}, "temperature"),
+    ({"prompt": "word " * 5000}, "prompt"),
+    ({"stream": "maybe"}, "stream"),
+    ({"stream": True, "response_format": "srt"}, "stream"),
+    ({"timestamp_granularities": ["segment"]}, "timestamp_granularities"),
+    ({"timestamp_granularities": ["letter"], **VERBOSE}, "timestamp_granularities[0]"),
+    ({"timestamp_granularities": ["word"], **VERBOSE}, "timestamp_granularities"),
+    ({"include": ["logprobs"]}, "include"),
+    ({"languages": ["en", "de"]}, "languages"),
+    ({"known_speaker_names": ["Ann"]}, "known_speaker_names"),
+    ({"chunking_strategy": {"type": "server_vad"}}, "chunking_strategy"),
+]
+
+
+@pytest.mark.parametrize(("fields", "field"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+def test_fields(hearing: Server, fields: dict[str, Any], field: str) -> None:
+    reply = hear(hearing, CLIP, **FAST | fields)
+    assert (reply.status, reply.error["param"]) == (400, field), reply.data
+    assert field.partition("[")[0] in reply.error["message"]
+
+
+def test_what_asks_for_nothing_is_let_through(hearing: Server) -> None:
+    plain = hear(hearing, CLIP, **FAST)
+    odd = hear(hearing, CLIP, **FAST, chunking_strategy="auto", stream="false", user="me", response_format="")
+    assert (odd.status, odd.data) == (200, plain.data)
+
+
+def spoiled(kind: str) -> bytes:
+    """A recording that cannot be read."""
+    flac = encoded(noise(10.0), "FLAC")
+    return {
+        "a text": b"These are notes, not a recording.\n" * 50,
+        "cut off": flac[: len(flac) // 2],
+        "damaged": flac[: len(flac) // 2] + bytes(len(flac) // 2),
+        "not numbers": encoded(np.full(1000, np.nan, np.float32), "WAV"),
+        "a header alone": CLIP[:44],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["a text", "cut off", "damaged"])
+def test_files_that_cannot_be_read(hearing: Server, kind: str) -> None:
+    reply = hear(hearing, spoiled(kind), **FAST)
+    assert (reply.status, reply.error["param"]) == (400, "file"), reply.data
+    assert "/" not in reply.error["message"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.1])
+def test_short_ones_are_heard(hearing: Server, seconds: float) -> None:
+    reply = hear(hearing, encoded(noise(seconds)), **FAST)
+    assert reply.status == 200, reply.data
+    assert reply.json["usage"]["seconds"] == pytest.approx(seconds, abs=1e-3)
+    hearing_of_silence = hear(hearing, encoded(np.zeros(16000, np.float32)), **FAST)
+    assert hearing_of_silence.status == 200
+
+
+def test_stereo_at_another_rate(hearing: Server) -> None:
+    stereo = np.stack([noise(1.0), noise(1.0)], 1)
+    assert hear(hearing, encoded(stereo, "WAV", rate=48000), **FAST).json["usage"][
+        "seconds"
+    ] == pytest.approx(1 / 3, abs=1e-4)
+
+
+def test_forms(hearing: Server) -> None:
+    def sent(body: bytes, kind: str | None = None) -> Reply:
+        headers = typed(hearing) if kind is None else {"Content-Type": kind}
+        return hearing.request("POST", HEAR, body, headers)
+
+    fields = {"model": EARS, **FAST}
+    wrong = [
+        (sent(b"{}", "application/json"), 415, None),
+        (sent(CLIP, "audio/wav"), 415, None),
+        (sent(form(("file", CLIP), **fields), "multipart/form-data"), 400, None),
+        (sent(b"no form at all"), 400, None),
+        (sent(form(**fields)), 400, "file"),
+        (sent(form(**fields, file="a text")), 400, "file"),
+        (sent(form(("audio", CLIP), **fields)), 400, "file"),
+        (sent(form(("file", CLIP), ("file", CLIP), **fields)), 400, None),
+        (sent(form(("file", b""), **fields)), 400, "file"),
+        (sent(form(("file", CLIP), **FAST)), 400, "model"),
+        (sent(form(("file", CLIP), model="other")), 404, "model"),
+        (sent(form(("file", CLIP), **fields)[:-200]), 400, "file"),
+        (sent(form(("file", CLIP), **fields, **{f"f{i}": "x" for i in range(300)})), 400, None),
+    ]
+    for reply, status, field in wrong:
+        assert (reply.status, reply.error["param"]) == (status, field), reply.data
+    explained = {**typed(hearing), "X-Ingot-Explain": "1"}
+    assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), explained).status == 400
+    for origin in ("https://elsewhere.example", "null"):
+        other = {**typed(hearing), "Origin": origin}
+        assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), other).status == 403
+    own = {**typed(hearing), "Origin": f"http://127.0.0.1:{hearing.port}"}
+    assert hearing.request("POST", HEAR, form(("file", CLIP), **fields), own).status == 200
+
+
+def test_each_model_says_what_it_takes(hearing: Server, server: Server) -> None:
+    for path in (HEAR, TRANSLATE):
+        reply = hear(server, CLIP, path, model="pocket")
+        assert (reply.status, reply.error["code"]) == (400, "unsupported_parameter")
+        assert "does not take speech" in reply.error["message"]
+    bodies = {
+        "/v1/chat/completions": chat(),
+        "/v1/completions": completion(),
+        "/v1/responses": {"input": "Hi"},
+        "/v1/embeddings": {"input": "Hi"},
+        "/chat/": {"prompt": "Hi"},
+    }
+    for path, body in bodies.items():
+        reply = hearing.post(path, body | {"model": EARS})
+        assert reply.status == 400
+        assert HEAR in reply.error["message"]
+    assert hearing.post("/tokenize", {"prompt": "Hi"}).status == 200
+
+
+def test_bounds(whisper: Path) -> None:
+    """Bytes before they are read, seconds before they are decoded: an hour of silence is 30 kB."""
+    words = ("--max-audio", 1 << 20, "--max-audio-seconds", 60, "--max-batch-size", 1, "--max-queue", 0)
+    with started(whisper, "--unproven", "--max-seq-len", HEARD, *words) as server:
+        before = memory(server.process.pid)
+        hour = encoded(np.zeros(16000 * 3600, np.float32), "FLAC")
+        assert len(hour) < 1 << 20
+        reply = hear(server, hour, **FAST)
+        assert (reply.status, reply.error["param"]) == (400, "file")
+        assert "too long" in reply.error["message"]
+        reply = hear(server, bytes((1 << 20) + 1), **FAST)
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+        assert told_of_length(server, 200 << 20) == 413
+        assert sends_on_and_on(server) in (413, None)
+        assert memory(server.process.pid, peak=True) - before < 64 << 20
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(hear, server, encoded(noise(20.0), "FLAC"), language="en")
+            wait_for("it to run", lambda: server.metric("ingot_num_requests_running") > 0)
+            reply = hear(server, CLIP, **FAST)
+            assert (reply.status, reply.error["code"]) == (429, "queue_full")
+            assert "retry-after" in reply.headers
+            assert first.result().status == 200
+
+
+def told_of_length(server: Server, length: int) -> int:
+    """The status of a body that is announced and does not come."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.putrequest("POST", HEAR)
+    for name, value in {**typed(server), "Content-Length": str(length)}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    return connection.getresponse().status
+
+
+def sends_on_and_on(server: Server) -> int | None:
+    """The status of a body of 200 MB in chunks; None where the connection is closed first."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    head = form(("file", b"")).rpartition(b"\r\n--")[0]
+    chunks = (head if i == 0 else bytes(1 << 20) for i in range(201))
+    try:
+        connection.request("POST", HEAR, chunks, typed(server), encode_chunked=True)
+        return connection.getresponse().status
+    except OSError:
+        return None
+
+
+def test_who_leaves_frees_the_place(hearing: Server) -> None:
+    for stream in (True, False):
+        tokens = hearing.metric("ingot_generation_tokens_total")
+        body = form(("file", LONG), model=EARS, language="en", stream=stream)
+        connection = socket.create_connection(("127.0.0.1", hearing.port))
+        head = f"POST {HEAR} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in typed(hearing).items())
+        connection.sendall(head.encode() + b"\r\n" + body)
+        wait_for("it to run", lambda: hearing.metric("ingot_num_requests_running") > 0)
+        connection.close()
+        wait_for("its place to be free", hearing.idle)
+        once = hearing.metric("ingot_generation_tokens_total")
+        assert once - tokens < 4 * 26 * 26  # of four windows with all their fallbacks
+        assert hear(hearing, CLIP, **FAST).status == 200
+
+
+def test_an_engine_dies_and_a_drain_has_a_deadline(whisper: Path) -> None:
+    """Streams and whole answers end by an error, new recordings are refused, the other model goes on. What is
+    open at the deadline ends by an error, too.
+    """
+    words = ("--name", "a", "--name", "b", "--unproven", "--max-seq-len", HEARD, "--drain-seconds", 0.2)
+    with started(whisper, whisper, *words) as server, ThreadPoolExecutor(2) as pool:
+        streams = {name: iter(streamed(server, LONG, model=name, language="en")) for name in "ab"}
+        whole = pool.submit(hear, server, LONG, model="a", language="en")
+        for stream in streams.values():
+            assert next(stream)["type"] == "transcript.text.delta"
+        first, second = server.engine_pids()
+        os.kill(first, signal.SIGKILL)
+        *deltas, last = streams["a"]
+        assert last["error"]["code"] == "engine_dead"
+        assert {one["type"] for one in deltas} <= {"transcript.text.delta"}
+        assert whole.result().error["code"] == "engine_dead"
+        reply = hear(server, CLIP, model="a")
+        assert (reply.status, reply.error["code"]) == (503, "engine_dead")
+        server.process.terminate()
+        *_, last = streams["b"]
+        assert last["error"]["code"] == "server_stopping"
+        assert server.process.wait(timeout=30) == 0
+        assert is_gone(second)
+        assert "Traceback" not in "".join(server.lines)
+
+
+def test_sigterm_lets_recordings_end(whisper: Path) -> None:
+    """Those under way have all their windows transcribed, and the exit code is 0."""
+    words = ("--unproven", "--max-seq-len", HEARD, "--max-batch-size", 2)
+    with started(whisper, *words) as server, ThreadPoolExecutor(4) as pool:
+        talk = encoded(noise(40.0), "FLAC")
+        asked = [pool.submit(lambda: list(streamed(server, talk, **FAST))) for _ in range(3)]
+        wait_for("a queue", lambda: server.metric("ingot_num_requests_waiting") > 2)
+        server.process.terminate()
+        assert {one.result()[-1]["type"] for one in asked} == {"transcript.text.done"}
+        assert server.process.wait(timeout=30) == 0
+        assert "Traceback" not in "".join(server.lines)

@@ -1,0 +1,171 @@
+"""Recordings over HTTP: every format, the same words as without a server, and streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from ingot.speech.recording import Transcript
+from ingot.speech.transcriber import Transcriber
+from ingot.speech.writers import WRITERS
+from tests.serve.client import PATIENCE, ROOT, Server
+from tests.serve.conftest import EARS, HEARD
+from tests.serve.published import Schema
+from tests.serve.recordings import TRANSLATE, encoded, hear, noise, streamed
+
+SECONDS = 33.0  # more than a window
+FAST = {"temperature": 0.2}
+
+
+@pytest.fixture(scope="module")
+def alone(whisper: Path) -> Transcriber:
+    """The model without a server, with windows as short."""
+    found = Transcriber(whisper, "cpu", max_seq_len=HEARD, max_batch_size=8)
+    found.vocabulary = dataclasses.replace(found.vocabulary, longest=HEARD)
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted(alone: Transcriber) -> Transcript:
+    return alone(noise(SECONDS), language="de", temperatures=(0.2,))
+
+
+@pytest.fixture(scope="module")
+def talk() -> bytes:
+    return encoded(noise(SECONDS), "FLAC")
+
+
+def test_the_words_are_those_of_the_transcriber(
+    hearing: Server, alone: Transcriber, talk: bytes, published: Schema
+) -> None:
+    """With its fallbacks, and the language detected."""
+    samples = encoded(noise(SECONDS), "FLAC")
+    wanted = alone(samples)
+    reply = hear(hearing, talk, response_format="verbose_json")
+    assert reply.status == 200, reply.data
+    found = reply.json
+    published.check("CreateTranscriptionResponseVerboseJson", found)
+    assert found["text"] == wanted.text.strip()
+    assert found["duration"] == wanted.duration == SECONDS
+    heard = [segment for segment in wanted.segments if segment.text]
+    assert len(heard) > 1
+    assert [one["tokens"] for one in found["segments"]] == [one.tokens for one in heard]
+    assert [(one["start"], one["end"]) for one in found["segments"]] == [(s.start, s.end) for s in heard]
+    assert found["segments"][0]["avg_logprob"] == pytest.approx(heard[0].avg_logprob, abs=1e-4)
+    assert found["segments"][0]["no_speech_prob"] == pytest.approx(heard[0].no_speech_prob, rel=1e-3)
+    assert {one["seek"] for one in found["segments"]} == {one.seek for one in heard}
+
+
+def test_formats(hearing: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
+    def asked(kind: str) -> Any:
+        return hear(hearing, talk, response_format=kind, language="de", **FAST)
+
+    told = asked("json")
+    published.check("CreateTranscriptionResponseJson", told.json)
+    assert told.json == {"text": wanted.text.strip(), "usage": {"type": "duration", "seconds": SECONDS}}
+    assert asked("text").data.decode() == wanted.text.strip() + "\n"
+    for kind in ("srt", "vtt"):
+        reply = asked(kind)
+        assert reply.headers["content-type"].startswith("text/plain")
+        assert reply.data.decode() == WRITERS[kind](wanted)
+    assert asked("verbose_json").json["language"] == "german"
+    only = hear(hearing, talk, response_format="verbose_json", timestamp_granularities=["segment"], **FAST)
+    assert "words" not in only.json
+
+
+def test_streams(hearing: Server, wanted: Transcript, talk: bytes, published: Schema) -> None:
+    *deltas, done = streamed(hearing, talk, language="de", **FAST)
+    for one in (*deltas, done):
+        published.check("CreateTranscriptionResponseStreamEvent", one)
+    assert len(deltas) == len([one for one in wanted.segments if one.text])
+    assert "".join(one["delta"] for one in deltas).strip() == done["text"] == wanted.text.strip()
+    assert done["usage"]["input_token_details"]["audio_tokens"] % 1500 == 0
+    published.check("TranscriptTextDoneEvent", done)
+
+
+def test_translations(hearing: Server, alone: Transcriber, published: Schema) -> None:
+    samples = noise(3.0, seed=4)
+    found = hear(hearing, encoded(samples), TRANSLATE, response_format="verbose_json", language="de", **FAST)
+    published.check("CreateTranslationResponseVerboseJson", found.json)
+    assert found.json["language"] == "english"
+    wanted = alone(encoded(samples), language="de", task="translate", temperatures=(0.2,))
+    assert found.json["text"] == wanted.text.strip()
+    plain = hear(hearing, encoded(samples), TRANSLATE, **FAST)
+    published.check("CreateTranslationResponseJson", plain.json)
+
+
+def test_what_is_read_before_changes_the_words(hearing: Server, alone: Transcriber) -> None:
+    samples = encoded(noise(3.0))
+    found = hear(hearing, samples, language="en", prompt="Ingot, kernels", keywords=["Whisper"], **FAST).json
+    options: dict[str, Any] = {"language": "en", "temperatures": (0.2,)}
+    assert (
+        found["text"]
+        == alone(samples, **options, initial_prompt="Ingot, kernels", hotwords="Whisper").text.strip()
+    )
+    assert found["text"] != alone(samples, **options).text.strip()
+
+
+def test_many_clients_share_steps(hearing: Server, alone: Transcriber) -> None:
+    """Each hears what it hears alone."""
+    recordings = [encoded(noise(2.0 + i, seed=i)) for i in range(6)]
+    before = hearing.metric("ingot_audio_seconds_total"), hearing.metric("ingot_audio_requests_total")
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda one: hear(hearing, one, language="en", **FAST).json["text"], recordings))
+    wanted = [alone(one, language="en", temperatures=(0.2,)).text.strip() for one in recordings]
+    assert found == wanted
+    assert len(set(found)) > 2
+    assert hearing.metric("ingot_audio_seconds_total") - before[0] == sum(2.0 + i for i in range(6))
+    assert hearing.metric("ingot_audio_requests_total") - before[1] == 6
+    assert hearing.idle()
+
+
+def test_the_model_says_that_it_hears(hearing: Server, server: Server) -> None:
+    (facts,) = hearing.get("/v1/models").json["data"]
+    assert (facts["id"], facts["input_modalities"]) == (EARS, ["audio"])
+    (facts,) = server.get("/v1/models").json["data"]
+    assert facts["input_modalities"] == ["text"]
+
+
+def test_openais_client(hearing: Server, wanted: Transcript, talk: bytes) -> None:
+    url = f"http://127.0.0.1:{hearing.port}/v1"
+    words: dict[str, Any] = {"model": EARS, "file": ("talk.flac", talk), "language": "de", "temperature": 0.2}
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as api:
+        create = api.audio.transcriptions.create
+        plain = create(**words)
+        verbose = create(
+            **words,
+            response_format="verbose_json",
+            timestamp_granularities=["segment"],
+            chunking_strategy="auto",
+        )
+        subtitles = create(**words, response_format="srt")
+        *deltas, done = create(**words, stream=True)
+        english = api.audio.translations.create(model=EARS, file=("talk.flac", talk), temperature=0.2)
+        with pytest.raises(openai.BadRequestError, match="language") as refused:
+            create(**words | {"language": "klingon"})
+    assert refused.value.param == "language"
+    assert plain.text == verbose.text == wanted.text.strip()
+    assert plain.usage.type == "duration"
+    assert [one.start for one in verbose.segments] == [one.start for one in wanted.segments if one.text]
+    assert subtitles == WRITERS["srt"](wanted)
+    assert (done.type, done.text) == ("transcript.text.done", plain.text)
+    assert "".join(one.delta for one in deltas).strip() == plain.text
+    assert english.text
+
+
+def test_the_example(hearing: Server, tmp_path: Path) -> None:
+    (tmp_path / "talk.wav").write_bytes(encoded(noise(2.0)))
+    words = [ROOT / "examples" / "clients" / "transcribe.py", tmp_path / "talk.wav"]
+    url = f"http://127.0.0.1:{hearing.port}"
+    done = subprocess.run([sys.executable, *words, url], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    head, *segments, streamed_text = done.stdout.splitlines()
+    assert head.endswith(", 2.0 s")
+    assert " ".join(line[16:] for line in segments).split() == streamed_text.split()

@@ -1,0 +1,61 @@
+"""Memory that a server and its engine share: what is put into a slot is what is read there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import torch
+
+from ingot.serve.windows import WindowReader, Windows
+from tests.serve.client import ROOT
+
+SHAPE = (3, 40)
+READ = """
+import sys, json
+from ingot.serve.windows import WindowReader
+print(json.dumps(WindowReader(int(sys.argv[1]), (3, 40)).get(int(sys.argv[2])).tolist()))
+"""
+
+
+def test_slots_are_apart_and_come_back() -> None:
+    windows = Windows(SHAPE)
+    reader = WindowReader.of(windows.told)
+    assert reader is not None
+    first, second = torch.randn(SHAPE), torch.randn(40, 3, dtype=torch.float64).T
+    with windows.slot() as a, windows.slot() as b:
+        assert a != b
+        windows.put(a, first)
+        windows.put(b, second)
+        assert torch.equal(reader.get(a), first)
+        assert torch.equal(reader.get(b), second.float())
+        kept = reader.get(a)
+        windows.put(a, second)
+        assert torch.equal(kept, first)
+    with windows.slot() as c, windows.slot() as d:
+        assert {c, d} == {a, b}
+
+
+def test_another_process_reads_it() -> None:
+    windows = Windows(SHAPE)
+    values = torch.arange(120.0).reshape(SHAPE)
+    with windows.slot(), windows.slot() as slot:
+        windows.put(slot, values)
+        words = [sys.executable, "-c", READ, str(windows.descriptor), str(slot)]
+        found = subprocess.run(
+            words, capture_output=True, check=True, pass_fds=[windows.descriptor], cwd=ROOT
+        )
+    assert torch.equal(torch.tensor(json.loads(found.stdout)), values)
+
+
+def test_nothing_stays_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        Windows(SHAPE)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_model_of_text_has_none() -> None:
+    assert WindowReader.of(None) is None
