@@ -27,7 +27,7 @@ from ingot.errors import IngotError, RequestError
 if TYPE_CHECKING:
     from ingot.speech.files import Told
     from ingot.speech.recording import Transcript
-    from ingot.speech.transcriber import Source, Transcriber
+    from ingot.speech.transcriber import Transcriber
 
 FORMATS = ("txt", "srt", "vtt", "tsv", "json")
 STDIN = "-"
@@ -119,7 +119,7 @@ def source_name(name: str, part: str = "name") -> str:
     return "stdin" if name == STDIN else str(getattr(Path(name), part))
 
 
-def source_of(name: str) -> Source:
+def source_of(name: str) -> str | bytes:
     """A recording's file, or what stdin holds."""
     return sys.stdin.buffer.read() if name == STDIN else name
 
@@ -140,7 +140,7 @@ class _Work:
         from ingot.speech.files import transcribe_each
 
         sources = [source_of(name) for name in self.names]
-        lengths = [audio_seconds(source) for source in sources if isinstance(source, str | bytes)]
+        lengths = [audio_seconds(source) for source in sources]
         most = transcriber.llm.executor.admission.max_batch_size if together else 1
         start = time.perf_counter()
         with seconds_shown(shown=self.paths is not None or not stdout().is_terminal) as progress:

@@ -31,10 +31,8 @@ def tokenizers(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
-@pytest.fixture(scope="session")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_whisper(folder: Path, seed: int) -> Path:
     """A tiny multilingual checkpoint with random weights and no tokenizer: its text is ids."""
-    folder = tmp_path_factory.mktemp("whisper")
     names = SpeechTokens.of_vocabulary(51865)
     sizes = {
         "vocab_size": 51865,
@@ -43,8 +41,13 @@ def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "max_target_positions": 448,
     }
     ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
-    write_speech(folder, 3, **sizes, **ends, decoder_start_token_id=names.start)
+    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
     return folder
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("whisper"), 3)
 
 
 @pytest.fixture(scope="session")
