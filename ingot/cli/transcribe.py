@@ -1,27 +1,27 @@
 """``ingot transcribe``: recordings to text, subtitles and tables.
 
-Owns the verb's flags, where transcripts go, and progress in seconds of audio. Knows no window and no format.
+Owns where transcripts go, and progress in seconds of audio. Knows no window and no format.
 
     ingot transcribe engines/whisper talk.mp3 --format srt
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ingot.cli.console import print_error, stderr, stdout, write
-from ingot.cli.flags import Device, EnginePath, Quant, Threads, field_flags, given, option, set_threads
+from ingot.cli.console import stderr, stdout, write
+from ingot.cli.flags import field_flags, given, set_threads
 from ingot.cli.limits import Limits
+from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure
 from ingot.cli.steps import Progress, parts_shown
-from ingot.cli.transcribe_flags import transcribe_flags
+from ingot.cli.transcribe_flags import TranscribeFlags, transcribe_flags
 from ingot.errors import IngotError, RequestError
 
 if TYPE_CHECKING:
@@ -29,43 +29,7 @@ if TYPE_CHECKING:
     from ingot.speech.recording import Transcript
     from ingot.speech.transcriber import Transcriber
 
-FORMATS = ("txt", "srt", "vtt", "tsv", "json")
-STDIN = "-"
 _FAILED = 1
-
-
-def _format(value: str) -> str:
-    if value not in FORMATS:
-        raise typer.BadParameter(f"{value}; allowed: {', '.join(FORMATS)}", param_hint="--format")
-    return value
-
-
-_FILES = "Recordings (wav, flac, ogg, mp3), folders of them, or -: stdin."
-_OUTPUT = "Folder for a file per recording, named after it."
-_BATCH = "Transcribe several recordings at once; their windows share steps."
-_COMPARE = (
-    "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
-    "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
-)
-
-
-@dataclass(frozen=True)
-class TranscribeFlags:
-    """What is transcribed by what, and where transcripts go."""
-
-    engine: EnginePath
-    files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
-    format: Annotated[
-        str, option("What to write.", "--format", "-f", callback=_format, metavar="|".join(FORMATS))
-    ] = "txt"
-    output: Annotated[
-        Path | None, option(_OUTPUT, "--output", "-o", shown="one file: stdout; several: this folder")
-    ] = None
-    batch: Annotated[bool, option(_BATCH, "--batch")] = False
-    compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
-    quant: Quant = None
-    device: Device = None
-    threads: Threads = None
 
 
 @field_flags("flags")
@@ -112,16 +76,6 @@ def _paths(names: Sequence[str], folder: Path, format: str) -> list[Path]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     return paths
-
-
-def source_name(name: str, part: str = "name") -> str:
-    """What a recording is called, or, with ``stem``, its file."""
-    return "stdin" if name == STDIN else str(getattr(Path(name), part))
-
-
-def source_of(name: str) -> str | bytes:
-    """A recording's file, or what stdin holds."""
-    return sys.stdin.buffer.read() if name == STDIN else name
 
 
 @dataclass
@@ -184,13 +138,6 @@ class _Work:
     def _seconds(self, lengths: list[float]) -> tuple[int, int]:
         """Of audio: heard, and of all recordings."""
         return round(sum(self.heard.values())), round(sum(lengths))
-
-
-def tell_failure(name: str, error: IngotError) -> None:
-    """What is wrong with one recording."""
-    shown = None if error.seen == name else error.seen
-    told = IngotError(f"{name}: {error.what}", seen=shown, allowed=error.allowed, fix=error.fix)
-    print_error(told)
 
 
 def seconds_shown(*, shown: bool) -> Any:

@@ -15,12 +15,13 @@ import typer
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import given
 from ingot.cli.limits import Limits, runtime_values
+from ingot.cli.recordings import source_name, source_of, tell_failure
 from ingot.cli.steps import bar_shown
 
 if TYPE_CHECKING:
     import torch
 
-    from ingot.cli.transcribe import TranscribeFlags
+    from ingot.cli.transcribe_flags import TranscribeFlags
     from ingot.compare.hearing import Hearing
     from ingot.compare.spec import ModelSpec
 
@@ -73,7 +74,6 @@ def _specs(flags: TranscribeFlags, limits: Limits) -> list[ModelSpec]:
 
 def _read(names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Samples of those that can be read; the others are told."""
-    from ingot.cli.transcribe import source_name, source_of, tell_failure
     from ingot.errors import RequestError
     from ingot.processors.audio import read_audio
 

@@ -1,7 +1,7 @@
-"""The flags that say how a recording is transcribed.
+"""The flags that say which recordings are transcribed, and how.
 
-Owns their names; which there are, of what type, and what they do, ``TranscribeOptions`` says. A flag that is
-not given is not passed on.
+Owns their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A flag
+that is not given is not passed on.
 
     @transcribe_flags
     def transcribe(flags: TranscribeFlags, options: dict[str, Any]) -> None: ...
@@ -13,14 +13,16 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ingot.cli.flags import flags_for
+from ingot.cli.flags import Device, EnginePath, Quant, Threads, flags_for, option
 from ingot.errors import RequestError
 
+FORMATS = ("txt", "srt", "vtt", "tsv", "json")
 _NAMES = {
     "temperatures": "--temperature",
     "compression_ratio": "--compression-ratio-threshold",
@@ -33,6 +35,40 @@ _OFTEN = (
     *("initial_prompt", "hotwords", "no_speech"),
 )
 _PANEL, _RARE_PANEL = "Transcription", "Transcription, rarely needed"
+
+
+def _format(value: str) -> str:
+    if value not in FORMATS:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(FORMATS)}", param_hint="--format")
+    return value
+
+
+_FILES = "Recordings (wav, flac, ogg, mp3), folders of them, or -: stdin."
+_OUTPUT = "Folder for a file per recording, named after it."
+_BATCH = "Transcribe several recordings at once; their windows share steps."
+_COMPARE = (
+    "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
+    "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
+)
+
+
+@dataclass(frozen=True)
+class TranscribeFlags:
+    """What is transcribed by what, and where transcripts go."""
+
+    engine: EnginePath
+    files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
+    format: Annotated[
+        str, option("What to write.", "--format", "-f", callback=_format, metavar="|".join(FORMATS))
+    ] = "txt"
+    output: Annotated[
+        Path | None, option(_OUTPUT, "--output", "-o", shown="one file: stdout; several: this folder")
+    ] = None
+    batch: Annotated[bool, option(_BATCH, "--batch")] = False
+    compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
+    quant: Quant = None
+    device: Device = None
+    threads: Threads = None
 
 
 def transcribe_flags(verb: Callable[..., None]) -> Callable[..., None]:

@@ -45,10 +45,11 @@ class Heard:
 
 
 class Listener(Protocol):
-    """A model that hears. Its recordings are float32 [N] at 16 kHz, on the CPU."""
+    """A model that hears recordings, float32 [N] at 16 kHz, on the CPU; at most ``batch`` of them at once."""
 
     device: torch.device
     dtype: torch.dtype
+    batch: int
 
     def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
         """Recordings that are given together, each with its options."""
@@ -97,18 +98,17 @@ class IngotListener(OpenEngine):
     def __init__(self, spec: ModelSpec, batch: int | None, random_weights: str | None) -> None:
         super().__init__(spec, spec.runtime(), batch, random_weights)
         self.transcriber = Transcriber.of_llm(self.llm)
+        self.batch = self.llm.executor.admission.max_batch_size
 
     def hear(self, recordings: Sequence[torch.Tensor], asked: Sequence[TranscribeOptions]) -> list[Heard]:
-        most = min(len(recordings), self.llm.executor.admission.max_batch_size)
-        with ThreadPoolExecutor(max(most, 1)) as pool:
+        with ThreadPoolExecutor(max(1, min(len(recordings), self.batch))) as pool:
             return list(pool.map(self._one, recordings, asked))
 
     def warm_up(self) -> None:
         self.llm.warm_up(kinds=["greedy"])
 
     def facts(self) -> dict[str, Any]:
-        most = self.llm.executor.admission.max_batch_size
-        return super().facts() | {"device": str(self.device), "batch": most}
+        return super().facts() | {"device": str(self.device), "batch": self.batch}
 
     def close(self) -> None:
         del self.transcriber
