@@ -113,9 +113,10 @@ def transcribe(flags: ClipFlags) -> None:
 
     batches = tuple(parse_batches(flags.batch))
     wanted = Transcribing(flags.clips, batches, flags.tokens_per_second, flags.repeats)
-    spec = _side(flags, max(batches))
+    most = max(batches)
+    spec = _spec(flags, max_batch_size=most, **given(quant=flags.quant), **runtime_values(flags))
     set_threads(flags.threads)
-    other = _other(spec, flags.against, max(batches))
+    other = _other(spec, flags.against, most)
     with status_shown("starting") as say:
         record = measured(spec, wanted, other, command=command_line(), say=say)
     _show(record, flags)
@@ -143,7 +144,7 @@ def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     _show(record, flags)
 
 
-def _side(flags: SideFlags | ClipFlags, most: int) -> SideSpec:
+def _side(flags: SideFlags, most: int) -> SideSpec:
     """The side that is measured, with room for the batch asked for, or for the largest that is measured."""
     from ingot.device import resolve_device
 

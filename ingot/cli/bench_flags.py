@@ -90,9 +90,6 @@ class ClipFlags:
     json_file: JsonFile = None
     dtype: Dtype = "auto"
     quant: Quant = None
-    max_batch_size: Annotated[
-        int | None, option(_BATCH, shown="as built, or as needed", panel=PANEL, min=1)
-    ] = None
     max_seq_len: Annotated[int | None, max_seq_len(1)] = None
     memory_fraction: MemoryFraction = None
     kv_dtype: KvDtype = None

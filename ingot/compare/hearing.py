@@ -9,7 +9,7 @@ Owns the order and the clock: files are read apart from it, a few at a time. Kno
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from ingot.compare.speech import Heard, Listener
 from ingot.processors.audio import read_audio
 from ingot.processors.log_mel import RATE
 from ingot.speech.options import TranscribeOptions
+
+_MOST_SECONDS = 2 * 3600  # of audio in memory: 460 MB
 
 
 @dataclass
@@ -49,20 +51,31 @@ def hear_all(
     together: int = 1,
     heard: Callable[[int], None] = lambda done: None,
 ) -> Hearing:
-    """Hear recordings, ``together`` of them given at once; ``heard`` is told how many are done.
+    """Hear recordings, at most ``together`` of them given at once, and two hours unless one is longer;
+    ``heard`` is told how many are done.
 
     Raises:
         RequestError: one cannot be read.
     """
     found = Hearing()
-    for first in range(0, len(recordings), together):
-        part = slice(first, first + together)
-        samples = [one if isinstance(one, torch.Tensor) else read_audio(one) for one in recordings[part]]
+    for samples in _parts(recordings, together):
+        options = asked[len(found.heard) : len(found.heard) + len(samples)]
         start = time.perf_counter()
-        found.heard += listener.hear(samples, asked[part])
+        found.heard += listener.hear(samples, options)
         seconds = time.perf_counter() - start
         found.seconds += seconds
         found.audio += [len(one) / RATE for one in samples]
         found.times += [seconds] if together == 1 else []
         heard(len(found.heard))
     return found
+
+
+def _parts(recordings: Sequence[str | Path | torch.Tensor], together: int) -> Iterator[list[torch.Tensor]]:
+    part: list[torch.Tensor] = []
+    for one in recordings:
+        part.append(one if isinstance(one, torch.Tensor) else read_audio(one))
+        if len(part) == together or sum(map(len, part)) > _MOST_SECONDS * RATE:
+            yield part
+            part = []
+    if part:
+        yield part

@@ -24,7 +24,7 @@ from ingot.compare.huggingface import OpenClass, class_features, class_memory, g
 from ingot.compare.spec import HUGGINGFACE, ModelSpec, decoder_config, folder_of, read_text
 from ingot.config.model import DecoderConfig
 from ingot.engine.manifest import Manifest, is_engine
-from ingot.errors import RequestError
+from ingot.errors import ConfigError, RequestError
 from ingot.processors.log_mel import HOP, RATE, WINDOW, fit
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript
@@ -71,12 +71,26 @@ def open_listener(
         batch: recordings together; None: an engine's own limit.
 
     Raises:
+        ConfigError: an engine was built for a smaller batch.
         IngotError: it cannot be loaded, or takes no speech.
     """
     mel_bins(model_config(spec, random_weights))
     if spec.kind == HUGGINGFACE:
         return closing(ClassListener(spec, batch or 1, random_weights))
+    if random_weights is None and batch is not None:
+        _check_batch(folder_of(spec.path or ""), batch)
     return closing(IngotListener(spec, batch, random_weights))
+
+
+def _check_batch(folder: Path, batch: int) -> None:
+    most = Manifest.read(folder).build.max_batch_size if is_engine(folder) else batch
+    if batch > most:
+        raise ConfigError(
+            "the batch is larger than the engine's max_batch_size",
+            seen=batch,
+            allowed=f"<= {most}",
+            flag="--batch, or build with a larger --max-batch-size",
+        )
 
 
 def model_config(spec: ModelSpec, random_weights: str | None = None) -> DecoderConfig:
@@ -106,6 +120,7 @@ class IngotListener(OpenEngine):
 
     def warm_up(self) -> None:
         self.llm.warm_up(kinds=["greedy"])
+        self.hear([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"device": str(self.device), "batch": self.batch}
@@ -153,9 +168,7 @@ class ClassListener(OpenClass):
         return [found[place] for place in range(len(recordings))]
 
     def warm_up(self) -> None:
-        self.hear(
-            [torch.zeros(RATE)], [TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)]
-        )
+        self.hear([torch.zeros(RATE)], [_SHORT])
 
     def facts(self) -> dict[str, Any]:
         return super().facts() | {"device": str(self.device), "batch": self.batch}
@@ -254,6 +267,7 @@ class ClassListener(OpenClass):
         return sorted({*rules.suppressed, *times} - {tokens.no_timestamps})
 
 
+_SHORT = TranscribeOptions(language="en", temperatures=(0.0,), max_new_tokens=4)
 _LACKING: dict[str, Any] = {"hotwords": None, "patience": 1.0}
 
 

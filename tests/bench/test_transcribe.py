@@ -14,7 +14,7 @@ from ingot.speech.tokens import SpeechTokens
 from tests.e2e.terminal import ingot
 from tests.speech.conftest import whisper as whisper
 
-WORDS = ("--clips", 3, "--tokens-per-second", 1, "--repeats", 2, "--device", "cpu", "--json")
+WORDS = ("--clips", 3, "--tokens-per-second", 1, "--repeats", 1, "--device", "cpu", "--json")
 
 
 @pytest.fixture(autouse=True)

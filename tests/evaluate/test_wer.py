@@ -10,6 +10,7 @@ from typing import Any
 import jiwer
 import pytest
 
+from ingot.engine.builder import build
 from ingot.errors import ConfigError
 from ingot.evaluate.data import read_data
 from ingot.evaluate.hearing import hears
@@ -145,7 +146,7 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
     broken = tmp_path / "broken.wav"
     broken.write_text("no audio")
     good = {"audio": str(clips[0]), "text": "yes"}
-    records = [
+    records: list[dict[str, Any]] = [
         good,
         {"text": "alone"},
         {"audio": "none.wav", "text": "a"},
@@ -165,6 +166,9 @@ def test_what_a_manifest_may_not_say(whisper: Path, clips: list[Path], tmp_path:
     ):
         assert line in told
     assert len(read_data(path, needs=hears(tmp_path), skip_bad=True).items) == 1
+    small = build(whisper, tmp_path / "small", max_batch_size=2, device="cpu", proof=False)
+    refused = ingot("eval", "wer", small, "--data", path, "--skip-bad", "--batch", "3", *QUICK)
+    assert (refused.exit_code, "fix: --batch, or build with" in refused.stderr) == (2, True)
     empty = tmp_path / "empty"
     empty.mkdir()
     found = ingot("eval", "wer", whisper, "--data", empty, *QUICK)
