@@ -43,7 +43,12 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """A table for each side, and one of the ratios where there are two."""
-    tell = {"latency": _latency, "throughput": _throughput, "kernels": _kernels}[record["verb"]]
+    tell = {
+        "latency": _latency,
+        "throughput": _throughput,
+        "kernels": _kernels,
+        "transcribe": _transcribe,
+    }[record["verb"]]
     found = [tell(record, side) for side in record["sides"]]
     if record["ratios"]:
         found.append(_ratios(record))
@@ -94,6 +99,17 @@ def _latency(record: Record, side: Record) -> Table:
     rates = ("prompt tok/s", "output tok/s", "req/s", "MBU", "prefill MFU")
     text = ("s/character, mean",) if of_text else ()
     return Table(title, (*columns, *rates, *text), tuple(rows))
+
+
+def _transcribe(record: Record, side: Record) -> Table:
+    wanted = record["wanted"]
+    rows = [
+        (str(r["batch"]), *numbers(r, "seconds.p50 rtfx clip_ms.p50 clip_ms.p90 tokens_per_s"))
+        for r in side["results"]
+    ]
+    audio, rate = number(sum(wanted["seconds"])), wanted["tokens_per_second"]
+    title = f"{_who(side)}: {wanted['clips']} clips, {audio} s of audio, {rate:g} tokens per second of audio"
+    return Table(title, ("batch", "seconds", "RTFx", "clip ms", "p90", "tok/s"), tuple(rows))
 
 
 def _digits(seconds: Record | None) -> str:

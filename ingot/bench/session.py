@@ -25,6 +25,8 @@ from ingot.bench.opening import open_side
 from ingot.bench.side import Say, Side, SideSpec, check_classes, read_tokenizer, silent, told_apart
 from ingot.bench.text_latency import TextLatency, character_figures
 from ingot.bench.throughput import Throughput, measure_throughput
+from ingot.bench.transcribing import METHOD as CLIPS_METHOD
+from ingot.bench.transcribing import Transcribing, measure_clips
 from ingot.compare.memory import gpu_memory
 from ingot.device import dtype_name, resolve_device
 from ingot.errors import DeviceError
@@ -38,19 +40,21 @@ _COMPARED = {
     "latency": ("batch", "ttft", "decode", "output_tokens_per_s"),
     "text": ("batch", "ttft", "decode", "s_per_character"),
     "throughput": ("output_tokens_per_s", "ttft", "tpot"),
+    "transcribe": ("batch", "seconds", "clip"),
 }
+Wanted = Latency | Throughput | Transcribing
 
 
 def bench(
     spec: SideSpec,
-    wanted: Latency | Throughput,
+    wanted: Wanted,
     against: SideSpec | None = None,
     *,
     command: str = "",
     say: Say | None = None,
 ) -> Record:
-    """Measure batches of equal requests (``measure_latency``) or a load (``measure_throughput``), on two
-    sides if ``against`` names one.
+    """Measure batches of equal requests (``measure_latency``), a load (``measure_throughput``) or clips of
+    speech (``measure_clips``), on two sides if ``against`` names one.
 
     Raises:
         IngotError: a side cannot be loaded, or cannot take what is wanted.
@@ -66,10 +70,10 @@ def bench(
     sides = [first]
     if against is not None:
         sides.append(measure(against, wanted, ceiling, say)[0])
-    verb = "latency" if isinstance(wanted, Latency) else "throughput"
+    verb = _verb(wanted)
     record = _record(verb, command, device, ceiling, wanted.to_json(), sides)
-    if isinstance(wanted, TextLatency):
-        record["method"] = TEXT_METHOD
+    if isinstance(wanted, TextLatency | Transcribing):
+        record["method"] = TEXT_METHOD if isinstance(wanted, TextLatency) else CLIPS_METHOD
     if against is not None:
         record["ratios"] = compare("text" if isinstance(wanted, TextLatency) else verb, *sides)
     return record
@@ -106,7 +110,7 @@ def compare(verb: str, ours: Record, theirs: Record) -> list[dict[str, Any]]:
 
 
 def measure_side(
-    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say = silent
+    spec: SideSpec, wanted: Wanted, ceiling: Ceiling | None, say: Say = silent
 ) -> tuple[Record, Ceiling]:
     """Open one side, warm it up and measure it; the ceiling is measured first where none is given.
 
@@ -114,6 +118,8 @@ def measure_side(
         IngotError: it cannot be loaded, or cannot take what is wanted.
     """
     with gpu_memory(f"{spec.title} does not fit", "a smaller --batch or --hf-batch, or a larger GPU"):
+        if isinstance(wanted, Transcribing):
+            return measure_clips(spec, wanted, ceiling, say)
         return _measure_side(spec, wanted, ceiling, say)
 
 
@@ -151,11 +157,17 @@ def _most(side: Side, wanted: Latency | Throughput) -> tuple[int, int]:
 
 
 def _measure_apart(
-    spec: SideSpec, wanted: Latency | Throughput, ceiling: Ceiling | None, say: Say
+    spec: SideSpec, wanted: Wanted, ceiling: Ceiling | None, say: Say
 ) -> tuple[Record, Ceiling]:
     say(f"{spec.title} in a process of its own")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure_side, spec, wanted, ceiling).result()
+
+
+def _verb(wanted: Wanted) -> str:
+    if isinstance(wanted, Transcribing):
+        return "transcribe"
+    return "latency" if isinstance(wanted, Latency) else "throughput"
 
 
 def _record(
@@ -182,7 +194,8 @@ def _record(
 def _times_better(name: str, ours: Record, theirs: Record) -> float | None:
     if name.endswith("_per_s"):
         return _ratio(ours[name], theirs[name])
-    field, figure = (name, "mean") if name == "s_per_character" else (f"{name}_ms", "p50")
+    field = name if name in ("s_per_character", "seconds") else f"{name}_ms"
+    figure = "mean" if name == "s_per_character" else "p50"
     times = (side[field] for side in (theirs, ours))
     return _ratio(*(None if told is None else told[figure] for told in times))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ingot.cli.bench_flags import BATCHES, Batch, ModelFlags, SideFlags
+from ingot.cli.bench_flags import BATCHES, Batch, ClipFlags, ModelFlags, SideFlags
 from ingot.cli.bench_serving import serving
 from ingot.cli.console import command_line, print_json, print_table, stderr, stdout
 from ingot.cli.flags import field_flags, given, option, set_threads
@@ -102,6 +102,28 @@ def throughput(
 
 @bench.command()
 @field_flags("flags")
+def transcribe(flags: ClipFlags) -> None:
+    """Time clips of speech's lengths, one after another and at once: seconds, RTFx, milliseconds per clip.
+
+    The audio is synthetic, and the number of tokens is fixed per second of it: weights change no figure.
+    """
+    from ingot.bench.load import parse_batches
+    from ingot.bench.session import bench as measured
+    from ingot.bench.transcribing import Transcribing
+
+    batches = tuple(parse_batches(flags.batch))
+    wanted = Transcribing(flags.clips, batches, flags.tokens_per_second, flags.repeats)
+    most = max(batches)
+    spec = _spec(flags, max_batch_size=most, **given(quant=flags.quant), **runtime_values(flags))
+    set_threads(flags.threads)
+    other = _other(spec, flags.against, most)
+    with status_shown("starting") as say:
+        record = measured(spec, wanted, other, command=command_line(), say=say)
+    _show(record, flags)
+
+
+@bench.command()
+@field_flags("flags")
 def kernels(flags: ModelFlags, batch: Batch = BATCHES) -> None:
     """Time every kernel against PyTorch's at a model's shapes. Needs a GPU, reads no weights.
 
@@ -138,7 +160,7 @@ def _side(flags: SideFlags, most: int) -> SideSpec:
     return spec
 
 
-def _spec(flags: ModelFlags, **values: Any) -> SideSpec:
+def _spec(flags: ModelFlags | ClipFlags, **values: Any) -> SideSpec:
     from ingot.bench.side import SideSpec
 
     if (flags.engine is None) == (flags.random_weights is None):
@@ -198,7 +220,7 @@ def _longest(spec: SideSpec) -> int | None:
     return spec.max_seq_len
 
 
-def _show(record: Record, flags: ModelFlags) -> None:
+def _show(record: Record, flags: ModelFlags | ClipFlags) -> None:
     if flags.json_file is not None:
         Path(flags.json_file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     if flags.as_json:

@@ -25,6 +25,10 @@ EngineOrCheckpoint = typer.Argument(
     metavar="ENGINE_OR_CHECKPOINT",
     show_default=False,
 )
+RandomWeights = Annotated[
+    str | None, option("A config.json (or its folder), run with random weights instead of an engine.")
+]
+Dtype = Annotated[str, option("Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.")]
 _LENGTH = "Maximum tokens per request; for an engine, up to its own limit."
 _BATCH = "Maximum requests per step; for an engine, up to its own limit."
 _AGAINST = (
@@ -44,17 +48,13 @@ class ModelFlags:
     """What is measured, on what, at which lengths."""
 
     engine: Annotated[str | None, EngineOrCheckpoint] = None
-    random_weights: Annotated[
-        str | None, option("A config.json (or its folder), run with random weights instead of an engine.")
-    ] = None
+    random_weights: RandomWeights = None
     prompt_tokens: PromptTokens = 512
     new_tokens: NewTokens = 128
     as_json: AsJson = False
     json_file: JsonFile = None
     max_seq_len: Annotated[int | None, max_seq_len(1)] = None
-    dtype: Annotated[str, option("Compute dtype: fp16, bf16, fp32, or auto: the model's, fp32 on a CPU.")] = (
-        "auto"
-    )
+    dtype: Dtype = "auto"
     device: Device = None
 
 
@@ -73,3 +73,25 @@ class SideFlags(ModelFlags):
     kv_dtype: KvDtype = None
     threads: Threads = None
     batch_invariant: BatchInvariant = False
+
+
+@dataclass(frozen=True)
+class ClipFlags:
+    """Which clips are heard by what, beside what."""
+
+    engine: Annotated[str | None, EngineOrCheckpoint] = None
+    random_weights: RandomWeights = None
+    clips: Annotated[int, option("Clips, with LibriSpeech's distribution of lengths.", min=1)] = 73
+    batch: Annotated[str, option("Clips at once, separated by commas; 1: one after another.")] = "1,64"
+    against: Annotated[str | None, option(_AGAINST, metavar="hf|CHECKPOINT")] = None
+    repeats: Annotated[int, option("Timed runs of each batch size.", min=1)] = 3
+    tokens_per_second: Annotated[float, option("Tokens per second of audio, whatever the weights say.")] = 4.0
+    as_json: AsJson = False
+    json_file: JsonFile = None
+    dtype: Dtype = "auto"
+    quant: Quant = None
+    max_seq_len: Annotated[int | None, max_seq_len(1)] = None
+    memory_fraction: MemoryFraction = None
+    kv_dtype: KvDtype = None
+    device: Device = None
+    threads: Threads = None

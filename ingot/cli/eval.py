@@ -1,6 +1,6 @@
 """``ingot eval``: how good an engine's answers are, and whether they are still the reference's.
 
-Owns its four verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
+Owns its five verbs, where tables, JSON and rows go, and the exit code. Knows no metric.
 
     ingot eval summarize engines/pocket-chat --data articles.jsonl --against hf:models/pocket-chat
 """
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ingot.cli.console import command_line, finite, json_text, print_json, print_table, stdout
-from ingot.cli.eval_flags import AskFlags, EvalFlags, ReadFlags
+from ingot.cli.eval_flags import AskFlags, EvalFlags, HearFlags, ReadFlags
 from ingot.cli.flags import field_flags, field_pairs, option, set_threads
 from ingot.cli.steps import bar_shown
+from ingot.cli.transcribe_flags import transcribe_flags_at
 
 if TYPE_CHECKING:
     from ingot.evaluate.answering import Asking
+    from ingot.evaluate.hearing import Asked
     from ingot.evaluate.items import Item
     from ingot.evaluate.limits import Limit
     from ingot.evaluate.perplexity import Reading
@@ -32,7 +34,8 @@ _TEMPLATE = "a request in chat, '{article} TL;DR:' otherwise"
 
 evaluate = typer.Typer(
     name="eval",
-    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers.\n\n"
+    help="Evaluate an engine: summaries, perplexity, divergence from a reference, exact answers, transcripts."
+    "\n\n"
     "Exit code 0: done, every difference from the reference is within its limit; 1: one exceeds it; "
     "2: usage error.",
     no_args_is_help=True,
@@ -90,6 +93,23 @@ def divergence(flags: ReadFlags) -> None:
     _evaluate(flags, "divergence", run, flags.reading())
 
 
+@evaluate.command()
+@field_flags("flags")
+@transcribe_flags_at(temperatures=(0.0,))
+def wer(flags: HearFlags, options: dict[str, Any]) -> None:
+    """Word and character error rates of transcripts. Needs Ingot's extra "eval".
+
+    Texts are normalised as Whisper's own evaluation does it. The temperature is 0, so that both sides draw
+    nothing.
+    """
+    from ingot.evaluate.hearing import Asked, hears
+    from ingot.evaluate.hearing import wer as run
+    from ingot.speech.options import TranscribeOptions
+
+    folder = flags.data if flags.data.is_dir() else flags.data.parent
+    _evaluate(flags, "wer", run, Asked(TranscribeOptions(**options), flags.batch), hears(folder))
+
+
 def _start(flags: EvalFlags, verb: str) -> tuple[Limit, ...]:
     """The limits; and the threads that everything runs on."""
     from ingot.evaluate.limits import limits_for
@@ -106,7 +126,7 @@ def _evaluate(
     flags: EvalFlags,
     verb: str,
     run: Callable[..., Evaluation],
-    how: Asking | Reading,
+    how: Asking | Reading | Asked,
     needs: Callable[[Item], str | None] = lambda item: None,
 ) -> None:
     from ingot.evaluate.data import read_data

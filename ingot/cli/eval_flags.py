@@ -43,7 +43,10 @@ def _dtype(value: str) -> str:
     return value
 
 
-_DATA = "Items: .jsonl (one record per line), .json (a list of records), .txt (running text)."
+_DATA = (
+    "Items: .jsonl (one record per line), .json (a list of records), .txt (running text); for wer also a "
+    "folder in LibriSpeech's layout."
+)
 _AGAINST = (
     "The reference: hf (the Hugging Face class on the same checkpoint), hf:CHECKPOINT, or another engine or "
     "checkpoint."
@@ -109,6 +112,15 @@ class AskFlags(EvalFlags):
     max_new_tokens: Annotated[int, option("Maximum new tokens per answer.", min=1)] = 128
     chat: Annotated[
         bool | None, option(_CHAT, "--chat/--no-chat", shown="articles, if the engine has a template")
+    ] = None
+
+
+@dataclass(frozen=True)
+class HearFlags(EvalFlags):
+    """And how many recordings are heard at once."""
+
+    batch: Annotated[
+        int | None, option("Recordings at once; 1: one after another.", shown="as built", min=1)
     ] = None
 
 

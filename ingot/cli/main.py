@@ -35,6 +35,7 @@ from ingot.cli.repro import repro
 from ingot.cli.run import run
 from ingot.cli.serve import serve
 from ingot.cli.sweep import sweep
+from ingot.cli.transcribe import transcribe
 from ingot.cli.triton import triton
 from ingot.cli.tune import tune
 from ingot.cli.verify import verify
@@ -163,7 +164,7 @@ def _main(
 
 _VERBS: dict[str, tuple[Any, ...]] = {
     "Build": (plan, build, tune, doctor),
-    "Run": (run, chat, serve, web, triton, explain),
+    "Run": (run, chat, transcribe, serve, web, triton, explain),
     "Prove": (inspect, verify, align, diff, repro),
     "Measure": (evaluate, bench, sweep),
 }

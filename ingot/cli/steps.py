@@ -81,7 +81,10 @@ def parts_shown() -> Iterator[Callable[[Callable[[int, int], str]], Progress]]:
         BarColumn(),
         TextColumn("{task.fields[count]}"),
     )
-    with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+    bars = Bars(
+        *columns, TimeRemainingColumn(), console=console, transient=True, redirect_stdout=False
+    )  # it would send data to stderr
+    with bars as bar:
         task = bar.add_task("starting", total=None, count="")
         last: list[object] = []
 

@@ -35,6 +35,7 @@ from ingot.engine.random_weights import config_manifest
 from ingot.errors import CheckpointError, DeviceError
 
 _PAD = 0
+_CLASSES = {"whisper": "AutoModelForSpeechSeq2Seq"}  # by model_type; any other: AutoModelForCausalLM
 
 
 class OpenClass:
@@ -98,19 +99,19 @@ class OpenClass:
         free_memory()
 
 
-def check_huggingface(path: str | None) -> None:
+def check_huggingface(path: str | None, flag: str = "--against") -> None:
     """Say early what would only fail once the class's turn comes.
 
     Raises:
         DeviceError: transformers is not installed.
         CheckpointError: the path is an engine.
     """
-    _need_transformers("--against hf", "pip install transformers")
+    _need_transformers(f"{flag} hf", "pip install transformers")
     if path is not None and is_engine(Path(path)):
         raise CheckpointError(
             "Hugging Face's class reads a checkpoint, not an engine",
             seen=path,
-            flag="--against hf:CHECKPOINT, with the checkpoint that the engine was built from",
+            flag=f"{flag} hf:CHECKPOINT, with the checkpoint that the engine was built from",
         )
 
 
@@ -175,6 +176,21 @@ def load_class(
 
 def class_memory(fix: str) -> AbstractContextManager[None]:
     return gpu_memory("Hugging Face's class does not fit", fix)
+
+
+def class_features(mels: int) -> Any:
+    """The class's own way from samples to log-mel features."""
+    return _transformers().WhisperFeatureExtractor(feature_size=mels)
+
+
+def generation_config(folder: Path | None, **values: Any) -> Any:
+    """How a class generates: as the folder's own file says, or by ``values`` where it has none for speech."""
+    kind = _transformers().GenerationConfig
+    if folder is not None and (folder / "generation_config.json").is_file():
+        found = kind.from_pretrained(folder, local_files_only=True)
+        if getattr(found, "no_timestamps_token_id", None) is not None:
+            return found
+    return kind(**values)
 
 
 class ClassTokenizer:
@@ -253,7 +269,7 @@ def _read(
 ) -> Any:
     """The class; random weights are made on the device, others read on the CPU."""
     transformers = _transformers()
-    auto = transformers.AutoModelForCausalLM
+    auto = getattr(transformers, _CLASSES.get(str(hf.get("model_type")), "AutoModelForCausalLM"))
     is_qwen_v1 = QWEN_V1 in (hf.get("architectures") or ())
     if is_qwen_v1:
         config = transformers.Qwen2Config(**qwen2_config(decoder_config(hf)))

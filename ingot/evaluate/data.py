@@ -17,6 +17,7 @@ from typing import Any
 from ingot.config.json_text import JsonError, parse_json
 from ingot.errors import ConfigError
 from ingot.evaluate.items import SHAPES, BadRecord, Item, item_of
+from ingot.evaluate.librispeech import librispeech, transcripts
 
 _TOLD = 5  # bad lines that an error names with their reasons
 
@@ -39,6 +40,11 @@ class DataFile:
     where: tuple[tuple[str, str], ...] = ()
     limit: int | None = None
 
+    @property
+    def folder(self) -> Path:
+        """From which recordings are named."""
+        return self.path if self.path.is_dir() else self.path.parent
+
     def facts(self) -> dict[str, Any]:
         return {
             "file": str(self.path),
@@ -60,7 +66,8 @@ def read_data(
 ) -> DataFile:
     """The first ``limit`` items of a file (None: all).
 
-    ``.txt`` is one running text, ``.json`` a list of records, anything else a record a line.
+    ``.txt`` is one running text, ``.json`` a list of records, a folder one of LibriSpeech, anything else a
+    record a line.
 
     Args:
         skip_bad: pass bad lines over instead of refusing the file.
@@ -74,7 +81,7 @@ def read_data(
         if where:
             raise ConfigError("a .txt file has no fields to filter by", seen=path, flag="leave out --where")
         return DataFile(path, (_running_text(path, needs),))
-    records = _elements(path) if path.suffix == ".json" else _lines(path)
+    records = _records(path)
     items: list[Item] = []
     bad: list[Bad] = []
     for number, record in records:
@@ -89,6 +96,12 @@ def read_data(
             bad.append(Bad(number, str(error)))
     _check(path, items, bad, skip_bad, where)
     return DataFile(path, tuple(items), tuple(bad), tuple(where), limit)
+
+
+def _records(path: Path) -> Iterator[tuple[int, Any]]:
+    if path.is_dir():
+        return librispeech(path)
+    return _elements(path) if path.suffix == ".json" else _lines(path)
 
 
 def _running_text(path: Path, needs: Callable[[Item], str | None]) -> Item:
@@ -188,5 +201,8 @@ def _bytes(path: Path) -> bytes:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of a file, or of a folder's transcripts, one after another."""
+    found = hashlib.sha256()
+    for file in transcripts(path) if path.is_dir() else [path]:
+        found.update(file.read_bytes())
+    return found.hexdigest()

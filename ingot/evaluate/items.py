@@ -14,7 +14,7 @@ from typing import Any
 Message = dict[str, str]
 
 SHAPES = (
-    '{"text": "…"}, {"article": "…", "highlights" or "summary": "…"}, '
+    '{"text": "…"}, {"audio": "…", "text": "…"}, {"article": "…", "highlights" or "summary": "…"}, '
     '{"prompt": "…" or "messages": […], "answer": "…" or "answers": […]}, {"conversations": […]} or '
     '{"token_ids": […]}'
 )
@@ -35,6 +35,7 @@ class Item:
         number: line of the file, or place in its list, from 1.
         id: the record's own, where it has one.
         text, token_ids: running text, or its ids for a model without a tokenizer.
+        audio, language: a recording of the text, named from the data's folder on, and its language.
         article, prompt, messages: what is asked; at most one of them is given.
         references: right answers; the first is the one to show.
     """
@@ -43,6 +44,8 @@ class Item:
     id: str | None = None
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
+    audio: str | None = None
+    language: str | None = None
     article: str | None = None
     prompt: str | None = None
     messages: tuple[Message, ...] | None = None
@@ -74,7 +77,10 @@ def item_of(record: object, number: int) -> Item:
             asked: dict[str, Any] = {field: _text(record, field)}
             return Item(**found, **asked, references=_references(record))
     if "text" in record:
-        return Item(**found, text=_text(record, "text"))
+        spoken: dict[str, Any] = {
+            field: _text(record, field) for field in ("audio", "language") if record.get(field) is not None
+        }
+        return Item(**found, **spoken, text=_text(record, "text"))
     if "token_ids" in record:
         return Item(**found, token_ids=_ids(record["token_ids"]))
     raise BadRecord(f"none of the known fields among {sorted(map(str, record))[:8]}")

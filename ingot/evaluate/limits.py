@@ -36,6 +36,7 @@ _POINTS, _NATS = "points", "nats"
 LIMITS: dict[str, tuple[Limit, ...]] = {
     "summarize": tuple(Limit(kind, 1.0, _POINTS) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")),
     "answers": (Limit("exact", 1.0, _POINTS), Limit("contains", 1.0, _POINTS)),
+    "wer": (Limit("wer", 1.0, _POINTS), Limit("cer", 1.0, _POINTS)),
     "perplexity": (Limit("perplexity", 1.0, "%", relative=True),),
     "divergence": (Limit("kl_mean", 0.01, _NATS), Limit("top1_disagreement", 5.0, _POINTS, plain=False)),
 }

@@ -39,6 +39,7 @@ class SideRun:
     input_tokens: int
     output_tokens: int = 0
     metrics: dict[str, float | None] = field(default_factory=dict)
+    audio_seconds: float | None = None  # of recordings
 
     def to_json(self) -> Record:
         """As a record keeps it; the rates are of the whole time, prefill and decode together."""
@@ -52,7 +53,15 @@ class SideRun:
             "input_tokens_per_s": _rate(self.input_tokens, self.seconds),
             "output_tokens_per_s": _rate(self.output_tokens, self.seconds) if self.output_tokens else None,
             "metrics": self.metrics,
+            **self._heard(),
         }
+
+    def _heard(self) -> Record:
+        """RTFx: seconds of audio per second."""
+        if self.audio_seconds is None:
+            return {}
+        rtfx = round(self.audio_seconds / self.seconds, 3) if self.seconds > 0 else None
+        return {"audio_seconds": round(self.audio_seconds, 3), "rtfx": rtfx}
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,8 @@ def machine(device: torch.device) -> Record:
         "torch": torch.__version__,
         "ingot": VERSION,
         "rouge_score": version_of("rouge-score"),
+        "jiwer": version_of("jiwer"),
+        "whisper_normalizer": version_of("whisper-normalizer"),
     }
     return found | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 

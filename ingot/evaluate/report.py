@@ -12,6 +12,7 @@ from typing import Any
 from ingot.compare.table import Table, score
 
 Record = dict[str, Any]
+_PAIRS, _TEXT = 10, 60
 
 
 def headline(record: Record) -> list[str]:
@@ -29,7 +30,9 @@ def headline(record: Record) -> list[str]:
 
 def tables(record: Record) -> list[Table]:
     """Metrics of both sides, their speed, the differences, and of a divergence the worst positions."""
-    found = [_metrics(record), _speed(record)]
+    found = [_metrics(record), _heard_speed(record) if record["verb"] == "wer" else _speed(record)]
+    if record.get("differing"):
+        found.append(_differing(record))
     if "divergence" in record:
         found.insert(0, _divergence(record["divergence"], _read_by(record)))
         found += [_worst(record["worst"])] if record["worst"] else []
@@ -51,6 +54,8 @@ def verdict(record: Record) -> str | None:
 def _told_counts(counts: Record) -> list[str]:
     words = {
         "cases": "items asked",
+        "recordings": "recordings",
+        "audio_seconds": "seconds of audio",
         "documents": "texts",
         "tokens": "tokens",
         "counted_tokens": "tokens counted",
@@ -75,10 +80,15 @@ def _metrics(record: Record) -> Table:
         return _rouge(record)
     sides = record["sides"]
     rows = [
-        (name.replace("_", " "), *(score(side["metrics"][name]) for side in sides))
+        (name.replace("_", " "), *(_figure(side["metrics"][name]) for side in sides))
         for name in sides[0]["metrics"]
     ]
     return Table(record["verb"] + _read_by(record), ("", *(side["name"] for side in sides)), tuple(rows))
+
+
+def _figure(value: float | int | None) -> str:
+    """A count, or a metric."""
+    return f"{value:,}" if isinstance(value, int) else score(value)
 
 
 def _read_by(record: Record) -> str:
@@ -113,6 +123,26 @@ def _speed(record: Record) -> Table:
     same = record.get("agreement")
     told = "" if same is None else f"; {same['same_tokens']} of {same['answers']} answers are the same"
     return Table(f"time{told}", columns, tuple(rows))
+
+
+def _heard_speed(record: Record) -> Table:
+    rows = [
+        (side["name"], str(side["facts"]["batch"]), score(side["seconds"]), score(side["rtfx"]))
+        for side in record["sides"]
+    ]
+    same = record["agreement"]
+    told = "" if same is None else f"; {same['same_text']} of {same['answers']} transcripts are the same"
+    return Table(f"time{told}", ("", "at once", "seconds", "RTFx"), tuple(rows))
+
+
+def _differing(record: Record) -> Table:
+    """The first transcripts that differ; the record has all."""
+    names = [side["name"] for side in record["sides"]]
+    rows = [
+        (str(row["id"] or row["number"]), *(_shown(row[name]["text"], _TEXT) for name in names))
+        for row in record["differing"][:_PAIRS]
+    ]
+    return Table("transcripts that differ", ("item", *names), tuple(rows))
 
 
 def _deltas(record: Record) -> Table:

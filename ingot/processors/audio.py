@@ -65,6 +65,18 @@ def read_samples(source: str | Path | bytes, max_seconds: float = MOST_SECONDS) 
         ) from None
 
 
+def audio_seconds(source: str | Path | bytes) -> float:
+    """A recording's length by its header; 0 where that cannot be read."""
+    _check_packages()
+    import soundfile
+
+    try:
+        found = soundfile.info(io.BytesIO(source) if isinstance(source, bytes) else str(source))
+    except soundfile.SoundFileError:
+        return 0.0
+    return min(float(found.frames) / found.samplerate, MOST_SECONDS)
+
+
 def _check(file: Any, name: str, max_seconds: float) -> None:
     """Bounds on what the header says."""
     if not _RATES[0] <= file.samplerate <= _RATES[1]:

@@ -26,6 +26,7 @@ class TranscribeOptions(JsonConfig):
         language: code or English name; None detects it in the first window.
         task: ``translate`` gives English.
         timestamps: the model says when segments begin and end; without, windows do not overlap.
+        word_timestamps: times of words, too.
         temperatures: tried in turn while a window's text repeats itself or is unlikely; 0 is greedy or beams.
         beam_size: beams at temperature 0.
         patience: searches go on for so many times the beams' answers.
@@ -39,6 +40,7 @@ class TranscribeOptions(JsonConfig):
         hotwords: words that every window reads before its own.
         suppress: ids that never occur; None: those that are not speech.
         seed: of all draws.
+        max_new_tokens: of a window; None: half of what the decoder takes.
     """
 
     language: str | None = None
@@ -58,6 +60,7 @@ class TranscribeOptions(JsonConfig):
     hotwords: str | None = None
     suppress: tuple[int, ...] | None = None
     seed: int = 0
+    max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.language is not None:
@@ -73,6 +76,10 @@ class TranscribeOptions(JsonConfig):
                 raise RequestError(
                     f"{name} is out of range", seen=getattr(self, name), allowed=f"{least} to 64", flag=name
                 )
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise RequestError(
+                "max_new_tokens must be positive", seen=self.max_new_tokens, flag="max_new_tokens"
+            )
         for name in ("patience", "compression_ratio"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

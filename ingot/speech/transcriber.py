@@ -8,21 +8,23 @@ Owns the calls: files and samples in, transcripts out, many recordings sharing d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 
+from ingot.config.model import DecoderConfig
 from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Output
 from ingot.llm.prompts import Input, Prompt
 from ingot.processors.audio import read_audio
+from ingot.processors.tokenizer_base import Tokenizer
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
 from ingot.speech.segments import Segment
@@ -45,16 +47,23 @@ class Transcriber:
     """
 
     def __init__(self, source: str | Path, device: str = "auto", **options: Any) -> None:
-        self.llm = LLM(source, device, **options)
-        config = self.llm.engine.manifest.model
-        if config.kind != "cross" or config.encoder is None:
-            seen = f"{config.architecture} ({config.kind})"
-            raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
-        tokenizer = self.llm.engine.text.tokenizer
-        named = SpeechTokens.of_vocabulary(config.vocab_size) if tokenizer is None else None
-        tokens = named or SpeechTokens.of_tokenizer(tokenizer)  # type: ignore[arg-type]
-        self.vocabulary = Vocabulary.of(tokens, tokenizer, config.max_positions)
-        self._mels = config.encoder.features[0]
+        self._setup(LLM(source, device, **options))
+
+    @classmethod
+    def of_llm(cls, llm: LLM) -> Self:
+        """An engine that is loaded already.
+
+        Raises:
+            RequestError: the model takes no speech.
+        """
+        transcriber = cls.__new__(cls)
+        transcriber._setup(llm)
+        return transcriber
+
+    def _setup(self, llm: LLM) -> None:
+        config = llm.engine.manifest.model
+        self.llm, self._mels = llm, mel_bins(config)
+        self.vocabulary = vocabulary_of(config, llm.engine.text.tokenizer)
 
     def __call__(self, source: Source, **options: Any) -> Transcript:
         """Transcribe one recording: a file, its bytes, or samples [N] at 16 kHz.
@@ -74,26 +83,38 @@ class Transcriber:
         with ThreadPoolExecutor(together) as pool:
             return list(pool.map(lambda source: self._transcribe(_samples(source), wanted), sources))
 
-    def stream(self, source: Source, **options: Any) -> Iterator[Segment]:
-        """Segments of one recording, each as soon as it is known; closing the iterator ends the work."""
+    def follow(
+        self, source: Source, heard: Callable[[Segment], None], left: Event, **options: Any
+    ) -> Transcript:
+        """Transcribe one recording; ``heard`` is told each segment as it is known.
+
+        Raises:
+            CancelledError: ``left`` was set; windows that wait are not begun.
+        """
+        return self._transcribe(_samples(source), TranscribeOptions(**options), heard, left)
+
+    def stream(self, source: Source, **options: Any) -> Generator[Segment, None, Transcript]:
+        """Segments of one recording, each as soon as it is known; the generator's value is the transcript.
+        Closing it ends the work.
+        """
         wanted, samples = TranscribeOptions(**options), _samples(source)
-        heard: SimpleQueue[Segment | BaseException | None] = SimpleQueue()
+        heard: SimpleQueue[Segment | BaseException | Transcript] = SimpleQueue()
         left = Event()
 
         def work() -> None:
             try:
-                self._transcribe(samples, wanted, heard.put, left)
-                heard.put(None)
+                heard.put(self._transcribe(samples, wanted, heard.put, left))
             except BaseException as error:  # goes on in the reader's thread
                 heard.put(error)
 
         thread = Thread(target=work, daemon=True)
         thread.start()
         try:
-            while (found := heard.get()) is not None:
+            while not isinstance(found := heard.get(), Transcript):
                 if isinstance(found, BaseException):
                     raise found
                 yield found
+            return found
         finally:
             left.set()
             thread.join()
@@ -129,6 +150,27 @@ class Transcriber:
             found: Found = ended.value
             return found
         raise CancelledError
+
+
+def mel_bins(config: DecoderConfig) -> int:
+    """Of the features that a model hears.
+
+    Raises:
+        RequestError: it takes no speech.
+    """
+    if config.kind != "cross" or config.encoder is None:
+        seen = f"{config.architecture} ({config.kind})"
+        raise RequestError("this engine does not take speech", seen=seen, fix="an engine of Whisper")
+    return config.encoder.features[0]
+
+
+def vocabulary_of(config: DecoderConfig, tokenizer: Tokenizer | None) -> Vocabulary:
+    """A model's tokens: named by its tokenizer, or, without one, by the size of its vocabulary."""
+    if tokenizer is None:
+        tokens = SpeechTokens.of_vocabulary(config.vocab_size)
+    else:
+        tokens = SpeechTokens.of_tokenizer(tokenizer)
+    return Vocabulary.of(tokens, tokenizer, config.max_positions)
 
 
 def _samples(source: Source) -> torch.Tensor:

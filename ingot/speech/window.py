@@ -167,8 +167,9 @@ def _start(
 def _params(
     vocabulary: Vocabulary, forced: Sequence[int], options: TranscribeOptions, temperature: float
 ) -> SamplingParams:
+    most = vocabulary.longest // 2
     params = SamplingParams(
-        max_new_tokens=len(forced) + vocabulary.longest // 2,
+        max_new_tokens=len(forced) + min(options.max_new_tokens or most, most),
         stop_token_ids=(vocabulary.tokens.end,),
         logprobs=0,
         transcript=vocabulary.rules(forced, options),

@@ -92,7 +92,18 @@ def panels(*verb: str) -> list[str]:
     return re.findall(r"╭─ (.*?) ─", ingot(*verb, "--help").stdout)
 
 
-@pytest.mark.parametrize("verb", [("build",), ("run",), ("chat",), ("eval", "answers"), ("bench", "latency")])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("build",),
+        ("run",),
+        ("chat",),
+        ("transcribe",),
+        ("eval", "answers"),
+        ("eval", "wer"),
+        ("bench", "latency"),
+    ],
+)
 def test_help_groups_flags_and_ends_with_those_rarely_needed(verb: tuple[str, ...]) -> None:
     found = panels(*verb)
     assert found[:2] == ["Arguments", "Options"]
@@ -106,7 +117,7 @@ def test_help_groups_verbs() -> None:
     shown = re.split(r"╭─ \w+ ─+╮", ingot("--help").stdout)[2:]
     assert [re.findall(r"^│ (\w+) ", panel, re.MULTILINE) for panel in shown] == [
         ["plan", "build", "tune", "doctor"],
-        ["run", "chat", "serve", "web", "triton", "explain"],
+        ["run", "chat", "transcribe", "serve", "web", "triton", "explain"],
         ["inspect", "verify", "align", "diff", "repro"],
         ["eval", "bench", "sweep"],
     ]

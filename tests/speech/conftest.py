@@ -1,4 +1,4 @@
-"""Folders that hold Whisper's published vocabularies, and no model."""
+"""Folders that hold Whisper's published vocabularies, a tiny model, and recordings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+import soundfile
+import torch
 
 from ingot.processors.tokenizer import Tokenizer, load_tokenizer
+from ingot.speech.tokens import SpeechTokens
+from tests.encoders.speech import write_speech
 
 SIZES = {"gpt2": 51864, "multilingual": 51865}
 
@@ -25,3 +29,35 @@ def tokenizers(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         assert tokenizer is not None
         found[name] = tokenizer
     return found
+
+
+def write_whisper(folder: Path, seed: int) -> Path:
+    """A tiny multilingual checkpoint with random weights and no tokenizer: its text is ids."""
+    names = SpeechTokens.of_vocabulary(51865)
+    sizes = {
+        "vocab_size": 51865,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+        "max_target_positions": 448,
+    }
+    ends = {"eos_token_id": names.end, "pad_token_id": names.end, "bos_token_id": names.end}
+    write_speech(folder, seed, **sizes, **ends, decoder_start_token_id=names.start)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("whisper"), 3)
+
+
+@pytest.fixture(scope="session")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three recordings that differ, of 1 to 2 seconds."""
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [folder / f"{name}.wav" for name in ("one", "two", "three")]
+    for seed, path in enumerate(paths):
+        generator = torch.Generator().manual_seed(seed)
+        count = 16000 + 8000 * seed
+        swell = (torch.arange(count) / 16000 * (3 + seed)).sin() ** 2
+        soundfile.write(path, (0.2 * torch.randn(count, generator=generator) * swell).numpy(), 16000)
+    return paths

@@ -1,0 +1,155 @@
+"""``ingot transcribe``: recordings to text, subtitles and tables.
+
+Owns where transcripts go, and progress in seconds of audio. Knows no window and no format.
+
+    ingot transcribe engines/whisper talk.mp3 --format srt
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ingot.cli.console import stderr, stdout, write
+from ingot.cli.flags import field_flags, given, set_threads
+from ingot.cli.limits import Limits
+from ingot.cli.recordings import STDIN, source_name, source_of, tell_failure
+from ingot.cli.steps import Progress, parts_shown
+from ingot.cli.transcribe_flags import TranscribeFlags, transcribe_flags
+from ingot.errors import IngotError, RequestError
+
+if TYPE_CHECKING:
+    from ingot.speech.files import Told
+    from ingot.speech.recording import Transcript
+    from ingot.speech.transcriber import Transcriber
+
+_FAILED = 1
+
+
+@field_flags("flags")
+@field_flags("limits")
+@transcribe_flags
+def transcribe(flags: TranscribeFlags, limits: Limits, options: dict[str, Any]) -> None:
+    """Transcribe recordings with an engine of Whisper, or translate them to English.
+
+    The text of one recording goes to stdout, segment by segment; several become files beside each other.
+    Exit code 0: done; 1: some recordings failed, the others are written; 2: usage error.
+    """
+    from ingot.speech.files import recordings
+
+    names = recordings(flags.files)
+    if len(names) > 1 and STDIN in names:
+        raise typer.BadParameter("- is stdin, and stands alone", param_hint="FILE")
+    folder = flags.output or (Path() if len(names) > 1 else None)
+    written = None if folder is None or flags.compare else _paths(names, folder, flags.format)
+    set_threads(flags.threads)
+    if flags.compare is not None:
+        from ingot.cli.transcribe_compare import compare
+
+        compare(flags, limits, names, options)
+        return
+    from ingot.speech.transcriber import Transcriber
+
+    arguments = given(device=flags.device, quant=flags.quant) | limits.arguments()
+    transcriber = Transcriber(flags.engine, **arguments)
+    work = _Work(names, flags.format, written)
+    work.run(transcriber, options, together=flags.batch)
+    if work.failed:
+        if len(names) > 1:
+            stderr().print(f"{work.failed} of {len(names)} recordings failed")
+        raise typer.Exit(_FAILED)
+
+
+def _paths(names: Sequence[str], folder: Path, format: str) -> list[Path]:
+    """Where each transcript goes, as Whisper's own command line names it."""
+    paths = [folder / f"{source_name(name, 'stem')}.{format}" for name in names]
+    twice = sorted({str(path) for path in paths if paths.count(path) > 1})
+    if twice:
+        raise RequestError(
+            "several recordings would become one file", seen=twice, flag="--output, one by one"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return paths
+
+
+@dataclass
+class _Work:
+    """Recordings on their way to their places; ``paths``: None: stdout."""
+
+    names: list[str]
+    format: str
+    paths: list[Path] | None
+    failed: int = 0
+    heard: dict[int, float] = field(default_factory=dict)  # seconds, by position
+
+    def run(self, transcriber: Transcriber, options: dict[str, Any], *, together: bool) -> None:
+        """All of them. Text of one goes out as it comes."""
+        from ingot.processors.audio import audio_seconds
+        from ingot.speech.files import transcribe_each
+
+        sources = [source_of(name) for name in self.names]
+        lengths = [audio_seconds(source) for source in sources]
+        most = transcriber.llm.executor.admission.max_batch_size if together else 1
+        start = time.perf_counter()
+        with seconds_shown(shown=self.paths is not None or not stdout().is_terminal) as progress:
+            told = transcribe_each(transcriber, sources, min(most, len(sources)), **options)
+            with closing(told):
+                for position, found in told:
+                    self._take(position, found, lengths)
+                    progress(source_name(self.names[position]), *self._seconds(lengths))
+        if self.heard:
+            heard, seconds = sum(self.heard.values()), time.perf_counter() - start
+            text = f"{heard:.1f} s of audio in {seconds:.2f} s ({heard / seconds:.1f}x)"
+            stderr().print(text, style="dim")
+
+    def _take(self, position: int, found: Told, lengths: list[float]) -> None:
+        from ingot.speech.segments import Segment
+
+        if isinstance(found, Segment):
+            self.heard[position] = min(found.end, lengths[position])
+            if self.paths is None and self.format == "txt" and found.text.strip():
+                write(f"{found.text.strip()}\n")
+        elif isinstance(found, IngotError):
+            self.failed += 1
+            lengths[position] = self.heard.pop(position, 0.0)
+            tell_failure(self.names[position], found)
+        else:
+            self.heard[position] = found.duration
+            self._put(position, found)
+
+    def _put(self, position: int, found: Transcript) -> None:
+        from ingot.engine.whole_file import whole
+        from ingot.speech.writers import WRITERS
+
+        if self.paths is None:
+            if self.format != "txt":
+                write(WRITERS[self.format](found))
+            return
+        with whole(self.paths[position]) as part:
+            part.write_text(WRITERS[self.format](found), encoding="utf-8")
+        stderr().print(f"written: {self.paths[position]}", markup=False, style="dim")
+
+    def _seconds(self, lengths: list[float]) -> tuple[int, int]:
+        """Of audio: heard, and of all recordings."""
+        return round(sum(self.heard.values())), round(sum(lengths))
+
+
+def seconds_shown(*, shown: bool) -> Any:
+    """A bar in seconds of audio, where stderr is a terminal on which no transcript appears."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def bar() -> Any:
+        with parts_shown() as parts:
+            yield parts(lambda done, total: f"{done}/{total} s")
+
+    def silent(what: str, done: int, total: int) -> None: ...
+
+    progress: Progress = silent
+    return bar() if shown else nullcontext(progress)

@@ -1,0 +1,169 @@
+"""The flags that say which recordings are transcribed, and how.
+
+Owns their names; which options there are, of what type, and what they do, ``TranscribeOptions`` says. A flag
+that is not given is not passed on.
+
+    @transcribe_flags
+    def transcribe(flags: TranscribeFlags, options: dict[str, Any]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from ingot.cli.flags import Device, EnginePath, Quant, Threads, flags_for, option
+from ingot.errors import RequestError
+
+FORMATS = ("txt", "srt", "vtt", "tsv", "json")
+_NAMES = {
+    "temperatures": "--temperature",
+    "compression_ratio": "--compression-ratio-threshold",
+    "logprob": "--logprob-threshold",
+    "no_speech": "--no-speech-threshold",
+    "suppress": "--suppress-tokens",
+}  # as Whisper's own command line has them
+_OFTEN = (
+    *("language", "task", "word_timestamps", "temperatures", "beam_size", "best_of"),
+    *("initial_prompt", "hotwords", "no_speech"),
+)
+_PANEL, _RARE_PANEL = "Transcription", "Transcription, rarely needed"
+
+
+def _format(value: str) -> str:
+    if value not in FORMATS:
+        raise typer.BadParameter(f"{value}; allowed: {', '.join(FORMATS)}", param_hint="--format")
+    return value
+
+
+_FILES = "Recordings (wav, flac, ogg, mp3), folders of them, or -: stdin."
+_OUTPUT = "Folder for a file per recording, named after it."
+_BATCH = "Transcribe several recordings at once; their windows share steps."
+_COMPARE = (
+    "Also transcribe with Hugging Face's class, and print what is the same and both times instead of the "
+    "transcripts: hf (the same checkpoint) or hf:CHECKPOINT. The temperature is 0 unless it is given."
+)
+
+
+@dataclass(frozen=True)
+class TranscribeFlags:
+    """What is transcribed by what, and where transcripts go."""
+
+    engine: EnginePath
+    files: Annotated[list[str], typer.Argument(help=_FILES, metavar="FILE…")]
+    format: Annotated[
+        str, option("What to write.", "--format", "-f", callback=_format, metavar="|".join(FORMATS))
+    ] = "txt"
+    output: Annotated[
+        Path | None, option(_OUTPUT, "--output", "-o", shown="one file: stdout; several: this folder")
+    ] = None
+    batch: Annotated[bool, option(_BATCH, "--batch")] = False
+    compare: Annotated[str | None, option(_COMPARE, metavar="hf")] = None
+    quant: Quant = None
+    device: Device = None
+    threads: Threads = None
+
+
+def transcribe_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replace a verb's ``options`` parameter by a flag for each option of a transcript; those given arrive as
+    a dict, checked.
+    """
+    return transcribe_flags_at()(verb)
+
+
+def transcribe_flags_at(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """``transcribe_flags`` with other defaults for some options."""
+    flags, parsers = _flags(defaults)
+
+    def pack(values: dict[str, Any]) -> dict[str, Any]:
+        from ingot.speech.options import TranscribeOptions
+
+        known = {name: value for name, value in values.items() if value is not None}
+        options = defaults | {name: _parsed(name, parsers[name], value) for name, value in known.items()}
+        try:
+            TranscribeOptions(**options)
+        except RequestError as error:
+            flag = None if error.flag is None else flag_name(error.flag)
+            raise RequestError(error.what, seen=error.seen, allowed=error.allowed, flag=flag) from None
+        return options
+
+    return lambda verb: flags_for(verb, "options", flags, pack)
+
+
+def flag_name(field: str) -> str:
+    """The flag of a field of ``TranscribeOptions``."""
+    return _NAMES.get(field, "--" + field.replace("_", "-"))
+
+
+def _parsed(name: str, parser: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return parser(value)
+    except ValueError:
+        raise typer.BadParameter(f"{value} is not a number", param_hint=flag_name(name)) from None
+
+
+def _flags(defaults: dict[str, Any]) -> tuple[list[inspect.Parameter], dict[str, Callable[[Any], Any]]]:
+    from ingot.speech.options import TranscribeOptions
+
+    hints, told = typing.get_type_hints(TranscribeOptions), _attributes(TranscribeOptions.__doc__)
+    flags: list[inspect.Parameter] = []
+    parsers = {}
+    for field in fields(TranscribeOptions):
+        made = _kind(hints[field.name])
+        if made is None:
+            continue
+        kind, parsers[field.name], metavar = made
+        default = defaults.get(field.name, field.default)
+        name, no = flag_name(field.name), "--no-" + field.name.replace("_", "-")
+        option = typer.Option(
+            f"{name}/{no}" if kind is bool and default else name,
+            help=told.get(field.name, ""),
+            metavar=metavar,
+            rich_help_panel=_PANEL if field.name in _OFTEN else _RARE_PANEL,
+            show_default=_shown(default),
+        )
+        annotation: Any = Annotated[kind | None, option]
+        flags.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    return flags, parsers
+
+
+def _kind(hint: Any) -> tuple[Any, Callable[[Any], Any], str | None] | None:
+    """A flag's type on the command line, how its value is read, and how the help writes it; None for what a
+    command line cannot say.
+    """
+    inner = [one for one in typing.get_args(hint) if one is not type(None)]
+    may_be_none = type(None) in typing.get_args(hint)
+    plain = inner[0] if may_be_none and len(inner) == 1 else hint
+    if typing.get_origin(plain) is tuple:
+        one = typing.get_args(plain)[0]
+        return str, lambda text: tuple(one(part) for part in text.split(",") if part.strip()), "X,X,…"
+    if typing.get_origin(plain) is Literal:
+        return str, str, "|".join(typing.get_args(plain))
+    if plain is float and may_be_none:
+        return str, lambda text: None if text.strip().lower() == "none" else float(text), "X|none"
+    return (plain, plain, None) if plain in (str, int, float, bool) else None
+
+
+def _shown(default: Any) -> str | bool:
+    if isinstance(default, tuple):
+        return ",".join(f"{one:g}" for one in default)
+    return False if default is None or isinstance(default, bool) else str(default)
+
+
+def _attributes(doc: str | None) -> dict[str, str]:
+    """What a docstring says of each attribute."""
+    found = re.findall(r"^ {8}(\w+): (.+(?:\n {12}.+)*)", doc or "", re.MULTILINE)
+    return {name: _sentence(" ".join(text.split())) for name, text in found}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].replace("``", "`")

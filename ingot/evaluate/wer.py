@@ -1,0 +1,78 @@
+"""Word and character error rates of transcripts.
+
+Owns the rates (by the library jiwer) and what texts are reduced to before they are compared (by the library
+whisper-normalizer). Knows no model. Source of the normalisers: OpenAI's Whisper.
+
+    rates = Wer().rates(["Mister Quilter."], ["mr quilter"], ["en"])     # rates.wer == 0
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingot.errors import DeviceError
+
+_UNSPACED = ("ja", "lo", "my", "th", "yue", "zh")  # written without spaces: a letter is a word
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of all texts together: edits over the words, or characters, of the references, in percent; None where
+    these have none.
+    """
+
+    wer: float | None
+    cer: float | None
+    substitutions: int
+    deletions: int
+    insertions: int
+    words: int
+
+
+class Wer:
+    """Error rates of normalised texts.
+
+    English is normalised as Whisper's English normaliser does it, other languages by its basic one, which
+    makes words of the letters of languages without spaces.
+
+    Raises:
+        DeviceError: jiwer or whisper-normalizer is not installed.
+    """
+
+    def __init__(self) -> None:
+        modules = {"jiwer": "jiwer", "whisper_normalizer": "whisper-normalizer"}
+        missing = [name for module, name in modules.items() if importlib.util.find_spec(module) is None]
+        if missing:
+            what = f"{' and '.join(missing)} is not installed, and eval wer needs it"
+            raise DeviceError(what, fix="pip install 'ingot[eval]'")
+        from whisper_normalizer.basic import BasicTextNormalizer
+        from whisper_normalizer.english import EnglishTextNormalizer
+
+        self._english = EnglishTextNormalizer()
+        self._basic = BasicTextNormalizer()
+        self._letters = BasicTextNormalizer(split_letters=True)
+
+    def normalised(self, text: str, language: str) -> str:
+        """What is compared of a text; ``language``: its code."""
+        if language == "en":
+            return str(self._english(text)).strip()
+        return str((self._letters if language in _UNSPACED else self._basic)(text)).strip()
+
+    def rates(self, references: Sequence[str], found: Sequence[str], languages: Sequence[str]) -> Rates:
+        """Of texts and what was found of each."""
+        import jiwer
+
+        right = [self.normalised(text, code) for text, code in zip(references, languages, strict=True)]
+        told = [self.normalised(text, code) for text, code in zip(found, languages, strict=True)]
+        words, letters = jiwer.process_words(right, told), jiwer.process_characters(right, told)
+        count = sum(len(text.split()) for text in right)
+        return Rates(
+            100 * words.wer if count else None,
+            100 * letters.cer if count else None,
+            words.substitutions,
+            words.deletions,
+            words.insertions,
+            count,
+        )

@@ -1,0 +1,67 @@
+"""Hugging Face's class, asked as Ingot is, hears the same: alone, in batches, and behind 30 seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ingot.compare.spec import HUGGINGFACE, ModelSpec
+from ingot.compare.speech import Heard, open_listener
+from ingot.errors import RequestError
+from ingot.processors.audio import read_audio
+from ingot.speech.options import TranscribeOptions
+from tests.e2e.terminal import ingot
+
+
+@pytest.fixture(scope="module")
+def recordings(clips: list[Path]) -> list[torch.Tensor]:
+    samples = [read_audio(clip) for clip in clips]
+    long = torch.cat([torch.cat(samples)] * 8)  # 36 seconds
+    return [*samples, torch.zeros(50), long]
+
+
+def heard(
+    whisper: Path, kind: str, batch: int, recordings: list[Any], options: TranscribeOptions
+) -> list[Heard]:
+    with open_listener(ModelSpec(str(whisper), kind=kind, device="cpu"), batch=batch) as listener:
+        return listener.hear(recordings, [options] * len(recordings))
+
+
+@pytest.mark.parametrize("options", [{}, {"timestamps": False}])
+def test_both_hear_the_same(whisper: Path, recordings: list[torch.Tensor], options: dict[str, Any]) -> None:
+    asked = TranscribeOptions(temperatures=(0.0,), max_new_tokens=12, **options)
+    given = recordings if asked.timestamps else recordings[:-1]
+    ours = heard(whisper, "ingot", 4, given, asked)
+    for batch in (1, 3):
+        theirs = heard(whisper, HUGGINGFACE, batch, given, asked)
+        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+        assert [one.text for one in ours] == [one.text for one in theirs]
+        assert ours[0].language == theirs[0].language
+    assert ours[3] == Heard("", [], asked.language)
+    assert len(ours[0].token_ids) > 0
+
+
+def test_what_the_class_lacks(whisper: Path, recordings: list[torch.Tensor]) -> None:
+    for options, told in (({"timestamps": False}, "behind 30 s"), ({"hotwords": "Ingot"}, "hotwords")):
+        with pytest.raises(RequestError, match=told):
+            heard(whisper, HUGGINGFACE, 1, recordings[-1:], TranscribeOptions(**options))
+
+
+def test_the_verb(whisper: Path, clips: list[Path], tmp_path: Path) -> None:
+    quick = ("--max-new-tokens", "9", "--device", "cpu", "--compare", "hf")
+    missing = tmp_path / "missing.wav"
+    found = ingot("transcribe", whisper, *clips, missing, *quick)
+    assert found.exit_code == 1
+    assert "3 same, 0 different" in found.stdout
+    assert f"{missing}: there is no such audio file" in found.stderr
+    record = json.loads(ingot("transcribe", whisper, *clips[:2], *quick, "-f", "json").stdout)
+    assert (record["same"], record["different"]) == (2, 0)
+    assert all(side["seconds"] > 0 and side["rtfx"] > 0 for side in record["sides"])
+    assert record["options"]["temperatures"] == [0.0]
+    refused = ingot("transcribe", whisper, clips[0], *quick, "-o", tmp_path)
+    assert (refused.exit_code, "--compare" in refused.stderr) == (2, True)
+    assert ingot("transcribe", whisper, clips[0], *quick[:-1], "vllm").exit_code == 2

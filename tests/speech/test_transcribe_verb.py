@@ -1,0 +1,212 @@
+"""``ingot transcribe``: where transcripts go, what its flags mean, and files that cannot be read."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+
+from ingot.cli import transcribe as verb
+from ingot.cli.transcribe_flags import flag_name
+from ingot.errors import RequestError
+from ingot.speech.files import transcribe_each
+from ingot.speech.options import TranscribeOptions
+from ingot.speech.recording import Transcript
+from ingot.speech.segments import Segment
+from ingot.speech.transcriber import Transcriber
+from ingot.speech.writers import WRITERS
+from tests.e2e.terminal import ingot
+from tests.tiny_models import save_model, tiny_config
+
+QUICK = ("--temperature", "0", "--max-new-tokens", "9", "--language", "de", "--device", "cpu")
+OPTIONS: dict[str, Any] = {"temperatures": (0.0,), "max_new_tokens": 9, "language": "de"}
+
+
+@pytest.fixture(scope="module")
+def transcriber(whisper: Path) -> Transcriber:
+    return Transcriber(whisper, "cpu", max_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def wanted(transcriber: Transcriber, clips: list[Path]) -> list[Transcript]:
+    return [transcriber(clip, **OPTIONS) for clip in clips]
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_one_recording_goes_to_stdout(
+    whisper: Path, clips: list[Path], wanted: list[Transcript], format: str
+) -> None:
+    found = ingot("transcribe", whisper, clips[0], "--format", format, *QUICK)
+    assert found.exit_code == 0, found.stderr
+    assert wanted[0].text
+    assert found.stdout == WRITERS[format](wanted[0])
+
+
+@pytest.mark.parametrize("flags", [(), ("--batch",), ("--batch", "--max-batch-size", "2")])
+def test_several_become_files(
+    whisper: Path, clips: list[Path], wanted: list[Transcript], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    out = tmp_path / "new" / "folder"
+    found = ingot("transcribe", whisper, clips[0].parent, "-f", "json", "-o", out, *QUICK, *flags)
+    assert (found.exit_code, found.stdout) == (0, "")
+    told = [json.loads((out / f"{clip.stem}.json").read_text()) for clip in clips]
+    assert [one["text"] for one in told] == [one.text for one in wanted]
+    assert len({one["text"] for one in told}) == 3
+    assert len(list(out.iterdir())) == 3
+
+
+def test_without_a_folder_they_lie_here(
+    whisper: Path, clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert ingot("transcribe", whisper, *clips[:2], "-f", "srt", *QUICK).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.srt", "two.srt"]
+
+
+def test_stdin(whisper: Path, clips: list[Path], wanted: list[Transcript]) -> None:
+    found = ingot("transcribe", whisper, "-", *QUICK, stdin=clips[1].read_bytes())
+    assert found.stdout == WRITERS["txt"](wanted[1])
+
+
+@pytest.mark.parametrize("flags", [(), ("--batch",)])
+def test_a_bad_file_does_not_lose_the_others(
+    whisper: Path, clips: list[Path], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    broken = tmp_path / "broken.wav"
+    broken.write_text("no audio")
+    missing = tmp_path / "missing.wav"
+    out = tmp_path / "out"
+    found = ingot("transcribe", whisper, broken, clips[0], missing, clips[2], "-o", out, *QUICK, *flags)
+    assert found.exit_code == 1
+    assert f"error: {broken}: this is no audio that can be read" in found.stderr
+    assert f"error: {missing}: there is no such audio file" in found.stderr
+    assert "2 of 4 recordings failed" in found.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["one.txt", "three.txt"]
+    assert ingot("transcribe", whisper, broken, *QUICK).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--format", "doc"), "--format: doc; allowed: txt, srt"),
+        (("--beam-size", "0"), "beam_size is out of range"),
+        (("--temperature", "warm"), "--temperature: warm is not a number"),
+        (("--temperature", "3"), "fix: --temperature"),
+        (("--no-speech-threshold", "loud"), "--no-speech-threshold: loud is not a number"),
+        (("--language", "klingon"), "unknown language"),
+        (("--task", "sing"), "unknown task"),
+    ],
+)
+def test_misuse_is_told_before_anything_is_loaded(words: tuple[str, ...], told: str) -> None:
+    found = ingot("transcribe", "no/such/engine", "no.wav", *words)
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert told in found.stderr
+
+
+def test_names_that_meet(whisper: Path, clips: list[Path], tmp_path: Path) -> None:
+    shutil.copy(clips[0], tmp_path / "one.flac")
+    found = ingot("transcribe", whisper, clips[0], tmp_path / "one.flac", "-o", tmp_path, *QUICK)
+    assert found.exit_code == 2
+    assert "several recordings would become one file" in found.stderr
+    assert ingot("transcribe", whisper, tmp_path / "one.flac", "-", *QUICK).exit_code == 2
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "the folder has no recordings" in ingot("transcribe", whisper, empty, *QUICK).stderr
+
+
+def test_a_language_that_the_model_lacks_is_no_files_fault(whisper: Path, clips: list[Path]) -> None:
+    found = ingot("transcribe", whisper, *clips, *QUICK[:-4], "--language", "yue", "--device", "cpu")
+    assert found.exit_code == 2
+    assert found.stderr.count("error:") == 1
+    assert "the model does not know this language" in found.stderr
+
+
+def test_a_model_of_text(clips: list[Path], tmp_path: Path) -> None:
+    save_model(tiny_config("llama"), tmp_path, seed=1)
+    found = ingot("transcribe", tmp_path, clips[0], *QUICK)
+    assert found.exit_code == 1
+    assert "this engine does not take speech" in found.stderr
+
+
+def test_every_option_has_a_flag_that_says_what_it_does() -> None:
+    found = {p.name: p for p in inspect.signature(verb.transcribe).parameters.values()}
+    for field in fields(TranscribeOptions):
+        (option,) = found[field.name].annotation.__metadata__
+        assert option.help, field.name
+        assert (option.default or option.param_decls[0]).startswith(flag_name(field.name))
+        assert found[field.name].default is None
+
+
+def test_what_flags_become(whisper: Path, clips: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def note(transcriber: object, sources: object, together: int, **options: Any) -> Any:
+        seen.update(options)
+        return
+        yield
+
+    monkeypatch.setattr("ingot.speech.files.transcribe_each", note)
+    words = "--temperature 0,0.5 --logprob-threshold none --compression-ratio-threshold 3 --no-timestamps"
+    words += " --suppress-tokens 1,2 --word-timestamps --beam-size 4 --initial-prompt Hi"
+    ingot("transcribe", whisper, clips[0], *words.split(), "--device", "cpu")
+    assert seen == {
+        "temperatures": (0.0, 0.5), "logprob": None, "compression_ratio": 3.0, "timestamps": False,
+        "suppress": (1, 2), "word_timestamps": True, "beam_size": 4, "initial_prompt": "Hi",
+    }  # fmt: skip
+
+
+def test_segments_come_before_the_transcript_and_closing_ends_the_work(
+    transcriber: Transcriber, clips: list[Path], wanted: list[Transcript]
+) -> None:
+    told = list(transcribe_each(transcriber, list(clips), together=3, **OPTIONS))
+    for position, one in enumerate(wanted):
+        mine = [found for place, found in told if place == position]
+        assert all(isinstance(found, Segment) for found in mine[:-1])
+        assert isinstance(mine[-1], Transcript)
+        assert [segment.tokens for segment in mine[-1].segments] == [s.tokens for s in one.segments]
+        assert (mine[-1].text, mine[-1].segments) == (one.text, mine[:-1])
+    begun = transcribe_each(transcriber, [*clips, *clips], together=1, **OPTIONS)
+    next(begun)
+    begun.close()
+    assert transcriber(clips[0], **OPTIONS).text == wanted[0].text
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        next(transcribe_each(transcriber, list(clips), max_new_tokens=0))
+
+
+def test_a_bar_in_seconds_of_audio_leaves_stdout_alone(
+    whisper: Path, clips: list[Path], wanted: list[Transcript], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.console import Console
+
+    bars = io.StringIO()
+    console = Console(file=bars, force_terminal=True, width=100)
+    monkeypatch.setattr("ingot.cli.steps.stderr", lambda: console)
+    found = ingot("transcribe", whisper, clips[2], *QUICK)
+    assert found.stdout == WRITERS["txt"](wanted[2])
+    assert "/2 s" in bars.getvalue()
+    assert "three.wav" in bars.getvalue()
+
+
+def test_ctrl_c_ends_it(whisper: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.wav"
+    soundfile.write(long, 0.1 * torch.randn(200 * 16000, generator=torch.Generator().manual_seed(1)), 16000)
+    words = [sys.executable, "-m", "ingot", "transcribe", str(whisper), str(long), *QUICK, "--threads", "1"]
+    work = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert work.stdout is not None
+    assert work.stdout.readline().strip()
+    work.send_signal(signal.SIGINT)
+    _, told = work.communicate(timeout=60)
+    assert work.returncode == 130
+    assert told.strip().endswith("interrupted")
+    assert "Traceback" not in told
