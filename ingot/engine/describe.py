@@ -192,7 +192,7 @@ def _describe(
         plan=plan,
         plan_unused=_why_unused(plan, dtype),
         num_parameters=_count(model),
-        bytes_on_disk=sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()),
+        bytes_on_disk=_bytes_on_disk(folder),
         kv_bytes_per_token=kv_bytes_per_token(manifest.model, cache_dtype(dtype, manifest.build.kv_dtype)),
         kernels=_kernels(model, manifest, dtype),
         tokenizer=type(text.tokenizer).__name__.removesuffix("Tokenizer").lower() if text.tokenizer else None,
@@ -200,6 +200,12 @@ def _describe(
         chat_format=text.chat.name if text.chat else None,
         tensors=tensors,
     )
+
+
+def _bytes_on_disk(place: Path) -> int:
+    """Of a folder's files, or of a checkpoint that is one file."""
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
 
 
 def _kernels(model: Decoder, manifest: Manifest, dtype: torch.dtype) -> dict[str, str]:
