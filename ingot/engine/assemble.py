@@ -85,6 +85,8 @@ class Assembly:
         architecture = find_architecture(checkpoint.config.get("architectures") or ())
         whole = architecture.read_config(checkpoint.config)
         check_end_tokens(checkpoint.generation_config, whole.vocab_size, GENERATION_CONFIG)
+        if architecture.check_generation is not None:
+            architecture.check_generation(checkpoint.generation_config, whole.vocab_size)
         config = _cut(whole, build)
         if config.encoder is not None and quant.calibrated:
             raise ConfigError(

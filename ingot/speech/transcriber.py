@@ -22,6 +22,7 @@ from ingot.errors import RequestError
 from ingot.llm.llm import LLM
 from ingot.llm.outputs import Output
 from ingot.llm.prompts import Input, Prompt
+from ingot.models.whisper_generation import SpeechGeneration
 from ingot.processors.audio import read_audio
 from ingot.speech.options import TranscribeOptions
 from ingot.speech.recording import Transcript, transcribe_recording
@@ -53,7 +54,8 @@ class Transcriber:
         tokenizer = self.llm.engine.text.tokenizer
         named = SpeechTokens.of_vocabulary(config.vocab_size) if tokenizer is None else None
         tokens = named or SpeechTokens.of_tokenizer(tokenizer)  # type: ignore[arg-type]
-        self.vocabulary = Vocabulary.of(tokens, tokenizer, config.max_positions)
+        told = SpeechGeneration.of(self.llm.engine.manifest.generation, config.vocab_size)
+        self.vocabulary = Vocabulary.of(tokens, tokenizer, config.max_positions, told)
         self._mels = config.encoder.features[0]
 
     def __call__(self, source: Source, **options: Any) -> Transcript:
