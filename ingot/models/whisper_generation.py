@@ -15,13 +15,16 @@ from typing import Any
 from ingot.checkpoint.reader import GENERATION_CONFIG
 from ingot.models.hf_values import refused
 
+_MOST = 1 << 31  # no vocabulary has so many
+
 
 @dataclass(frozen=True)
 class SpeechGeneration:
     """None is what the file lacks, or says null of.
 
     Attributes:
-        suppress: ids that never occur (``suppress_tokens``).
+        suppress: ids that never occur (``suppress_tokens``), of those that the model has: in small models
+            Hugging Face leaves ids of the published ones.
         begin_suppress: ids that no text begins with (``begin_suppress_tokens``).
         languages: token by code (``lang_to_id``).
         multilingual: whether prompts name language and task (``is_multilingual``).
@@ -40,7 +43,7 @@ class SpeechGeneration:
         """Read generation_config.json; {} says nothing.
 
         Raises:
-            CheckpointError: a key has a value of the wrong type, or an id outside the vocabulary.
+            CheckpointError: a key has a value of the wrong type, or a language has a token that the model lacks.
         """
         multilingual, last = (generation.get(k) for k in ("is_multilingual", "max_initial_timestamp_index"))
         if multilingual is not None and not isinstance(multilingual, bool):
@@ -65,9 +68,9 @@ def _ids(generation: Mapping[str, Any], key: str, vocab_size: int) -> tuple[int,
     found = generation.get(key)
     if found is None:
         return None
-    if not isinstance(found, list) or not all(_is_id(one, vocab_size) for one in found):
-        raise refused(key, found, f"a list of ids from 0 to {vocab_size - 1}, or null", GENERATION_CONFIG)
-    return tuple(found)
+    if not isinstance(found, list) or not all(_is_id(one, _MOST) for one in found):
+        raise refused(key, found, "a list of token ids, or null", GENERATION_CONFIG)
+    return tuple(one for one in found if one < vocab_size)
 
 
 def _languages(generation: Mapping[str, Any], vocab_size: int) -> dict[str, int] | None:

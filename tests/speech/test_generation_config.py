@@ -1,4 +1,4 @@
-"""What generation_config.json says of transcripts counts before what the original computes by its tokenizer."""
+"""What generation_config.json says of transcripts counts before the original's own lists."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_without_a_word_they_are_the_originals(tokenizers: dict[str, Tokenizer])
         assert found.last_first == 50
         assert found.tokens == SpeechTokens.of_vocabulary(VOCAB)
     assert vocabulary(None).suppressed == ()
+    assert vocabulary(None, suppress_tokens=[5, VOCAB]).suppressed == (5,), "the model has no other"
     assert vocabulary(None).begin_suppressed == (50257,)
 
 
@@ -69,8 +70,8 @@ def test_a_request_stands_before_the_file(tokenizers: dict[str, Tokenizer]) -> N
 
 
 BAD: dict[str, Any] = {
-    "suppress_tokens": [[VOCAB], [-1], "5", [True], {"5": 1}],
-    "begin_suppress_tokens": [[2**40], 220],
+    "suppress_tokens": [[-1], "5", [True], [1.5], {"5": 1}],
+    "begin_suppress_tokens": [[2**40], 220, [None]],
     "max_initial_timestamp_index": [-1, "50", True],
     "lang_to_id": [[50259], {"en": 50259}, {"<|en|>": VOCAB}],
     "is_multilingual": ["yes", 1],
