@@ -43,7 +43,7 @@ class SpeechGeneration:
         """Read generation_config.json; {} says nothing.
 
         Raises:
-            CheckpointError: a key has a value of the wrong type, or a language has a token that the model lacks.
+            CheckpointError: a value is of the wrong type, or a language has a token that the model lacks.
         """
         multilingual, last = (generation.get(k) for k in ("is_multilingual", "max_initial_timestamp_index"))
         if multilingual is not None and not isinstance(multilingual, bool):
