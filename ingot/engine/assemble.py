@@ -92,8 +92,8 @@ class Assembly:
             raise ConfigError(
                 "calibration reads text alone, and this model has an encoder",
                 seen=quant.needs_samples,
-                allowed="schemes that need no samples, such as w8a16",
-                flag="--quant",
+                allowed="schemes without samples: w8a16, w4a16 or w8a8 by rounding, with dynamic activations",
+                flag="--quant, without --method, --activations and --calib",
             )
         shapes = empty_model(architecture, config, build, QuantConfig(), KernelPlan())
         weight_map = architecture.weight_map(whole, build.layers)  # type: ignore[arg-type]
