@@ -114,7 +114,9 @@ def test_each_layer_has_the_scheme_that_was_asked_for(checkpoint: Path, name: st
         assert not wide
 
 
-@pytest.mark.parametrize(("name", "dtype"), zip(SCHEMES, itertools.cycle(("fp16", "bf16", "fp32"))))
+@pytest.mark.parametrize(
+    ("name", "dtype"), list(zip(SCHEMES, itertools.cycle(("fp16", "bf16", "fp32")), strict=False))
+)
 def test_sizes_are_told_to_the_byte(checkpoint: Path, dtype: str, name: str, tmp_path: Path) -> None:
     """Of the loaded weights, of each stored tensor, of the folder; what is not linear keeps the dtype."""
     quant = SCHEMES[name]
