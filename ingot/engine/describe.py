@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from ingot.checkpoint.reader import Checkpoint, open_checkpoint
+from ingot.checkpoint.rules import Concat
 from ingot.config.base import JsonConfig
 from ingot.config.build import DEFAULT_MAX_BATCH_SIZE
 from ingot.config.plan import KernelPlan
@@ -33,6 +34,7 @@ from ingot.layers.batch import LayerCache
 from ingot.layers.decoder import Decoder
 from ingot.layers.told import PLAIN, told
 from ingot.layers.ways import Ways
+from ingot.models.registry import architecture_named
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,10 @@ def _why_unused(plan: KernelPlan, dtype: torch.dtype) -> str | None:
 
 
 def _count(model: Decoder) -> int:
-    """Logical weights of a model; a tied head is the embedding again."""
-    total = sum(math.prod(shape) for shape in logical_shapes(model).values())
-    config = model.config
+    """Logical weights of a model; a tied head is the embedding again, and a bias that the checkpoint lacks is
+    zeros that a joined product needs.
+    """
+    total, config = sum(math.prod(shape) for shape in logical_shapes(model).values()), model.config
+    rules = architecture_named(config.architecture).weight_map(config, None).transforms()
+    total -= sum(rule.gap[1] for rule in rules if isinstance(rule, Concat))
     return total - config.vocab_size * config.hidden_size if config.tie_word_embeddings else total
